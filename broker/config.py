@@ -1,0 +1,87 @@
+"""Every setting of a broker and of a topic, one row each; conf/broker.properties and the docs are made from these."""
+
+from __future__ import annotations
+
+from kafkalog.config import Setting, Table, Values, anything, at_least, between, one_of
+
+_HOUR_MS = 3_600_000
+_MIB = 1 << 20
+
+
+def _check_topic(values: Values) -> tuple[str, str] | None:
+    if values.flush_visibility == "flushed" and values.flush_messages is None and values.flush_ms is None:
+        return "flush.visibility", "'flushed' needs flush.messages or flush.ms: else nothing would ever be seen"
+    return None
+
+
+TOPIC_SETTINGS = Table(
+    "topic",
+    [
+        Setting("segment.bytes", int, 1 << 30, between(4096, (1 << 31) - 1),
+                "Size at which a segment is closed. Larger: fewer files, coarser retention."),
+        Setting("segment.ms", int, 7 * 24 * _HOUR_MS, at_least(1),
+                "Age at which a segment is closed, so that retention can take it."),
+        Setting("index.interval.bytes", int, 64 * 1024, at_least(64),
+                "Log bytes for each index entry. Smaller: more memory, shorter scans."),
+        Setting("retention.ms", int, 7 * 24 * _HOUR_MS, at_least(-1),
+                "Segments appended to last before that long ago are deleted; -1: never."),
+        Setting("retention.bytes", int, -1, at_least(-1),
+                "Oldest segments are deleted while a partition is larger; -1: no limit."),
+        Setting("cleanup.policy", str, "delete", one_of("delete"),
+                "What retention does with old segments ('compact' is not there yet)."),
+        Setting("max.message.bytes", int, 8 * _MIB, between(1024, 1 << 30),
+                "Largest record batch, in bytes of the whole batch; the broker's request.max.bytes bounds it too."),
+        Setting("flush.messages", int, None, at_least(1),
+                "fdatasync after that many records; 1: before every ack (one group commit for all that wait). Unset: left to the operating system."),
+        Setting("flush.ms", int, None, at_least(1),
+                "fdatasync at the latest that long after an append. Unset: left to the operating system."),
+        Setting("flush.visibility", str, "written", one_of("written", "flushed"),
+                "When consumers see a record: once written, or only once flushed (the paper's rule; needs flush.messages or flush.ms)."),
+    ],
+    _check_topic,
+)  # fmt: skip
+
+
+def _check_broker(values: Values) -> tuple[str, str] | None:
+    if values.queued_max_request_bytes < values.request_max_bytes:
+        return "queued.max.request.bytes", f"it must be at least request.max.bytes ({values.request_max_bytes})"
+    return None
+
+
+BROKER_SETTINGS = Table(
+    "broker",
+    [
+        Setting("broker.id", int, 0, at_least(0), "The broker's number, its own within the cluster."),
+        Setting("log.dir", str, "data", anything, "Directory of the logs; one broker's alone."),
+        Setting("zookeeper.connect", str, "127.0.0.1:2181", anything,
+                "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog."),
+        Setting("zookeeper.session.timeout.ms", int, 10_000, at_least(1000),
+                "Silence after which ZooKeeper counts this broker as gone."),
+        Setting("zookeeper.connection.timeout.ms", int, 15_000, at_least(100),
+                "How long a start waits for ZooKeeper."),
+        Setting("host", str, "127.0.0.1", anything, "Address that both ports are bound to."),
+        Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host."),
+        Setting("grpc.port", int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one."),
+        Setting("data.port", int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one."),
+        Setting("rack", str, None, anything, "Where the broker stands; told to clients."),
+        Setting("num.partitions", int, 1, between(1, 100_000), "Partitions of a topic made without a number."),
+        Setting("max.partitions.per.topic", int, 10_000, between(1, 100_000), "More are refused."),
+        Setting("max.connections", int, 1000, at_least(1), "Data port connections at once; one more is told so and closed."),
+        Setting("request.max.bytes", int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused."),
+        Setting("queued.max.request.bytes", int, 64 * _MIB, at_least(1024),
+                "Request bytes in memory over all connections; connections wait their turn before they read more."),
+        Setting("fetch.max.bytes", int, 64 * _MIB, at_least(1024), "Largest answer to one fetch, but for a first batch that is larger."),
+        Setting("fetch.max.wait.ms", int, 30_000, at_least(0), "Longest wait of a fetch for min_bytes, whatever the client asks."),
+        Setting("pull.max.bytes", int, 4 * _MIB - 65536, at_least(1024), "Largest inline answer over gRPC."),
+        Setting("send.timeout.ms", int, 30_000, at_least(1), "A client that takes no byte of its answer for that long is cut off."),
+        Setting("connections.max.idle.ms", int, 600_000, at_least(1), "A data connection without a request for that long is closed."),
+        Setting("log.retention.check.interval.ms", int, 60_000, at_least(1), "How often retention and rolls by age are looked at."),
+        Setting("producer.id.expiration.ms", int, 24 * _HOUR_MS, at_least(1), "A silent producer's sequence state is forgotten after that long."),
+        Setting("producer.batches.remembered", int, 128, between(5, 10_000),
+                "Batches of a producer that are known again when sent twice; at least a producer's max.in.flight.requests."),
+        Setting("log.level", str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs, on stderr."),
+        Setting("exit.with.stdin", bool, False, anything,
+                "Stop when standard input closes: the way a parent takes its broker with it."),
+    ],
+    _check_broker,
+)  # fmt: skip

@@ -1,0 +1,320 @@
+"""Every error that kafkalog raises: a class with the facts, one sentence, a wire code and whether to retry.
+
+An error is raised where the facts are, with those facts as keyword arguments; its sentence is made from the class's
+`message` template. On the wire it is a code and its facts as JSON (`to_wire`, `from_wire`), so that the same class
+with the same facts rises on the other side. Knows nothing of protobuf, sockets or gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+
+class KafkalogError(Exception):
+    """Base of every kafkalog error.
+
+    Args:
+        **facts: the values named in the class's `message` template (JSON-able: str, int, float, bool, None).
+    """
+
+    code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+    message: ClassVar[str] = "{reason}"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        try:
+            return self.message.format_map(self.facts)
+        except (KeyError, IndexError, ValueError):  # facts of a newer peer: say what there is rather than fail
+            return f"{type(self).__name__}: {self.facts}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+    def to_wire(self) -> tuple[int, str]:
+        """The wire code and the facts as JSON text."""
+        return self.code, json.dumps(self.facts, sort_keys=True, default=str)
+
+
+def _rebuild(cls: type[KafkalogError], facts: dict[str, Any]) -> KafkalogError:
+    return cls(**facts)
+
+
+def from_wire(code: int, facts_json: str) -> KafkalogError:
+    """The error that `to_wire` described; an unknown code becomes a plain `KafkalogError`."""
+    try:
+        facts = json.loads(facts_json) if facts_json else {}
+    except ValueError:
+        facts = {"reason": facts_json}
+    if not isinstance(facts, dict):
+        facts = {"reason": str(facts)}
+    cls = BY_CODE.get(code)
+    if cls is None:
+        return KafkalogError(reason=f"error {code} of a newer peer: {facts}")
+    return cls(**{str(name): value for name, value in facts.items()})
+
+
+# --- topics and partitions ---------------------------------------------------------------------------------------
+
+
+class UnknownTopic(KafkalogError):
+    code = 10
+    message = "there is no topic '{topic}'"
+
+
+class UnknownTopicId(KafkalogError):
+    """The topic was deleted (perhaps created again under the same name, with another id)."""
+
+    code = 11
+    retriable = True
+    message = "no topic has the id {topic_id} (any more)"
+
+
+class UnknownPartition(KafkalogError):
+    code = 12
+    message = "topic '{topic}' has no partition {partition}; it has {partitions}"
+
+
+class NotLeader(KafkalogError):
+    code = 13
+    retriable = True
+    message = "broker {broker_id} does not lead partition {partition}"
+
+
+class LeaderNotAvailable(KafkalogError):
+    code = 14
+    retriable = True
+    message = "partition {partition} has no live leader (broker {broker_id} is not registered)"
+
+
+class TopicExists(KafkalogError):
+    code = 15
+    message = "topic '{topic}' exists already"
+
+
+class InvalidTopicName(KafkalogError):
+    code = 16
+    message = "'{topic}' is no topic name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+
+
+class InvalidPartitions(KafkalogError):
+    code = 17
+    message = "{partitions} is not a number of partitions for topic '{topic}': {reason}"
+
+
+class NoBrokers(KafkalogError):
+    code = 18
+    retriable = True
+    message = "no broker is registered in the cluster"
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+class OffsetOutOfRange(KafkalogError):
+    code = 20
+    message = "offset {offset} of {partition} is outside [{start_offset}, {end_offset}]"
+
+
+class CorruptBatch(KafkalogError):
+    """Bytes that fail their check: in the log (offsets known), or in a request."""
+
+    code = 21
+    message = "corrupt batch in {partition} at {offset}: {reason}"
+
+
+class NoCommittedOffset(KafkalogError):
+    code = 22
+    message = "group '{group}' has committed no offset for {partition}"
+
+
+class NoOffsetForTimestamp(KafkalogError):
+    code = 23
+    message = "{partition} has no record at or after timestamp {timestamp_us} us"
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+class RecordTooLarge(KafkalogError):
+    code = 30
+    message = (
+        "a record of {size} bytes for topic '{topic}' is larger than its max.message.bytes of {limit} "
+        "(raise it with `kafkalog topics alter`, or send smaller records)"
+    )
+
+
+class BatchTooLarge(KafkalogError):
+    code = 31
+    message = "a batch of {size} bytes for {partition} is larger than its max.message.bytes of {limit}"
+
+
+class RequestTooLarge(KafkalogError):
+    code = 32
+    message = "a request of {size} bytes is larger than the broker's {setting} of {limit}"
+
+
+class OutOfOrderSequence(KafkalogError):
+    """A gap in a producer's sequence: an earlier batch is missing. Send again from `expected`, in order."""
+
+    code = 33
+    retriable = True
+    message = "producer {producer_id} sent sequence {sequence} to {partition} where {expected} comes next"
+
+
+class StaleProducerEpoch(KafkalogError):
+    code = 34
+    message = "producer {producer_id} has epoch {epoch} on {partition} but {current} is in use"
+
+
+class UnsupportedAcks(KafkalogError):
+    code = 35
+    message = "acks={acks} is not supported: {reason}"
+
+
+class BufferExhausted(KafkalogError):
+    code = 36
+    retriable = True
+    message = "the producer's buffer.memory of {limit} bytes stayed full for max.block.ms ({waited_ms} ms)"
+
+
+class DeliveryTimedOut(KafkalogError):
+    """The batch was not acknowledged in time; it may or may not be in the log."""
+
+    code = 37
+    message = "no ack for {partition} within delivery.timeout.ms ({timeout_ms} ms); last failure: {reason}"
+
+
+class Closed(KafkalogError):
+    code = 38
+    message = "this {what} is closed"
+
+
+class SequenceForgotten(KafkalogError):
+    """An older batch than the broker remembers was sent again: whether it is in the log cannot be told."""
+
+    code = 39
+    message = "producer {producer_id} sent sequence {sequence} to {partition} again, older than those remembered"
+
+
+# --- storage -----------------------------------------------------------------------------------------------------
+
+
+class StorageFailed(KafkalogError):
+    """The log directory is out of service after a failed write or fdatasync; nothing of it is read or written."""
+
+    code = 40
+    message = "log directory {directory} is out of service: {reason}"
+
+
+class DiskFull(KafkalogError):
+    code = 41
+    retriable = True
+    message = "no space left on the disk of {directory}"
+
+
+class DataDirInUse(KafkalogError):
+    code = 42
+    message = "data directory {directory} is in use by another broker (process {pid})"
+
+
+class ClusterMismatch(KafkalogError):
+    code = 43
+    message = "data directory {directory} belongs to {expected}, not to {actual}"
+
+
+# --- requests, connections, limits ---------------------------------------------------------------------------------
+
+
+class InvalidRequest(KafkalogError):
+    code = 50
+    message = "bad request: {reason}"
+
+
+class ProtocolError(KafkalogError):
+    """The peer does not speak this protocol, or not this version; the connection is closed."""
+
+    code = 51
+    message = "{address}: {reason}"
+
+
+class TooManyConnections(KafkalogError):
+    code = 52
+    retriable = True
+    message = "the broker has its {limit} connections (max.connections)"
+
+
+class BrokerStopping(KafkalogError):
+    code = 53
+    retriable = True
+    message = "broker {broker_id} is stopping"
+
+
+class BrokerUnreachable(KafkalogError):
+    code = 54
+    retriable = True
+    message = "no broker reachable at {address}: {reason}"
+
+
+class ZooKeeperUnreachable(KafkalogError):
+    code = 55
+    retriable = True
+    message = "ZooKeeper at {address} is not reachable: {reason}"
+
+
+class RequestTimedOut(KafkalogError):
+    code = 56
+    retriable = True
+    message = "{what} at {address} did not answer within {timeout_ms} ms"
+
+
+class AddressInUse(KafkalogError):
+    code = 57
+    message = "{address} is in use by another process (setting {setting})"
+
+
+class InternalError(KafkalogError):
+    """A defect of the broker; its log has the traceback."""
+
+    code = 58
+    message = "the broker failed on this request: {reason}"
+
+
+# --- settings and options ------------------------------------------------------------------------------------------
+
+
+class UnknownSetting(KafkalogError):
+    code = 60
+    message = "there is no {what} setting '{name}'{hint}"
+
+
+class InvalidSetting(KafkalogError):
+    code = 61
+    message = "{name}={value!r} is not valid: {reason}"
+
+
+class InvalidArgument(KafkalogError):
+    """A wrong argument of a call, a wrong column type, a wrong option."""
+
+    code = 62
+    message = "{reason}"
+
+
+class MissingDependency(KafkalogError):
+    code = 63
+    message = "{what} was not found: {reason}"
+
+
+def _all_errors(cls: type[KafkalogError]) -> list[type[KafkalogError]]:
+    found = [cls]
+    for sub in cls.__subclasses__():
+        found += _all_errors(sub)
+    return found
+
+
+BY_CODE: dict[int, type[KafkalogError]] = {cls.code: cls for cls in _all_errors(KafkalogError)}
+assert len(BY_CODE) == len(_all_errors(KafkalogError)), "two errors share a wire code"

@@ -1,0 +1,129 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RequestHeader(_message.Message):
+    __slots__ = ("correlation_id", "append", "fetch")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    append: AppendRequest
+    fetch: FetchRequest
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ...) -> None: ...
+
+class ReplyHeader(_message.Message):
+    __slots__ = ("correlation_id", "append", "fetch", "error")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    append: AppendReply
+    fetch: FetchReply
+    error: Error
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendReply, _Mapping]] = ..., fetch: _Optional[_Union[FetchReply, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "facts")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    facts: str
+    def __init__(self, code: _Optional[int] = ..., facts: _Optional[str] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("acks", "timeout_ms", "partitions")
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    acks: int
+    timeout_ms: int
+    partitions: _containers.RepeatedCompositeFieldContainer[AppendPartition]
+    def __init__(self, acks: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[AppendPartition, _Mapping]]] = ...) -> None: ...
+
+class AppendPartition(_message.Message):
+    __slots__ = ("topic_id", "partition", "length")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    length: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class AppendReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[AppendedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[AppendedPartition, _Mapping]]] = ...) -> None: ...
+
+class AppendedPartition(_message.Message):
+    __slots__ = ("error", "base_offset", "append_timestamp_us", "log_start_offset")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    error: Error
+    base_offset: int
+    append_timestamp_us: int
+    log_start_offset: int
+    def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., base_offset: _Optional[int] = ..., append_timestamp_us: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("max_wait_ms", "min_bytes", "max_bytes", "partitions")
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    partitions: _containers.RepeatedCompositeFieldContainer[FetchPartition]
+    def __init__(self, max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[FetchPartition, _Mapping]]] = ...) -> None: ...
+
+class FetchPartition(_message.Message):
+    __slots__ = ("topic_id", "partition", "offset", "max_bytes", "hint")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    offset: int
+    max_bytes: int
+    hint: PositionHint
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ...) -> None: ...
+
+class PositionHint(_message.Message):
+    __slots__ = ("segment_base_offset", "position")
+    SEGMENT_BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    segment_base_offset: int
+    position: int
+    def __init__(self, segment_base_offset: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class FetchReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[FetchedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[FetchedPartition, _Mapping]]] = ...) -> None: ...
+
+class FetchedPartition(_message.Message):
+    __slots__ = ("error", "length", "log_start_offset", "end_offset", "slice")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    error: Error
+    length: int
+    log_start_offset: int
+    end_offset: int
+    slice: PositionHint
+    def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., length: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ...) -> None: ...
