@@ -137,6 +137,13 @@ class NoOffsetForTimestamp(KafkalogError):
     message = "{partition} has no record at or after timestamp {timestamp_us} us"
 
 
+class DataLost(KafkalogError):
+    """A stream can not go on from its position: records between it and the present are not in the log any more."""
+
+    code = 24
+    message = "records that were to be read are not in the log any more: {reason}"
+
+
 # --- writing -----------------------------------------------------------------------------------------------------
 
 

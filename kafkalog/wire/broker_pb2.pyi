@@ -279,3 +279,28 @@ class CommittedOffsetsReply(_message.Message):
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+
+class DescribeBrokerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BrokerStatus(_message.Message):
+    __slots__ = ("broker_id", "pid", "version", "zookeeper_connected", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ZOOKEEPER_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    pid: int
+    version: str
+    zookeeper_connected: bool
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, broker_id: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., zookeeper_connected: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...

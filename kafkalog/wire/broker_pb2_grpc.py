@@ -95,6 +95,11 @@ class BrokerStub:
                 request_serializer=kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsRequest.SerializeToString,
                 response_deserializer=kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsReply.FromString,
                 _registered_method=True)
+        self.DescribeBroker = channel.unary_unary(
+                '/kafkalog.wire.Broker/DescribeBroker',
+                request_serializer=kafkalog_dot_wire_dot_broker__pb2.DescribeBrokerRequest.SerializeToString,
+                response_deserializer=kafkalog_dot_wire_dot_broker__pb2.BrokerStatus.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer:
@@ -172,6 +177,12 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeBroker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -234,6 +245,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.CommittedOffsets,
                     request_deserializer=kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsRequest.FromString,
                     response_serializer=kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsReply.SerializeToString,
+            ),
+            'DescribeBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeBroker,
+                    request_deserializer=kafkalog_dot_wire_dot_broker__pb2.DescribeBrokerRequest.FromString,
+                    response_serializer=kafkalog_dot_wire_dot_broker__pb2.BrokerStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -560,6 +576,33 @@ class Broker:
             '/kafkalog.wire.Broker/CommittedOffsets',
             kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsRequest.SerializeToString,
             kafkalog_dot_wire_dot_broker__pb2.CommittedOffsetsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kafkalog.wire.Broker/DescribeBroker',
+            kafkalog_dot_wire_dot_broker__pb2.DescribeBrokerRequest.SerializeToString,
+            kafkalog_dot_wire_dot_broker__pb2.BrokerStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,1 @@
+"""Benchmarks: `./run bench [NAME...]` prints one JSON line a figure. See `bench/__main__.py`."""

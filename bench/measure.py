@@ -1,0 +1,46 @@
+"""Interleaved runs and their medians; a process's memory. Knows nothing of what is measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleaved(candidates: Mapping[str, Callable[[], object]], runs: int = 5) -> dict[str, list[float]]:
+    """Seconds of each run of each candidate, A B A B ..., after one run of each that is not counted.
+
+    The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
+    """
+    for function in candidates.values():
+        function()
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(runs):
+        for name, function in candidates.items():
+            times[name].append(seconds(function))
+    return times
+
+
+def rate(count: int, times: list[float]) -> float:
+    """Units a second at the median time."""
+    return count / statistics.median(times)
+
+
+def ratio(ours: list[float], reference: list[float]) -> float:
+    """How fast we are as a share of the reference: median of the pairwise ratios of interleaved runs."""
+    return statistics.median(theirs / mine for mine, theirs in zip(ours, reference, strict=True))
+
+
+def memory_peak_bytes(pid: int) -> int:
+    """The largest resident set that a process has had (VmHWM)."""
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    raise ValueError(f"process {pid} reports no VmHWM")

@@ -1,0 +1,101 @@
+"""One replica of a partition on this broker: its log, who leads it, and who waits for it. Knows no sockets, no ZooKeeper.
+
+Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and each registration is good for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from broker.storage.log import Appended, FileSlice, Hint, Log
+from kafkalog.config import Values
+from kafkalog.errors import KafkalogError, NotLeader
+from kafkalog.format.batch import BatchHeader
+
+Wake = Callable[[], None]
+
+
+class Partition:
+    """A partition that this broker holds and leads.
+
+    Args:
+        topic: the topic's name, for messages.
+        topic_id: what requests name it by.
+        number: within the topic.
+        log: its open log; the partition closes it.
+        settings: the topic's.
+    """
+
+    def __init__(self, topic: str, topic_id: bytes, number: int, log: Log, settings: Values, broker_id: int) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.number = number
+        self.label = f"{topic}-{number}"
+        self.log = log
+        self.settings = settings
+        self._broker_id = broker_id
+        self._closed = False
+        self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
+        self._waiters: set[Wake] = set()
+        log.on_flushed = self.wake_waiters
+
+    # --- what requests do ----------------------------------------------------------------------------------------
+
+    def append_as_leader(self, batches: Sequence[tuple[BatchHeader, memoryview]]) -> list[Appended | KafkalogError]:
+        """Append checked batches in one write; each one's outcome, in order. Those that wait for data are woken.
+
+        Raises:
+            NotLeader: the partition was closed here meanwhile.
+            StorageFailed, DiskFull: nothing was written.
+        """
+        if self._closed:
+            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+        outcomes = self.log.append(batches)
+        if self._waiters:
+            self.wake_waiters()
+        return outcomes
+
+    def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
+        """A description of the bytes from an offset on; see Log.read."""
+        if self._closed:
+            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+        return self.log.read(offset, max_bytes, hint)
+
+    def is_acked_at(self, end_offset: int) -> bool:
+        """Whether what ends there may be acknowledged: at once, or once flushed if `flush.messages` is 1."""
+        return self.log.flushed_offset >= end_offset or not self.log.needs_flush_for_ack
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    def register(self, wake: Wake) -> None:
+        """Have `wake` called once, at the next append, flush or close; look again after registering."""
+        with self._lock:
+            self._waiters.add(wake)
+
+    def unregister(self, wake: Wake) -> None:
+        with self._lock:
+            self._waiters.discard(wake)
+
+    def wake_waiters(self) -> None:
+        with self._lock:
+            waiters, self._waiters = self._waiters, set()
+        for wake in waiters:
+            wake()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait here right now."""
+        return len(self._waiters)
+
+    # --- what the catalog does -----------------------------------------------------------------------------------
+
+    def update_settings(self, settings: Values) -> None:
+        self.settings = settings
+        self.log.update_settings(settings)
+
+    def close(self, clean: bool = True) -> None:
+        """Refuse requests from now on, let go who waits, close the log."""
+        self._closed = True
+        self.wake_waiters()
+        self.log.close(clean)

@@ -1,0 +1,103 @@
+"""Fetches, top to bottom: find each partition's slice of its log file and describe it. The same for both ports.
+
+Nothing waits and nothing is read here: `fetch` says what there is right now, as slices that hold their files open until
+they are sent; whoever answers decides by `Answer.is_enough` whether to wait for more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.replica.catalog import Catalog
+from broker.replica.partition import Partition, Wake
+from broker.storage.log import FileSlice, Hint
+from kafkalog.errors import InvalidRequest, KafkalogError
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+_BODY_MAX = (1 << 32) - 1  # of a frame
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a fetch gets if answered now.
+
+    Attributes:
+        reply: to be sent first.
+        slices: its body, in order; `close` lets their files go.
+        length: bytes in the slices.
+        failed: some partition has an error, which is told at once.
+    """
+
+    reply: pb.FetchReply
+    slices: list[FileSlice] = field(default_factory=list)
+    length: int = 0
+    failed: bool = False
+
+    def is_enough(self, request: pb.FetchRequest) -> bool:
+        return self.failed or self.length >= request.min_bytes
+
+    def close(self) -> None:
+        for piece in self.slices:
+            piece.close()
+        self.slices.clear()
+
+
+def fetch(request: pb.FetchRequest, catalog: Catalog, max_bytes: int) -> Answer:
+    """What there is for a fetch right now.
+
+    Args:
+        max_bytes: the broker's limit of one answer; the request may ask for less. The first partition with data gives
+            a whole batch whatever the limits say, so that a reader always gets on.
+    """
+    answer = Answer(pb.FetchReply())
+    left = min(request.max_bytes or max_bytes, max_bytes, _BODY_MAX)
+    try:
+        for part in request.partitions:
+            left -= _add_slice(part, catalog, left, answer)
+    except BaseException:
+        answer.close()
+        raise
+    if not request.partitions:
+        raise InvalidRequest(reason="a fetch names no partition")
+    return answer
+
+
+def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Answer) -> int:
+    """Add one partition to an answer; the bytes it takes."""
+    fetched = answer.reply.partitions.add()
+    length = 0
+    try:
+        partition = catalog.leader_of(part.topic_id, part.partition)
+        hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
+        wanted = min(part.max_bytes or left, left)
+        if wanted > 0 or not answer.length:
+            piece = partition.read(part.offset, max(wanted, 1), hint)
+            if piece.length and (not answer.length or piece.length <= left):
+                answer.slices.append(piece)
+                length = fetched.length = piece.length
+                answer.length += length
+                fetched.slice.segment_base_offset = piece.segment_base_offset
+                fetched.slice.position = piece.position
+            else:
+                piece.close()
+        fetched.log_start_offset = partition.log.start_offset
+        fetched.end_offset = partition.log.visible_offset
+    except KafkalogError as error:
+        fetched.Clear()
+        fetched.error.CopyFrom(error_to_wire(error))
+        answer.failed = True
+    return length
+
+
+def register(request: pb.FetchRequest, catalog: Catalog, wake: Wake) -> list[Partition]:
+    """Have `wake` called when any partition of a fetch has more; those it was registered with."""
+    registered = []
+    for part in request.partitions:
+        try:
+            partition = catalog.leader_of(part.topic_id, part.partition)
+        except KafkalogError:
+            continue  # the fetch itself will tell
+        partition.register(wake)
+        registered.append(partition)
+    return registered

@@ -1,0 +1,50 @@
+"""Offsets of partitions led here: list them (earliest, latest, by timestamp), and delete what is before one."""
+
+from __future__ import annotations
+
+from broker.replica.catalog import Catalog
+from kafkalog.errors import InvalidRequest, KafkalogError, OffsetOutOfRange
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+
+def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOffsetsReply:
+    """Each partition's offset, in the order asked; a partition that fails has its error."""
+    reply = pb.ListOffsetsReply()
+    for wanted in request.partitions:
+        listed = reply.partitions.add()
+        try:
+            log = catalog.leader_of(wanted.topic_id, wanted.partition).log
+            listed.size_bytes = log.size_bytes
+            if wanted.at == pb.ListOffset.EARLIEST:
+                listed.found, listed.offset = True, log.start_offset
+            elif wanted.at == pb.ListOffset.LATEST:
+                listed.found, listed.offset = True, log.visible_offset
+            elif wanted.at == pb.ListOffset.TIMESTAMP:
+                found = log.offset_for_timestamp(wanted.timestamp_us)
+                if found is not None:
+                    listed.found = True
+                    listed.offset, listed.timestamp_us = found
+            else:
+                raise InvalidRequest(reason=f"{wanted.at} is no place to list an offset at")
+        except KafkalogError as error:
+            listed.Clear()
+            listed.error.CopyFrom(error_to_wire(error))
+    return reply
+
+
+def delete_records(request: pb.DeleteRecordsRequest, catalog: Catalog) -> pb.DeleteRecordsReply:
+    """Delete a partition's records before an offset; -1 deletes all there are.
+
+    Raises:
+        UnknownTopicId, UnknownPartition, NotLeader.
+        OffsetOutOfRange: it is past the end.
+    """
+    partition = catalog.leader_of(request.topic_id, request.partition)
+    log = partition.log
+    before = log.visible_offset if request.before_offset == -1 else request.before_offset
+    if not 0 <= before <= log.visible_offset:
+        raise OffsetOutOfRange(
+            offset=before, partition=partition.label, start_offset=log.start_offset, end_offset=log.visible_offset
+        )
+    return pb.DeleteRecordsReply(log_start_offset=log.delete_before(before))

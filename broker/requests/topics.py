@@ -1,0 +1,167 @@
+"""Topics: describe, create, alter, delete. Any broker answers; what changes is one write in ZooKeeper, which all follow.
+
+A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log (bounded:
+a leader that just died opens nothing), so that a client may use it at once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+
+from broker.config import TOPIC_SETTINGS
+from broker.replica.catalog import Catalog, topic_settings
+from kafkalog.errors import InvalidPartitions, InvalidRequest, InvalidTopicName, KafkalogError, UnknownTopic
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+from kafkalog.zk import paths, registry
+from kafkalog.zk.registry import TopicRecord
+
+_SEEN_SECONDS = 10.0
+_OPENED_SECONDS = 30.0
+
+
+def describe_topics(request: pb.DescribeTopicsRequest, catalog: Catalog) -> pb.TopicDescriptions:
+    """The topics asked for, in that order (names first); all of them if none is named."""
+    reply = pb.TopicDescriptions()
+    if not request.names and not request.ids:
+        for topic in catalog.topics.values():
+            _describe(topic, catalog, reply.topics.add())
+    for name in request.names:
+        try:
+            _describe(_topic(name, catalog), catalog, reply.topics.add())
+        except KafkalogError as error:
+            reply.topics[-1].MergeFrom(pb.TopicDescription(name=name, error=error_to_wire(error)))
+    for topic_id in request.ids:
+        try:
+            _describe(catalog.topic_by_id(topic_id), catalog, reply.topics.add())
+        except KafkalogError as error:
+            reply.topics[-1].MergeFrom(pb.TopicDescription(topic_id=topic_id, error=error_to_wire(error)))
+    return reply
+
+
+def create_topic(request: pb.CreateTopicRequest, catalog: Catalog) -> pb.TopicDescription:
+    """Make a topic, its partitions spread round robin over the live brokers.
+
+    Raises:
+        InvalidTopicName, InvalidPartitions, TopicExists, NoBrokers, UnknownSetting, InvalidSetting.
+    """
+    if not paths.is_valid_name(request.name):
+        raise InvalidTopicName(topic=request.name)
+    if request.replicas > 1:
+        raise InvalidRequest(reason=f"topic '{request.name}' with {request.replicas} replicas: there is no replication yet")
+    count = request.partitions or catalog.settings.num_partitions
+    _check_count(request.name, count, catalog)
+    config = _checked_config(dict(request.config))
+    topic = TopicRecord(
+        name=request.name,
+        topic_id=uuid.uuid4().bytes,
+        config=config,
+        replicas=_place(catalog, count),
+        created_us=catalog.clock.now_us(),
+    )
+    registry.create_topic(catalog.session, topic)
+    return _once_opened(topic, catalog)
+
+
+def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog) -> pb.TopicDescription:
+    """Change a topic's settings, or give it more partitions.
+
+    Raises:
+        UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers.
+    """
+    for name in request.unset:
+        TOPIC_SETTINGS.parse({name: None})  # an unknown one is refused with the nearest known one
+    while True:
+        topic = registry.read_topic(catalog.session, request.name) if paths.is_valid_name(request.name) else None
+        if topic is None or topic.deleted:
+            raise UnknownTopic(topic=request.name)
+        config = {name: value for name, value in topic.config.items() if name not in map(_dotted, request.unset)}
+        config = _checked_config(config | {_dotted(name): value for name, value in request.set.items()})
+        replicas = list(topic.replicas)
+        if request.partitions:
+            if request.partitions < len(replicas):
+                reason = f"it has {len(replicas)}, and partitions are never taken away"
+                raise InvalidPartitions(topic=topic.name, partitions=request.partitions, reason=reason)
+            _check_count(topic.name, request.partitions, catalog)
+            replicas += _place(catalog, request.partitions - len(replicas))
+        altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
+        if registry.update_topic(catalog.session, altered):
+            return _once_opened(altered, catalog)
+
+
+def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog) -> pb.DeleteTopicReply:
+    """Delete a topic; its logs are removed by the brokers that hold them. Raises UnknownTopic."""
+    if not paths.is_valid_name(request.name):
+        raise UnknownTopic(topic=request.name)
+    topic_id = registry.delete_topic(catalog.session, request.name)
+    catalog.wait_until(lambda: all(topic.topic_id != topic_id for topic in catalog.topics.values()), _SEEN_SECONDS)
+    return pb.DeleteTopicReply(topic_id=topic_id)
+
+
+def _topic(name: str, catalog: Catalog) -> TopicRecord:
+    if not paths.is_valid_name(name):
+        raise InvalidTopicName(topic=name)
+    return catalog.topic(name)
+
+
+def _dotted(name: str) -> str:
+    return name.replace("_", ".")
+
+
+def _checked_config(config: Mapping[str, str]) -> dict[str, str]:
+    """A topic's config as ZooKeeper keeps it: dotted names, valid values as text."""
+    given = TOPIC_SETTINGS.parse(config).given()
+    return {name: TOPIC_SETTINGS[name].to_text(value) for name, value in given.items()}
+
+
+def _check_count(topic: str, count: int, catalog: Catalog) -> None:
+    limit = catalog.settings.max_partitions_per_topic
+    if count > limit:
+        reason = f"the broker's max.partitions.per.topic is {limit}"
+        raise InvalidPartitions(topic=topic, partitions=count, reason=reason)
+
+
+def _place(catalog: Catalog, count: int) -> list[tuple[int, ...]]:
+    hosted = Counter(
+        broker for topic in catalog.topics.values() for replicas in topic.replicas for broker in replicas
+    )
+    return registry.place_partitions(registry.live_brokers(catalog.session), hosted, count)
+
+
+def _once_opened(topic: TopicRecord, catalog: Catalog) -> pb.TopicDescription:
+    """Describe a topic once every leader has opened what the change gave it, or the time for that is over."""
+
+    def current() -> TopicRecord | None:
+        seen = catalog.topics.get(topic.name)
+        return seen if seen is not None and seen.topic_id == topic.topic_id else None
+
+    def opened() -> bool:
+        seen = current()
+        return (
+            seen is not None
+            and len(seen.states) >= len(topic.replicas)
+            and all(seen.config.get(name) == value for name, value in topic.config.items())
+        )
+
+    catalog.wait_until(opened, _OPENED_SECONDS)
+    description = pb.TopicDescription()
+    _describe(current() or topic, catalog, description)
+    return description
+
+
+def _describe(topic: TopicRecord, catalog: Catalog, description: pb.TopicDescription) -> None:
+    description.name = topic.name
+    description.topic_id = topic.topic_id
+    description.created_us = topic.created_us
+    description.config.update(topic.config)
+    for name, value in topic_settings(topic).items():
+        description.effective[name] = TOPIC_SETTINGS[name].to_text(value)
+    for number, replicas in enumerate(topic.replicas):
+        state = topic.states.get(number)
+        described = description.partitions.add(partition=number, leader=catalog.leader_id(topic, number))
+        described.replicas.extend(replicas)
+        if state is not None:
+            described.leader_epoch = state.leader_epoch
+            described.isr.extend(state.isr)

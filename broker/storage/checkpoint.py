@@ -1,0 +1,107 @@
+"""Small files that are there whole or not at all: written beside, synced, renamed. Two of them stand in a data
+directory: `meta` (whose it is) and, in each partition's folder, `checkpoint`.
+
+A sealed document is one JSON object on a line, with the CRC-32C of the JSON before it, and the same line again:
+
+    5f3c09a1 {"recovery_point": 120, "start_offset": 0}
+    5f3c09a1 {"recovery_point": 120, "start_offset": 0}
+
+The first line whose checksum holds counts, so damage to either line costs nothing; with both damaged the document
+is as good as missing. Knows no log.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from broker.storage.disk import Disk, write_all
+
+CHECKPOINT_NAME = "checkpoint"
+TEMPORARY = ".tmp"
+"""Ending of a file that is being written; what is left of one after a crash is removed."""
+
+
+class Checkpoint(NamedTuple):
+    """What a partition's folder says of its log.
+
+    `start_offset`: no earlier record is to be read. `recovery_point`: everything before it was synced, so what is
+    missing or wrong there is damage and not a write cut short.
+    """
+
+    start_offset: int = 0
+    recovery_point: int = 0
+
+
+def seal(facts: dict[str, Any]) -> bytes:
+    text = json.dumps(facts, sort_keys=True)
+    line = f"{crc32c(text.encode()):08x} {text}\n"
+    return (line + line).encode()
+
+
+def unseal(data: bytes) -> dict[str, Any] | None:
+    """The facts of a sealed document, or None if neither copy is whole."""
+    for line in data.split(b"\n"):
+        checksum, _, text = line.partition(b" ")
+        if checksum == b"%08x" % crc32c(text):
+            try:
+                facts = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(facts, dict):
+                return facts
+    return None
+
+
+def write_atomic(disk: Disk, path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put a file in another's place.
+
+    Args:
+        durable: when this returns, the new content outlives a power cut. Without, either content may be there after
+            one, or a torn one: for files that carry a checksum and can be made again.
+    """
+    beside = path.with_name(path.name + TEMPORARY)
+    try:
+        disk.unlink(beside)
+    except FileNotFoundError:
+        pass
+    fd = disk.create(beside)
+    try:
+        write_all(disk, fd, [data], 0)
+        if durable:
+            disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(beside, path)
+    if durable:
+        disk.sync_dir(path.parent)
+
+
+def read_whole(disk: Disk, path: Path) -> bytes | None:
+    """A file's bytes, or None if there is no such file."""
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.read(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
+    write_atomic(disk, folder / CHECKPOINT_NAME, seal(checkpoint._asdict()))
+
+
+def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
+    """The folder's checkpoint; None if it has none or a damaged one."""
+    facts = unseal(read_whole(disk, folder / CHECKPOINT_NAME) or b"")
+    if facts is None:
+        return None
+    try:
+        return Checkpoint(int(facts["start_offset"]), int(facts["recovery_point"]))
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,124 @@
+"""The file system, as the log uses it: the one module of the broker that opens, writes or syncs a file of the log.
+
+Every method is one step that can fail, or at which the machine can stop; the crash tests subclass `Disk` and do both at
+each of them. Calls raise OSError as the system does; `storage_error` says which error of ours that is. A created,
+renamed or unlinked name is durable only after `sync_dir`, bytes only after `sync`. Knows no format.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafkalog.errors import DiskFull, StorageFailed
+
+Buffer = bytes | bytearray | memoryview
+
+_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_MAX = 1 << 30  # one pread gives at most 2 GiB - 4 KiB
+
+
+class Disk:
+    """The machine's disk. Paths are absolute; file descriptors are close-on-exec."""
+
+    def create(self, path: Path) -> int:
+        """A new file for reading and writing; raises FileExistsError if the name is taken."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def open(self, path: Path, *, write: bool = False) -> int:
+        return os.open(path, os.O_RDWR if write else os.O_RDONLY)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        """One vectored write; returns how many bytes it took, which may be fewer than given."""
+        return os.pwritev(fd, buffers if len(buffers) <= _BUFFERS_MAX else buffers[:_BUFFERS_MAX], position)
+
+    def read(self, fd: int, length: int, position: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        if length <= _READ_MAX:
+            return os.pread(fd, length, position)
+        parts = []
+        while length > 0 and (part := os.pread(fd, min(length, _READ_MAX), position)):
+            parts.append(part)
+            position += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def sync(self, fd: int) -> None:
+        """fdatasync: the bytes of a file and its size."""
+        os.fdatasync(fd)
+
+    def sync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or folder another name, over what has that name."""
+        os.replace(old, new)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_dir(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def remove_dir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def names(self, path: Path) -> list[str]:
+        """What stands in a folder, sorted."""
+        return sorted(os.listdir(path))
+
+    def lock(self, path: Path) -> int | None:
+        """A descriptor that holds the lock of a file (made if missing), or None if another process holds it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> None:
+    """Write all of some buffers, whatever a single write takes."""
+    while buffers:
+        wrote = disk.write(fd, buffers, position)
+        position += wrote
+        buffers = _after(buffers, wrote)
+
+
+def _after(buffers: Sequence[Buffer], wrote: int) -> Sequence[Buffer]:
+    """What of some buffers stands after their first `wrote` bytes."""
+    for number, buffer in enumerate(buffers):
+        if wrote < len(buffer):
+            return [memoryview(buffer)[wrote:], *buffers[number + 1 :]]
+        wrote -= len(buffer)
+    return ()
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it only lacks space, so that the same write may succeed later."""
+    return error.errno in _FULL
+
+
+def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:
+    """Our error for the system's."""
+    if is_full(error):
+        return DiskFull(directory=str(directory))
+    return StorageFailed(directory=str(directory), reason=f"{doing}: {error.strerror or error}")

@@ -1,0 +1,147 @@
+"""A segment's sparse index: offset -> position, and timestamp -> where to start looking. No I/O.
+
+One entry for every `index.interval.bytes` of log, each for the start of a batch: its offset, its position, and the
+greatest timestamp of all batches of the segment before it, a running maximum, so that the entries are sorted by it
+and the first record at or after a timestamp is never before the last entry with a smaller maximum.
+
+Saved form (`%020d.index`), little-endian, a fixed part, the damaged ranges, then entries:
+
+     0  4s   "KLIX"
+     4  u32  version                 1
+     8  i64  base_offset             of the segment, as its name says
+    16  i64  covered                 bytes of the segment that this file describes, from its start
+    24  i64  end_offset              of what is covered
+    32  i64  max_timestamp_us        of all batches covered
+    40  i64  first_append_us         append time of the first batch, -1 if there is none
+    48  i64  last_append_us
+    56  i32  leader_epoch            of the last batch
+    60  u32  damage_count
+    64  u32  entry_count
+    68  u32  crc                     CRC-32C of all other bytes
+    72  4 x i64 for each damaged range: start_offset, end_offset, position, end_position
+        3 x i64 for each entry:         offset, position, max_before_us
+
+Only synced bytes are ever described; with fewer bytes than `covered` in the segment, or any doubt, it is built anew.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+_FIXED = struct.Struct("<4sIqqqqqqiIII")
+_CRC_AT = 68
+FIXED_SIZE = 72
+assert _FIXED.size == FIXED_SIZE
+_DAMAGE = struct.Struct("<4q")
+_MAGIC = b"KLIX"
+_VERSION = 1
+NO_TIME = -(1 << 63)
+"""Before every timestamp: the maximum of none."""
+assert sys.byteorder == "little", "entries are written as they stand in memory"
+
+
+class Damage(NamedTuple):
+    """Offsets [start_offset, end_offset) that cannot be read, and the bytes [position, end_position) in their place."""
+
+    start_offset: int
+    end_offset: int
+    position: int
+    end_position: int
+
+
+class Index:
+    """The entries. One writer; readers need no lock: an entry counts only once its offset is there, put last."""
+
+    def __init__(self, base_offset: int, interval_bytes: int) -> None:
+        self.interval_bytes = interval_bytes
+        self.offsets = array("q", [base_offset])
+        self.positions = array("q", [0])
+        self.max_before_us = array("q", [NO_TIME])
+        self.next_position = interval_bytes
+        """A batch at or after this position gets an entry."""
+
+    def add(self, offset: int, position: int, max_before_us: int) -> None:
+        self.positions.append(position)
+        self.max_before_us.append(max_before_us)
+        self.offsets.append(offset)
+        self.next_position = position + self.interval_bytes
+
+    def before(self, offset: int) -> tuple[int, int]:
+        """(position, offset) of the last entry at or before an offset, the segment's start at least."""
+        entry = max(bisect_right(self.offsets, offset) - 1, 0)
+        return self.positions[entry], self.offsets[entry]
+
+    def before_time(self, timestamp_us: int) -> tuple[int, int]:
+        """(position, offset) from which on the first record at or after a timestamp is found."""
+        entry = max(bisect_left(self.max_before_us, timestamp_us, hi=len(self.offsets)) - 1, 0)
+        return self.positions[entry], self.offsets[entry]
+
+    def around(self, position: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
+        """(position, offset) of the last entry at or before a position, and of the one behind it if there is one."""
+        behind = bisect_right(self.positions, position, hi=len(self.offsets))
+        before = self.positions[behind - 1], self.offsets[behind - 1]
+        return before, (self.positions[behind], self.offsets[behind]) if behind < len(self.offsets) else None
+
+    def cut(self, offset: int) -> None:
+        """Forget the entries at and after an offset, the first excepted."""
+        keep = max(bisect_left(self.offsets, offset), 1)
+        for entries in (self.offsets, self.positions, self.max_before_us):
+            del entries[keep:]
+        self.next_position = self.positions[-1] + self.interval_bytes
+
+
+class Summary(NamedTuple):
+    """What a saved index says of its segment beside the entries; the fields of the module's table."""
+
+    base_offset: int
+    covered: int
+    end_offset: int
+    max_timestamp_us: int
+    first_append_us: int
+    last_append_us: int
+    leader_epoch: int
+    damaged: tuple[Damage, ...]
+
+
+def encode_index(index: Index, summary: Summary) -> bytes:
+    """The saved form; entries behind `summary.covered` are left out."""
+    count = bisect_left(index.positions, summary.covered, hi=len(index.offsets)) or 1
+    entries = array("q", bytes(24 * count))
+    entries[0::3] = index.offsets[:count]
+    entries[1::3] = index.positions[:count]
+    entries[2::3] = index.max_before_us[:count]
+    fixed = bytearray(
+        _FIXED.pack(
+            _MAGIC, _VERSION, summary.base_offset, summary.covered, summary.end_offset, summary.max_timestamp_us,
+            summary.first_append_us, summary.last_append_us, summary.leader_epoch, len(summary.damaged), count, 0,
+        )
+    )  # fmt: skip
+    rest = b"".join(_DAMAGE.pack(*damage) for damage in summary.damaged) + entries.tobytes()
+    struct.pack_into("<I", fixed, _CRC_AT, crc32c(rest, crc32c(fixed[:_CRC_AT])))
+    return bytes(fixed) + rest
+
+
+def decode_index(data: bytes, base_offset: int, interval_bytes: int) -> tuple[Index, Summary] | None:
+    """An index and its summary from their saved form; None if it is damaged or another segment's."""
+    if len(data) < FIXED_SIZE:
+        return None
+    magic, version, base, covered, end, newest, first, last, epoch, damage_count, count, crc = _FIXED.unpack_from(data)
+    if (magic, version, base) != (_MAGIC, _VERSION, base_offset):
+        return None
+    if count < 1 or len(data) != FIXED_SIZE + _DAMAGE.size * damage_count + 24 * count:
+        return None
+    if crc32c(data[FIXED_SIZE:], crc32c(data[:_CRC_AT])) != crc:
+        return None
+    entries_at = FIXED_SIZE + _DAMAGE.size * damage_count
+    damaged = tuple(Damage._make(found) for found in _DAMAGE.iter_unpack(data[FIXED_SIZE:entries_at]))
+    entries = array("q", data[entries_at:])
+    index = Index(base_offset, interval_bytes)
+    index.offsets, index.positions, index.max_before_us = entries[0::3], entries[1::3], entries[2::3]
+    index.next_position = index.positions[-1] + interval_bytes
+    return index, Summary(base, covered, end, newest, first, last, epoch, damaged)

@@ -1,0 +1,345 @@
+"""One segment file and its index. Knows bytes, offsets and damage; no topics, sockets or ZooKeeper.
+
+Not thread-safe for writers: Log holds the lock. Readers need none; they are given the position up to which the file may
+be read. append() may precede sync(); sync() is the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
+from broker.storage.disk import Buffer, Disk, write_all
+from broker.storage.file_slice import SharedFile
+from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index
+from broker.storage.recovery import Read, Scan, scan
+from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED, STAMPED_SIZE, BatchHeader, crc32c, header_fault
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+_FIRST_READ = 4096
+_NEXT_READ = 1 << 16
+
+
+class BadHeader(Exception):
+    """A walk came upon bytes that are no batch header; `Segment.examine` finds out what they cost."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(f"no batch header at {position}")
+
+
+class TruncateFailed(Exception):
+    """What a failed append left could not be cut off again."""
+
+
+def segment_path(folder: Path, base_offset: int) -> Path:
+    return folder / f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+def base_offset_of(name: str, suffix: str) -> int | None:
+    """The offset in a file's name (20 digits and a suffix), or None."""
+    digits = name[:20]
+    return int(digits) if len(name) == 20 + len(suffix) and name.endswith(suffix) and digits.isdecimal() else None
+
+
+class Segment:
+    """A segment's file, index and totals. `end_offset` is kept by whoever appends or recovers."""
+
+    def __init__(self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int) -> None:
+        self._disk = disk
+        self.path = segment_path(folder, base_offset)
+        self.base_offset = base_offset
+        self.index = Index(base_offset, index_interval_bytes)
+        self.size = 0
+        self.end_offset = base_offset
+        self.max_timestamp_us = NO_TIME
+        self.first_append_us = -1
+        self.last_append_us = -1
+        self.leader_epoch = 0
+        self.damaged: tuple[Damage, ...] = ()
+        self._file: SharedFile | None = None
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the file; its name is durable once its folder is synced."""
+        self._file = SharedFile(self._disk, self._disk.create(self.path))
+
+    def open_for_append(self) -> None:
+        self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
+        self.size = self._disk.size(self._file.fd)
+
+    def share_file(self) -> SharedFile:
+        """The file, to be released by the caller. Raises FileNotFoundError once the segment was deleted."""
+        file = self._file
+        if file is not None and file.share():
+            return file
+        return SharedFile(self._disk, self._disk.open(self.path))
+
+    def close(self) -> None:
+        """Stop appending; slices that are out stay good."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.release()
+
+    def delete(self) -> None:
+        """Unlink index and log."""
+        self.close()
+        self.forget_saved_index()
+        self._disk.unlink(self.path)
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    def save_index(self, summary: Summary | None = None, *, durable: bool = False) -> None:
+        """Write the index for a restart; what it describes must have been synced."""
+        write_atomic(
+            self._disk, self.index_path, encode_index(self.index, summary or self.summary()), durable=durable
+        )
+
+    def forget_saved_index(self) -> None:
+        for path in (self.index_path, self.index_path.with_name(self.index_path.name + TEMPORARY)):
+            try:
+                self._disk.unlink(path)
+            except FileNotFoundError:
+                pass
+
+    def summary(self) -> Summary:
+        return Summary(
+            self.base_offset,
+            self.size,
+            self.end_offset,
+            self.max_timestamp_us,
+            self.first_append_us,
+            self.last_append_us,
+            self.leader_epoch,
+            self.damaged,
+        )
+
+    # --- opening what is there -----------------------------------------------------------------------------------
+
+    def load_index(self, *, whole: bool) -> bool:
+        """Take index and totals from the saved index. False if it is missing or doubtful.
+
+        Args:
+            whole: it must describe the whole file; else the beginning of it will do.
+        """
+        data = read_whole(self._disk, self.index_path)
+        loaded = decode_index(data, self.base_offset, self.index.interval_bytes) if data is not None else None
+        if loaded is None:
+            return False
+        index, summary = loaded
+        if summary.covered > self.size or (whole and summary.covered != self.size):
+            return False
+        self.index = index
+        self.size = summary.covered
+        self.end_offset = summary.end_offset
+        self.max_timestamp_us = summary.max_timestamp_us
+        self.first_append_us = summary.first_append_us
+        self.last_append_us = summary.last_append_us
+        self.leader_epoch = summary.leader_epoch
+        self.damaged = summary.damaged
+        return True
+
+    def recover(self, size: int, synced_offset: int, next_segment: int | None) -> Scan:
+        """Read on from `self.size` to `size` of the file and take what is good into index and totals.
+
+        `self.size` is then where the next batch belongs; the file is left as it is.
+        """
+
+        def on_batch(header: BatchHeader, position: int) -> None:
+            self.note(header, header.base_offset, position, header.append_timestamp_us)
+
+        found = scan(
+            self._reader(),
+            size,
+            position=self.size,
+            offset=self.end_offset,
+            leader_epoch=self.leader_epoch,
+            synced_offset=synced_offset,
+            next_segment=next_segment,
+            on_batch=on_batch,
+        )
+        self.size = found.end_position
+        self.end_offset = found.end_offset
+        self.leader_epoch = found.leader_epoch
+        self.damaged += found.damaged
+        return found
+
+    def good_batches(self, from_offset: int) -> Iterator[BatchHeader]:
+        """Headers of the batches from an offset on, bodies checked too."""
+        position, offset = self.index.before(from_offset)
+        found: list[BatchHeader] = []
+        scan(
+            self._reader(),
+            self.size,
+            position=position,
+            offset=offset,
+            leader_epoch=0,
+            synced_offset=self.end_offset,
+            next_segment=self.end_offset,
+            on_batch=lambda header, _: found.append(header),
+        )
+        return (header for header in found if header.base_offset >= from_offset)
+
+    def _reader(self) -> Read:
+        file = self._file
+        if file is None:
+            file = self._file = SharedFile(self._disk, self._disk.open(self.path))
+        fd = file.fd
+        return lambda position, length: self._disk.read(fd, length, position)
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, buffers: Sequence[Buffer], length: int) -> int:
+        """Write batches at the end; returns their position. `note` each of them after it.
+
+        Raises:
+            OSError: nothing was appended.
+            TruncateFailed: something may have been.
+        """
+        file = self._file
+        assert file is not None
+        position = self.size
+        try:
+            write_all(self._disk, file.fd, buffers, position)
+        except OSError as error:
+            try:
+                self._disk.truncate(file.fd, position)
+            except OSError as second:
+                raise TruncateFailed(f"{error}, and then {second}") from second
+            raise
+        self.size = position + length
+        return position
+
+    def note(self, header: BatchHeader, base_offset: int, position: int, append_us: int) -> None:
+        """Take an appended batch into index and totals. `header` may be the one from before it was stamped."""
+        if position >= self.index.next_position:
+            self.index.add(base_offset, position, self.max_timestamp_us)
+        if header.max_timestamp_us > self.max_timestamp_us:
+            self.max_timestamp_us = header.max_timestamp_us
+        if self.first_append_us < 0:
+            self.first_append_us = append_us
+        self.last_append_us = append_us
+        self.end_offset = base_offset + header.last_offset_delta + 1
+
+    def sync(self) -> None:
+        assert self._file is not None
+        self._disk.sync(self._file.fd)
+
+    def cut(self, position: int) -> None:
+        """Cut the file's tail off, for good."""
+        assert self._file is not None
+        self._disk.truncate(self._file.fd, position)
+        self._disk.sync(self._file.fd)
+        self.size = position
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def locate(self, file: SharedFile, offset: int, limit: int) -> tuple[int, int]:
+        """(position, length) of the batch that holds an offset which is in no damaged range.
+
+        Args:
+            limit: bytes of the file that may be read.
+
+        Raises:
+            BadHeader: on the way there.
+        """
+        position, _ = self.index.before(offset)
+        jumps = {damage.position: damage.end_position for damage in self.damaged}
+        found: tuple[int, int] | None = None
+        data, data_at, step = b"", 0, _FIRST_READ
+        while position < limit:
+            if position in jumps and jumps[position] > position:
+                position = jumps[position]
+                continue
+            at = position - data_at
+            if at + STAMPED_SIZE + 4 > len(data):
+                data, data_at, at = self._disk.read(file.fd, min(step, limit - position), position), position, 0
+                step = _NEXT_READ
+            header = stamped_at(data, at)
+            if header is None:
+                raise BadHeader(position)
+            base_offset, length = header
+            if base_offset > offset:
+                break
+            found = position, length
+            position += length
+        if found is None:
+            raise BadHeader(position)
+        return found
+
+    def is_batch_at(self, file: SharedFile, position: int, offset: int, limit: int) -> int | None:
+        """The length of the batch at a position if it is there and starts at an offset, by one header read."""
+        if position < 0 or limit - position < HEADER_SIZE:
+            return None
+        header = stamped_at(self._disk.read(file.fd, STAMPED_SIZE + 4, position), 0)
+        return header[1] if header is not None and header[0] == offset else None
+
+    def slice_end(self, position: int, limit: int) -> int:
+        """Where a slice that begins at a position must end: at damage, or at the limit."""
+        for damage in self.damaged:
+            if position < damage.position < limit:
+                return damage.position
+        return limit
+
+    def damage_at(self, offset: int) -> Damage | None:
+        for damage in self.damaged:
+            if damage.start_offset <= offset < damage.end_offset:
+                return damage
+        return None
+
+    def examine(self, file: SharedFile, position: int, limit: int, limit_offset: int) -> list[Damage]:
+        """Find out what around a bad header cannot be read, and remember it; returns what was not known.
+
+        Args:
+            limit, limit_offset: a place where a batch starts or the log ends.
+        """
+        (start, offset), behind = self.index.around(position)
+        if behind is not None and behind[0] <= limit:
+            limit, limit_offset = behind
+        found = scan(
+            lambda at, length: self._disk.read(file.fd, min(length, limit - at), at),
+            limit,
+            position=start,
+            offset=offset,
+            leader_epoch=0,
+            synced_offset=limit_offset,
+            next_segment=limit_offset,
+            on_batch=lambda header, position: None,
+        )
+        new = [damage for damage in found.damaged if self.damage_at(damage.start_offset) is None]
+        self.damaged = tuple(sorted({*self.damaged, *new}))
+        return new
+
+    def batches(self, file: SharedFile, position: int, limit: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
+        """(position, header, bytes) of the whole batches from a batch's start on; bodies are not checked.
+
+        Raises:
+            BadHeader: at bytes that are no batch header.
+        """
+        jumps = {damage.position: damage.end_position for damage in self.damaged}
+        while position < limit:
+            if position in jumps and jumps[position] > position:
+                position = jumps[position]
+                continue
+            data = self._disk.read(file.fd, HEADER_SIZE, position)
+            header = BatchHeader._make(HEADER.unpack(data)) if len(data) == HEADER_SIZE else None
+            if header is None or header_fault(header, data):
+                raise BadHeader(position)
+            yield position, header, self._disk.read(file.fd, header.length, position)
+            position += header.length
+
+
+def stamped_at(data: bytes, at: int) -> tuple[int, int] | None:
+    """(base offset, length) of the header at a place in some bytes, or None if its checksum does not hold."""
+    if len(data) - at < STAMPED_SIZE + 4:
+        return None
+    stamped = data[at : at + STAMPED_SIZE + 4]
+    if crc32c(stamped[:STAMPED_SIZE]) != int.from_bytes(stamped[STAMPED_SIZE:], "little"):
+        return None
+    base_offset, length, _, _ = STAMPED.unpack_from(stamped)
+    return (base_offset, length) if length >= HEADER_SIZE else None

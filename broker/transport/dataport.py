@@ -1,0 +1,182 @@
+"""The data port: accepts connections and gives each a thread (`connection.py`). Knows no requests.
+
+A connection over `max.connections` is told so by an error frame and closed. `stop` lets every connection finish what it
+has received whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections import Counter, deque
+
+from broker.replica.catalog import Catalog
+from broker.transport.budget import Budget
+from broker.transport.connection import Connection
+from kafkalog.clock import Clock
+from kafkalog.config import Values
+from kafkalog.errors import AddressInUse, TooManyConnections
+from kafkalog.log import get_logger
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import frames
+
+log = get_logger(__name__)
+
+_BACKLOG = 512
+_REFUSED_KEPT = 64
+_REFUSED_SECONDS = 1.0
+_RETRY_ACCEPT_MS = 200
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises AddressInUse."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(address=f"{host}:{port}", setting="data.port") from None
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+class DataPort:
+    """The server side of the data port.
+
+    Args:
+        listener: from `listen`; closed by `stop`.
+        settings: the broker's.
+    """
+
+    def __init__(self, listener: socket.socket, catalog: Catalog, settings: Values, clock: Clock) -> None:
+        self._listener = listener
+        self._catalog = catalog
+        self._settings = settings
+        self._clock = clock
+        self._budget = Budget(settings.queued_max_request_bytes)
+        self._lock = threading.Lock()  # guards _connections, _closed_counters, _refused_count
+        self._connections: set[Connection] = set()
+        self._closed_counters: Counter[str] = Counter()
+        self._refused: deque[tuple[socket.socket, float]] = deque()  # the accept thread's own
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._accept_all, name="dataport-accept", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Accept no more, finish what was received, close every connection; those that take longer are cut."""
+        self._stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._listener.close()
+        os.close(self._wake_fd)
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.stop()
+        deadline = self._clock.monotonic() + grace_seconds
+        for connection in connections:
+            connection.join(max(0.0, deadline - self._clock.monotonic()))
+        for connection in connections:
+            connection.cut()
+        for connection in connections:
+            connection.join(grace_seconds)
+
+    def counters(self) -> dict[str, int]:
+        """What happened since the start, and how things stand: by name, unit last."""
+        with self._lock:
+            totals = Counter(self._closed_counters)
+            for connection in self._connections:
+                totals.update(connection.counters)
+            totals["connections"] = len(self._connections)
+        totals["budget_bytes"] = self._budget.used
+        return {f"dataport.{name}": count for name, count in sorted(totals.items())}
+
+    # --- accepting -------------------------------------------------------------------------------------------------
+
+    def _accept_all(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._wake_fd, select.POLLIN)
+        while not self._stopping:
+            poller.poll(_RETRY_ACCEPT_MS if self._refused else None)
+            self._let_refused_go()
+            while not self._stopping:
+                try:
+                    accepted, address = self._listener.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:  # out of file descriptors or memory: the connections there are go on
+                    log.warning("accept_failed", reason=error.strerror)
+                    self._wait_to_retry()
+                    break
+                self._admit(accepted, f"{address[0]}:{address[1]}")
+        for refused, _ in self._refused:
+            refused.close()
+
+    def _wait_to_retry(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        poller.poll(_RETRY_ACCEPT_MS)
+
+    def _admit(self, accepted: socket.socket, peer: str) -> None:
+        accepted.setblocking(False)
+        with self._lock:
+            full = len(self._connections) >= self._settings.max_connections
+        if full:
+            self._refuse(accepted, peer)
+            return
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(
+                accepted, peer, self._catalog, self._settings, self._clock, self._budget, self._connection_ended
+            )
+        except OSError as error:
+            log.warning("accept_failed", reason=error.strerror)
+            accepted.close()
+            return
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            connection.start()
+        except RuntimeError as error:  # no more threads
+            log.warning("accept_failed", reason=str(error))
+            connection.dispose()
+
+    def _connection_ended(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+            self._closed_counters.update(connection.counters)
+
+    def _refuse(self, accepted: socket.socket, peer: str) -> None:
+        """Tell a connection that there are too many. It is closed a moment later, for a close with unread bytes in
+        it (the client's hello) resets the connection and may take the message with it."""
+        limit = self._settings.max_connections
+        with self._lock:
+            self._closed_counters["connections_refused"] += 1
+        log.warning("connection_refused", peer=peer, max_connections=limit)
+        header = pb.ReplyHeader(error=frames.error_to_wire(TooManyConnections(limit=limit))).SerializeToString()
+        try:
+            accepted.send(frames.hello() + frames.frame_start(header, 0))
+            accepted.shutdown(socket.SHUT_WR)
+        except OSError:
+            accepted.close()
+            return
+        self._refused.append((accepted, self._clock.monotonic() + _REFUSED_SECONDS))
+        if len(self._refused) > _REFUSED_KEPT:
+            self._refused.popleft()[0].close()
+
+    def _let_refused_go(self) -> None:
+        now = self._clock.monotonic()
+        while self._refused and self._refused[0][1] <= now:
+            self._refused.popleft()[0].close()

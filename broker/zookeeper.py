@@ -1,0 +1,234 @@
+"""An embedded ZooKeeper: the real server, from the jars inside pyspark, as a child process. Knows no broker.
+
+The child dies with the thread that started it (Linux's PR_SET_PDEATHSIG), so start it from a thread that stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.errors import AddressInUse, MissingDependency, ZooKeeperUnreachable
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+_MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_JARS = (
+    "zookeeper-3*.jar",
+    "zookeeper-jute-*.jar",
+    "slf4j-api-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "netty-buffer-4*.jar",
+    "netty-codec-base-*.jar",
+    "netty-common-4*.jar",
+    "netty-handler-4*.jar",
+    "netty-resolver-4*.jar",
+    "netty-transport-4*.jar",
+    "netty-transport-classes-epoll-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+)
+_JAVA_OPTIONS = ("-Xmx96m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+"""A small heap and the quick compiler: 130 MB become 90, and it serves after 1.2 s on 2 cores."""
+_START_TIMEOUT = 30.0
+_STOP_TIMEOUT = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+def find_java() -> str:
+    """Path of a java command, from JAVA_HOME or PATH. Raises MissingDependency."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "java"
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = shutil.which("java")
+    if found:
+        return found
+    looked = f"{home}/bin and PATH" if home else "PATH, and JAVA_HOME is not set"
+    raise MissingDependency(what="java (17 or later)", reason=f"looked in {looked}; Spark and ZooKeeper need it")
+
+
+def find_jars() -> list[str]:
+    """The jars that ZooKeeper needs, from inside pyspark. Raises MissingDependency."""
+    spec = importlib.util.find_spec("pyspark")  # finds it without the cost of importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependency(what="pyspark", reason="the embedded ZooKeeper comes from its jars; install pyspark")
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    found = []
+    for pattern in _JARS:
+        matches = sorted(folder.glob(pattern))
+        if not matches:
+            raise MissingDependency(what=pattern, reason=f"it is not in {folder}; pyspark 4 has it")
+        found += [str(match) for match in matches]
+    return found
+
+
+def check_port_free(host: str, port: int, setting: str) -> None:
+    """Raises AddressInUse when something listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise AddressInUse(address=f"{host}:{port}", setting=setting) from None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on at the moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def die_with_parent() -> None:
+    """For a child between fork and exec: be killed when the thread that started us ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class EmbeddedZooKeeper:
+    """One ZooKeeper server over a data directory.
+
+    Args:
+        directory: its data, configuration and log; made if missing.
+        port: None takes a free one.
+        host: address it is bound to.
+        durable: False leaves out the fsync of every transaction, for a cluster that is thrown away.
+        pass_fds: file descriptors that the child shall inherit.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        durable: bool = True,
+        pass_fds: Sequence[int] = (),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.directory = directory
+        self.host = host
+        self.port = port
+        self._durable = durable
+        self._pass_fds = tuple(pass_fds)
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def connect(self) -> str:
+        """host:port for clients."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "zookeeper.log"
+
+    def start(self) -> None:
+        """Start the server; `wait_ready` tells when it serves.
+
+        Raises:
+            MissingDependency: no java, no jars.
+            AddressInUse: the given port is taken.
+        """
+        java, jars = find_java(), find_jars()
+        if self.port is None:
+            self.port = free_port(self.host)
+        check_port_free(self.host, self.port, "ZooKeeper's port")
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        config = self.directory / "zookeeper.cfg"
+        config.write_text(
+            f"tickTime=1000\ndataDir={self.directory / 'data'}\nclientPort={self.port}\n"
+            f"clientPortAddress={self.host}\nadmin.enableServer=false\nmaxClientCnxns=0\n"
+            "4lw.commands.whitelist=srvr,ruok\nautopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"
+        )
+        options = [*_JAVA_OPTIONS]
+        if not self._durable:
+            options.append("-Dzookeeper.forceSync=no")
+        command = [java, *options, "-cp", ":".join(jars), _MAIN, str(config)]
+        with self.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.directory,
+                pass_fds=self._pass_fds,
+                preexec_fn=die_with_parent,
+                start_new_session=True,  # a Ctrl-C at the terminal is for us to handle, in order
+            )
+        log.info("zookeeper_started", address=self.connect, pid=self._process.pid, directory=str(self.directory))
+
+    def wait_ready(self, wait: Callable[[float], object], timeout: float = _START_TIMEOUT) -> None:
+        """Return once it serves.
+
+        Args:
+            wait: how to pass a few hundredths of a second, such as `threading.Event().wait`.
+
+        Raises:
+            ZooKeeperUnreachable: it ended, or does not serve in time; the sentence has the last line of its log.
+        """
+        assert self._process is not None
+        deadline = self._clock.monotonic() + timeout
+        while not self.serves():
+            if self._process.poll() is not None:
+                reason = f"the server ended with code {self._process.returncode}: {self._last_line()}"
+                raise ZooKeeperUnreachable(address=self.connect, reason=reason)
+            if self._clock.monotonic() > deadline:
+                reason = f"it does not serve within {timeout:g} s: {self._last_line()}"
+                raise ZooKeeperUnreachable(address=self.connect, reason=reason)
+            wait(0.05)
+
+    def serves(self) -> bool:
+        """Whether it answers `ruok` right now."""
+        assert self.port is not None
+        try:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as probe:
+                probe.sendall(b"ruok")
+                return probe.recv(4) == b"imok"
+        except OSError:
+            return False
+
+    def _last_line(self) -> str:
+        lines = self.log_file.read_text(errors="replace").strip().splitlines() if self.log_file.exists() else []
+        return lines[-1] if lines else "it logged nothing"
+
+    def stop(self) -> None:
+        """End the server and wait for it. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.info("zookeeper_stopped", address=self.connect)
+
+    def kill(self) -> None:
+        """End the server as a crash does."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,80 @@
+"""`kafkalog local`, `broker` and `zookeeper`: the commands that run servers. They load `broker` when they are called."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import click
+
+_folder = click.Path(file_okay=False, path_type=Path)
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and Ctrl-C set; for servers, whose end that is and no failure."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    return stop
+
+
+@click.command()
+@click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many brokers.")
+@click.option("--data", type=_folder, help="Keep everything in this directory; else it is gone at the end.")
+@click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
+              help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
+def local(brokers: int, data: Path | None, port: int) -> None:
+    """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C."""
+    from broker.local import LocalCluster
+
+    if port + 2 * brokers - 1 > 65535:
+        raise click.BadParameter(f"{brokers} brokers from {port} on do not fit below 65536", param_hint="--port")
+    with LocalCluster(brokers=brokers, data=data, port=port) as cluster:
+        click.echo(f"bootstrap servers: {cluster.bootstrap_servers}")
+        click.echo(f"ZooKeeper: {cluster.zookeeper_connect}")
+        click.echo(f"data: {data.resolve() if data else 'gone when this ends; keep it with --data DIR'}")
+        click.echo("Ctrl-C stops it")
+        sys.stdout.flush()
+        cluster.wait(stop_on_signals())
+
+
+@click.command()
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
+              help="A file of name=value; conf/broker.properties lists them all.")  # fmt: skip
+def broker(config: Path) -> None:
+    """Run one broker in the foreground, against a ZooKeeper that is there already."""
+    from broker.__main__ import main
+
+    sys.exit(main(["--config", str(config)]))
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=2181, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address it is bound to.")
+@click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")
+def zookeeper(port: int, host: str, data: Path | None) -> None:
+    """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
+    from broker.zookeeper import EmbeddedZooKeeper
+    from kafkalog.errors import ZooKeeperUnreachable
+
+    with ExitStack() as stack:
+        directory = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafkalog-zookeeper-")))
+        stop = stop_on_signals()
+        server = EmbeddedZooKeeper(directory, port=port, host=host, durable=data is not None)
+        server.start()
+        stack.callback(server.stop)
+        server.wait_ready(stop.wait)
+        click.echo(f"ZooKeeper: {server.connect}")
+        sys.stdout.flush()
+        while not stop.wait(1.0):
+            if not server.serves():
+                raise ZooKeeperUnreachable(address=server.connect, reason=f"it ended; {server.log_file} says why")

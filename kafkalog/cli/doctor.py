@@ -1,0 +1,248 @@
+"""`kafkalog doctor`: checks what kafkalog and Spark need on this machine and of the cluster, and says what to do.
+
+Each check is a function that returns `Finding`s; one that fails does not stop the others. The workers' Python is asked
+in a process of its own, as Spark starts it, because that is where a missing package shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+
+from kafkalog.cli.output import DEFAULT_BOOTSTRAP, bootstrap_option, json_option, print_json, print_table
+from kafkalog.errors import KafkalogError
+
+DISTRIBUTION = "pyspark-kafkalog"
+JAVA_MIN = 17
+_ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes some
+
+
+class Finding(NamedTuple):
+    """What one check found; `advice` says what to do, and is empty if all is well."""
+
+    check: str
+    state: Literal["ok", "warning", "failed"]
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@bootstrap_option
+@json_option
+@click.pass_context
+def doctor(context: click.Context, bootstrap: str, as_json: bool) -> None:
+    """Check Java, the workers' Python, versions and the cluster, and say what to do."""
+    asked_for = context.get_parameter_source("bootstrap") is not click.core.ParameterSource.DEFAULT
+    findings = [*check_packages(), *check_java(), *check_workers_python(), *check_cluster(bootstrap, asked_for)]
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        rows = [finding._asdict() for finding in findings]
+        print_table(rows, ["check", "state", "found"])
+        for finding in findings:
+            if finding.advice:
+                click.echo(f"\n{finding.check}: {finding.advice}")
+    failed = [finding.check for finding in findings if finding.state == "failed"]
+    if failed:
+        raise KafkalogError(reason=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}")
+
+
+# --- packages ----------------------------------------------------------------------------------------------------
+
+
+def check_packages() -> Iterator[Finding]:
+    """Python itself and every runtime requirement of the distribution, against its bounds."""
+    from importlib import metadata
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= (3, 11):
+        yield Finding("python", "ok", f"{version} at {sys.executable}")
+    else:
+        yield Finding("python", "failed", version, "use Python 3.11 or later")
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        advice = f"install it (pip install {DISTRIBUTION}): Spark finds the format by the installed package"
+        yield Finding(DISTRIBUTION, "warning", "not installed", advice)
+        return
+    yield Finding(DISTRIBUTION, "ok", metadata.version(DISTRIBUTION))
+    for requirement in requirements:
+        if "extra ==" in requirement:
+            continue
+        name, bounds = parse_requirement(requirement)
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "failed", "not installed", f"pip install '{requirement}'")
+            continue
+        if within(installed, bounds):
+            yield Finding(name, "ok", installed)
+        else:
+            yield Finding(name, "failed", f"{installed}, wanted {','.join(bounds)}", f"pip install '{requirement}'")
+
+
+def parse_requirement(text: str) -> tuple[str, list[str]]:
+    """('click', ['>=8.1', '<9']) of 'click<9,>=8.1': the plain form that this project's requirements have."""
+    match = re.fullmatch(r"([A-Za-z0-9._-]+?)\s*((?:[<>=]=?[0-9.]+,?)*)(?:;.*)?", text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is not a plain requirement")
+    return match[1], [bound for bound in match[2].split(",") if bound]
+
+
+def within(version: str, bounds: list[str]) -> bool:
+    """Whether a version's numbers keep all of the bounds."""
+    numbers = _numbers(version)
+    for bound in bounds:
+        match = re.fullmatch(r"(>=|<=|==|<|>)([0-9.]+)", bound)
+        assert match, bound
+        limit = _numbers(match[2])
+        length = max(len(numbers), len(limit))
+        left, right = (part + [0] * (length - len(part)) for part in (numbers, limit))
+        kept = {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}
+        if not kept[match[1]]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> list[int]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return [int(part) for part in match[0].split(".")] if match else []
+
+
+# --- Java --------------------------------------------------------------------------------------------------------
+
+_GET_JAVA = (
+    f"install a Java of {JAVA_MIN} or later (on Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
+)
+
+
+def check_java() -> Iterator[Finding]:
+    """The Java that Spark and the embedded ZooKeeper start: JAVA_HOME's, or the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        yield Finding("java", "failed", "none on PATH, and JAVA_HOME is not set", _GET_JAVA)
+        return
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+        modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("java", "failed", f"{java} does not run: {error}", _GET_JAVA)
+        return
+    major = java_major(told.stderr + told.stdout)
+    if major is None or major < JAVA_MIN:
+        yield Finding("java", "failed", f"{java} is version {major or 'unknown'}", _GET_JAVA)
+    elif "jdk.incubator.vector" not in modules.stdout:
+        advice = f"Spark does not start without this module; {_GET_JAVA}"
+        yield Finding("java", "failed", f"{java} ({major}) lacks jdk.incubator.vector", advice)
+    else:
+        yield Finding("java", "ok", f"{major} at {java}")
+
+
+def java_major(text: str) -> int | None:
+    """17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_292"`; None if there is no version."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
+        return None
+    return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
+
+
+# --- the workers' Python -----------------------------------------------------------------------------------------
+
+_ASK_WORKER = """
+import importlib, json, pkgutil, sys
+told = {"python": list(sys.version_info[:3]), "missing": [], "failing": []}
+for name in ("pyarrow", "kafkalog"):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        told["missing"].append(f"{name} ({error})")
+for module in pkgutil.iter_modules():
+    if module.name.startswith("pyspark_"):
+        try:
+            importlib.import_module(module.name)
+        except Exception as error:
+            told["failing"].append(f"{module.name} ({type(error).__name__}: {error})")
+try:
+    from pyspark_kafkalog import DefaultSource
+    told["source"] = DefaultSource.name()
+except Exception as error:
+    told["source"] = None
+print(json.dumps(told))
+"""
+
+
+def check_workers_python() -> Iterator[Finding]:
+    """The Python that Spark starts for its workers: what PYSPARK_PYTHON says, else `python3` on PATH."""
+    advice = f"export PYSPARK_PYTHON={sys.executable}"
+    named = os.environ.get("PYSPARK_PYTHON")
+    python = shutil.which(named or "python3")
+    if python is None:
+        yield Finding("workers' python", "failed", f"'{named or 'python3'}' was not found", advice)
+        return
+    try:
+        # Away from the working directory: a checkout there would hide that the package is not installed.
+        told = subprocess.run(
+            [python, "-c", _ASK_WORKER], capture_output=True, text=True, timeout=_ANSWER_SECONDS, cwd="/"
+        )
+        answer = json.loads(told.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        yield Finding("workers' python", "failed", f"{python} does not answer: {error}", advice)
+        return
+    version = ".".join(map(str, answer["python"]))
+    if tuple(answer["python"][:2]) != sys.version_info[:2]:
+        found = f"{version} at {python}, this one is {sys.version_info[0]}.{sys.version_info[1]}"
+        yield Finding("workers' python", "failed", found, f"Spark wants the same version on both sides: {advice}")
+    elif answer["missing"]:
+        yield Finding("workers' python", "failed", f"{python} lacks {', '.join(answer['missing'])}", advice)
+    else:
+        yield Finding("workers' python", "ok", f"{version} at {python}")
+    if answer["failing"]:
+        found = f"{', '.join(answer['failing'])} cannot be imported"
+        yield Finding("spark format", "failed", found, "repair or remove it: it hides every Python data source from Spark")
+    elif answer["source"] != "kafkalog":
+        yield Finding("spark format", "failed", "the workers' Python has no format 'kafkalog'", advice)
+    else:
+        yield Finding("spark format", "ok", "kafkalog")
+
+
+# --- the cluster -------------------------------------------------------------------------------------------------
+
+
+def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
+    """Whether the brokers answer, each at both of its ports. No cluster is a warning unless its address was given."""
+    from kafkalog.client.admin import Admin
+
+    try:
+        with Admin(bootstrap) as admin:
+            cluster = admin.describe_cluster()
+    except KafkalogError as error:
+        if asked_for:
+            advice = "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
+            yield Finding("cluster", "failed", str(error), advice)
+        else:
+            advice = "start one with `kafkalog local`, or give its address with --bootstrap"
+            yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", advice)
+        return
+    brokers = len(cluster.brokers)
+    found = f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}, ZooKeeper at {cluster.zookeeper_connect}"
+    yield Finding("cluster", "ok", found)
+    for broker in cluster.brokers:
+        for what, port in (("grpc", broker.grpc_port), ("data", broker.data_port)):
+            name = f"broker {broker.broker_id} {what} port"
+            try:
+                socket.create_connection((broker.host, port), timeout=5).close()
+                yield Finding(name, "ok", f"{broker.host}:{port}")
+            except OSError as error:
+                advice = "open the port, or set advertised.host to an address that clients can reach"
+                yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)

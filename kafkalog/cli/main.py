@@ -1,0 +1,74 @@
+"""The `kafkalog` command: its entry point, and what becomes of a failure.
+
+A command raises, and here that becomes an exit code: 0 done, 1 a failure told in one sentence on stderr, 2 wrong usage
+(click's). A traceback is shown only if KAFKALOG_DEBUG is set. Modules of commands import click and nothing heavier at
+the top, so that --help answers at once; a command imports what it needs when it is called, `broker` included.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kafkalog.cli import cluster, doctor, log, records, topics
+from kafkalog.errors import KafkalogError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="pyspark-kafkalog", prog_name="kafkalog")
+def kafkalog() -> None:
+    """A partitioned append-only log for Spark: run a cluster, look into it, write to it and read from it."""
+
+
+kafkalog.add_command(cluster.local)
+kafkalog.add_command(cluster.broker)
+kafkalog.add_command(cluster.zookeeper)
+kafkalog.add_command(topics.topics)
+kafkalog.add_command(records.produce)
+kafkalog.add_command(records.consume)
+kafkalog.add_command(topics.offsets)
+kafkalog.add_command(log.log)
+kafkalog.add_command(doctor.doctor)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code. Nothing but SystemExit of a signal handler comes out."""
+    try:
+        kafkalog.main(args=arguments, prog_name="kafkalog", standalone_mode=False)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return _failed(error, error.format_message())
+    except KafkalogError as error:
+        return _failed(error, str(error))
+    except BrokenPipeError:  # `kafkalog consume t | head`: the reader has what it wanted
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115: what is still buffered has nowhere to go
+        return 0
+    except (click.Abort, KeyboardInterrupt):
+        return _failed(None, "interrupted")
+    except OSError as error:
+        return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except Exception as error:
+        return _failed(error, f"a defect of kafkalog: {type(error).__name__}: {error} (KAFKALOG_DEBUG=1 shows where)")
+
+
+def _failed(error: BaseException | None, sentence: str) -> int:
+    if error is not None and os.environ.get("KAFKALOG_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"kafkalog: {' '.join(sentence.split())}", err=True)
+    return 1
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())

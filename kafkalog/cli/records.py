@@ -1,0 +1,171 @@
+"""`kafkalog produce` and `kafkalog consume`: lines of text in, records out.
+
+Bytes go through as they are; only JSON needs text, and what is not UTF-8 stands there in base64, under `key_base64` or
+`value_base64`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.output import bootstrap_option, pairs, progress
+from kafkalog.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin
+    from kafkalog.client.consumer import Consumer
+    from kafkalog.records import Message, RecordMetadata, TopicPartition
+
+_COUNT_EVERY = 1000
+_COMMIT_EVERY = 10_000
+_IDLE_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key-separator", metavar="TEXT", help="What stands between key and value of a line; no keys otherwise.")
+@click.option("--partition", type=click.IntRange(0), help="Send all to this partition.")
+@click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A producer setting; repeatable.")
+@bootstrap_option
+def produce(
+    topic: str, key_separator: str | None, partition: int | None, config: dict[str, str], bootstrap: str
+) -> None:
+    """Send each line of standard input to TOPIC as a record."""
+    from kafkalog.client.producer import Producer
+
+    if key_separator == "":
+        raise click.BadParameter("it must not be empty", param_hint="--key-separator")
+    separator = None if key_separator is None else key_separator.encode()
+    failures: list[BaseException] = []
+
+    def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
+        if error is not None:
+            failures.append(error)
+
+    watched = sys.stderr.isatty() and not sys.stdin.isatty()
+    with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            key, value = _key_and_value(line.removesuffix(b"\n"), separator, number)
+            producer.send(topic, value, key, partition=partition, on_delivery=delivered)
+            if number % _COUNT_EVERY == 0:
+                advance(_COUNT_EVERY)
+            if failures:
+                break
+        producer.flush()
+    if failures:
+        raise failures[0]
+
+
+def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
+    if separator is None:
+        return None, line
+    key, found, value = line.partition(separator)
+    if not found:
+        raise InvalidArgument(reason=f"line {number} of the input has no key separator {separator.decode()!r}")
+    return key, value
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--from-beginning", is_flag=True, help="Start at the oldest record; else only new ones are shown.")
+@click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
+@click.option("--group", help="Go on where this consumer group has committed, and commit what was shown.")
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["value", "key-value", "json"]),
+    default="value",
+    show_default=True,
+    help="A line of a record: its value; key, tab, value; or all of it as JSON.",
+)
+@bootstrap_option
+def consume(
+    topic: str, from_beginning: bool, max_messages: int | None, group: str | None, layout: str, bootstrap: str
+) -> None:
+    """Show the records of TOPIC, one a line, in order per partition."""
+    from kafkalog.client.consumer import Consumer
+
+    fallback = "earliest" if from_beginning else "latest"
+    as_line = _LAYOUTS[layout]
+    out = sys.stdout.buffer
+    shown = committed = 0
+    with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
+        consumer.assign(dict.fromkeys(_partitions(bootstrap, topic), "committed" if group else fallback))
+        try:
+            while max_messages is None or shown < max_messages:
+                left = None if max_messages is None else max_messages - shown
+                for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
+                    out.write(as_line(message))
+                    shown += 1
+                    if shown - committed >= _COMMIT_EVERY:
+                        out.flush()
+                        committed = _commit(consumer, group, shown)
+                out.flush()
+                if shown > committed:
+                    committed = _commit(consumer, group, shown)
+        except KeyboardInterrupt:  # how it is meant to end
+            out.flush()
+            _commit(consumer, group, shown)
+
+
+def _partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
+    from kafkalog.client.admin import Admin
+    from kafkalog.records import TopicPartition
+
+    with Admin(bootstrap) as admin:
+        [description] = admin.describe_topics([topic])
+    return [TopicPartition(topic, partition.partition) for partition in description.partitions]
+
+
+def _commit(consumer: Consumer, group: str | None, shown: int) -> int:
+    """Commit what was shown, if there is a group to do it for; returns how much that is."""
+    if group:
+        consumer.commit()
+    return shown
+
+
+def _value_line(message: Message) -> bytes:
+    return (message.value or b"") + b"\n"
+
+
+def _key_value_line(message: Message) -> bytes:
+    return b"%b\t%b\n" % (message.key or b"", message.value or b"")
+
+
+def _json_line(message: Message) -> bytes:
+    told: dict[str, Any] = {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp_us": message.timestamp_us,
+    }
+    _put_bytes(told, "key", message.key)
+    _put_bytes(told, "value", message.value)
+    if message.headers:
+        told["headers"] = []
+        for key, value in message.headers:
+            header: dict[str, Any] = {"key": key}
+            _put_bytes(header, "value", value)
+            told["headers"].append(header)
+    return json.dumps(told).encode() + b"\n"
+
+
+def _put_bytes(told: dict[str, Any], name: str, data: bytes | None) -> None:
+    try:
+        told[name] = None if data is None else data.decode()
+    except UnicodeDecodeError:
+        assert data is not None
+        told[f"{name}_base64"] = base64.b64encode(data).decode()
+
+
+_LAYOUTS: dict[str, Callable[[Message], bytes]] = {
+    "value": _value_line,
+    "key-value": _key_value_line,
+    "json": _json_line,
+}

@@ -1,0 +1,162 @@
+"""`kafkalog topics ...` and `kafkalog offsets`: what there is in a cluster, and changes to it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.output import bootstrap_option, json_option, pairs, print_json, print_table
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import TopicDescription
+
+
+@click.group()
+def topics() -> None:
+    """Make, list, describe, alter and delete topics."""
+
+
+@topics.command("create")
+@click.argument("topic")
+@click.option("--partitions", type=click.IntRange(1), help="How many; the broker's num.partitions if not given.")
+@click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
+@bootstrap_option
+def create(topic: str, partitions: int | None, config: dict[str, str], bootstrap: str) -> None:
+    """Make TOPIC."""
+    from kafkalog.client.admin import Admin
+
+    with Admin(bootstrap) as admin:
+        made = admin.create_topic(topic, partitions=partitions, config=config)
+    click.echo(f"made topic {made.name} with {_partitions(len(made.partitions))}")
+
+
+@topics.command("list")
+@bootstrap_option
+@json_option
+def list_topics(bootstrap: str, as_json: bool) -> None:
+    """List the topics."""
+    from kafkalog.client.admin import Admin
+
+    with Admin(bootstrap) as admin:
+        names = [topic.name for topic in admin.describe_topics()]
+    if as_json:
+        print_json(names)
+    else:
+        for name in names:
+            click.echo(name)
+
+
+@topics.command("describe")
+@click.argument("names", nargs=-1, metavar="[TOPIC]...")
+@bootstrap_option
+@json_option
+def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """Describe TOPICs, all of them if none is named: settings, partitions, leaders."""
+    from kafkalog.client.admin import Admin
+
+    with Admin(bootstrap) as admin:
+        found = [_description(topic) for topic in admin.describe_topics(list(names) or None)]
+    if as_json:
+        print_json(found)
+        return
+    for number, topic in enumerate(found):
+        click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}", nl=True)
+        for name, value in topic["config"].items():
+            click.echo(f"  {name}={value}")
+        print_table(topic["partitions"], ["partition", "leader", "leader_epoch", "replicas", "isr"])
+
+
+def _description(topic: TopicDescription) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "topic_id": topic.topic_id.hex(),
+        "config": dict(sorted(topic.config.items())),
+        "effective": dict(sorted(topic.effective.items())),
+        "partitions": [
+            {
+                "partition": partition.partition,
+                "leader": None if partition.leader < 0 else partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+@topics.command("alter")
+@click.argument("topic")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Set it; repeatable.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Take a setting back to its default; repeatable.")
+@click.option("--partitions", type=click.IntRange(1), help="Have that many; never fewer than there are.")
+@bootstrap_option
+def alter(
+    topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str
+) -> None:
+    """Change settings of TOPIC, or add partitions."""
+    from kafkalog.client.admin import Admin
+
+    if not (changes or unset or partitions):
+        raise click.UsageError("nothing to change: give --set, --unset or --partitions")
+    with Admin(bootstrap) as admin:
+        altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
+    settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
+    click.echo(f"topic {altered.name} has {_partitions(len(altered.partitions))}, {settings}")
+
+
+@topics.command("delete")
+@click.argument("topic")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bootstrap_option
+def delete(topic: str, yes: bool, bootstrap: str) -> None:
+    """Delete TOPIC and its records."""
+    from kafkalog.client.admin import Admin
+
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"delete topic {topic} and all its records?", abort=True, err=True)
+    with Admin(bootstrap) as admin:
+        admin.delete_topic(topic)
+    click.echo(f"deleted topic {topic}")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--group", help="Show what this consumer group has committed, and how far behind it is.")
+@bootstrap_option
+@json_option
+def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
+    """Show from where to where each partition of TOPIC goes."""
+    from kafkalog.client.admin import Admin
+    from kafkalog.records import TopicPartition
+
+    with Admin(bootstrap) as admin:
+        [description] = admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
+        earliest = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        latest = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        committed = admin.committed(group) if group else {}
+    rows = []
+    for partition in partitions:
+        start, end = earliest[partition].offset, latest[partition].offset
+        row: dict[str, Any] = {
+            "partition": partition.partition,
+            "start_offset": start,
+            "end_offset": end,
+            "size_bytes": latest[partition].size_bytes,
+        }
+        if group:
+            reached = committed.get(partition)
+            row["committed"] = reached
+            row["lag"] = end - (start if reached is None else min(max(reached, start), end))
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partition" + "s" * (count != 1)

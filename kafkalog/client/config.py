@@ -1,0 +1,126 @@
+"""Every setting of the client, one row each, and how a call's arguments become them.
+
+A call takes settings as keywords in snake_case (`linger_ms=5`) or dotted (`**{"linger.ms": 5}`). Knows nothing of
+connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kafkalog.config import Setting, Table, Values, anything, at_least, between, one_of
+from kafkalog.errors import InvalidSetting
+
+_MIB = 1 << 20
+
+
+def _connection_settings() -> list[Setting]:
+    return [
+        Setting("connect.timeout.ms", int, 5_000, at_least(1), "How long one address may take to accept and greet."),
+        Setting("request.timeout.ms", int, 30_000, at_least(1),
+                "How long a request may stay unanswered before its connection is given up."),
+        Setting("bootstrap.timeout.ms", int, 5_000, at_least(0),
+                "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each."),
+        Setting("retry.timeout.ms", int, 30_000, at_least(0),
+                "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails."),
+        Setting("retry.backoff.ms", int, 50, at_least(1), "Pause before a failed request is tried again; doubles each time."),
+        Setting("retry.backoff.max.ms", int, 1_000, at_least(1), "Longest such pause."),
+        Setting("metadata.max.age.ms", int, 300_000, at_least(1),
+                "Age at which what is known of a topic is asked again, so that new partitions are noticed."),
+    ]  # fmt: skip
+
+
+CLIENT_SETTINGS = Table("client", _connection_settings())
+
+
+def _check_producer(values: Values) -> tuple[str, str] | None:
+    if values.enable_idempotence and values.acks == "0" and "enable.idempotence" in values.given():
+        return "enable.idempotence", "acks=0 has no answers to be idempotent by"
+    if values.delivery_timeout_ms < values.linger_ms:
+        return "delivery.timeout.ms", f"it must be at least linger.ms ({values.linger_ms})"
+    return None
+
+
+PRODUCER_SETTINGS = Table(
+    "producer",
+    [
+        Setting("acks", str, "1", one_of("0", "1", "all"),
+                "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it."),
+        Setting("linger.ms", int, 5, at_least(0),
+                "How long a batch waits for more records. Larger: bigger batches, later delivery."),
+        Setting("batch.size", int, _MIB, between(1, 1 << 30),
+                "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too."),
+        Setting("batch.records", int, 10_000, at_least(1), "Records at which a batch is sent without lingering."),
+        Setting("compression.type", str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed."),
+        Setting("buffer.memory", int, 64 * _MIB, at_least(1024),
+                "Bytes of records not yet acknowledged; while it is full, send() blocks."),
+        Setting("max.block.ms", int, 60_000, at_least(0),
+                "How long send() may block for room in the buffer or for what is known of a topic."),
+        Setting("max.in.flight.requests", int, 100, at_least(1),
+                "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered."),
+        Setting("max.request.size", int, _MIB, at_least(1024), "Bytes of batches put into one request, but for a single larger batch."),
+        Setting("delivery.timeout.ms", int, 120_000, at_least(1),
+                "How long a record may take from send() to its ack, retries included."),
+        Setting("enable.idempotence", bool, True, anything,
+                "Retries neither double nor reorder records. Always off with acks=0."),
+        *_connection_settings(),
+    ],
+    _check_producer,
+)  # fmt: skip
+
+CONSUMER_SETTINGS = Table(
+    "consumer",
+    [
+        Setting("fetch.min.bytes", int, 1, at_least(0),
+                "A broker answers once it has that much. Larger: fewer, fuller answers, later."),
+        Setting("fetch.max.wait.ms", int, 500, at_least(0), "Longest that a broker waits for fetch.min.bytes."),
+        Setting("fetch.max.bytes", int, 8 * _MIB, at_least(1), "Most bytes in one answer, but for a first batch that is larger."),
+        Setting("max.partition.fetch.bytes", int, 4 * _MIB, at_least(1), "The same for each partition in it."),
+        Setting("auto.offset.reset", str, "error", one_of("error", "earliest", "latest"),
+                "Where to go on when the offset to read is not in the log (any more): nowhere, its start, or its end."),
+        Setting("committed.fallback", str, "error", one_of("error", "earliest", "latest"),
+                "Where 'committed' starts in a partition for which the group has committed nothing."),
+        *_connection_settings(),
+    ],
+)  # fmt: skip
+
+
+def connection_settings(values: Values) -> Values:
+    """The part of a producer's or consumer's settings that is about connections."""
+    return CLIENT_SETTINGS.parse({name: value for name, value in values.given().items() if name in CLIENT_SETTINGS})
+
+
+def parse_producer(given: Mapping[str, Any]) -> Values:
+    """A producer's settings; acks may also be the number 0, 1 or -1."""
+    acks = given.get("acks")
+    if isinstance(acks, int) and not isinstance(acks, bool):
+        given = {**given, "acks": "all" if acks == -1 else str(acks)}
+    elif acks == "-1":
+        given = {**given, "acks": "all"}
+    return PRODUCER_SETTINGS.parse(given)
+
+
+Partitioner = Callable[["bytes | None", int], int]
+"""(key, number of partitions) -> partition."""
+
+
+def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
+    """(host, port) of each `host:port`; `[...]` around an IPv6 host.
+
+    Raises:
+        InvalidSetting: what is no `host:port`.
+    """
+    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    addresses = []
+    for text in (str(text).strip() for text in texts):
+        host, colon, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidSetting(
+                name="bootstrap.servers", value=text, reason="it must be host:port, or several with commas between"
+            )
+        addresses.append((host, int(port)))
+    if not addresses:
+        raise InvalidSetting(name="bootstrap.servers", value=str(servers), reason="it names no server")
+    return addresses

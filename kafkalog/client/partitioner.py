@@ -1,0 +1,123 @@
+"""Key to partition: CRC-32C of the key, modulo the number of partitions. Pure; the rule is stable, and documented for
+clients in other languages. One key at a time, or all keys of an Arrow array at once (0.1 us a key instead of 0.4).
+
+A null key has no partition of its own: whoever asks hands such records out in turn.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastcrc.crc32 import iscsi as crc32c
+
+NO_KEY = -1
+"""Stands for the partition of a null key."""
+
+_POLYNOMIAL = 0x82F63B78
+_SAMPLE = 4096
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """The partition of one key."""
+    return crc32c(key) % partitions
+
+
+def partitions_for_keys(keys: pa.Array, partitions: int) -> np.ndarray:
+    """The partition of every key of a binary array, as int32; `NO_KEY` where the key is null."""
+    if len(keys) == 0:
+        return np.empty(0, np.int32)
+    if _repeats(keys):
+        encoded = keys.dictionary_encode()
+        of_distinct = _hash_to_partitions(encoded.dictionary, partitions)
+        indices = encoded.indices
+        result = of_distinct[np.asarray(indices.fill_null(0) if indices.null_count else indices)]
+    else:
+        result = _hash_to_partitions(keys, partitions)
+    if keys.null_count:
+        result[np.asarray(keys.is_null())] = NO_KEY
+    return result
+
+
+def _repeats(keys: pa.Array) -> bool:
+    """Whether finding the distinct keys first pays, judged by the first few thousand."""
+    if len(keys) < 64:
+        return False
+    sample = keys.slice(0, _SAMPLE)
+    return pc.count_distinct(sample).as_py() * 4 < len(sample)
+
+
+def _hash_to_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
+    return (crc32c_of_each(keys) % np.uint32(partitions)).astype(np.int32)
+
+
+def crc32c_of_each(keys: pa.Array) -> np.ndarray:
+    """CRC-32C of every value of a binary array, as uint32; of the empty string where it is null.
+
+    Keys of one length are computed together, 8 bytes a step (slicing by 8); groups too small for that to pay, one by
+    one.
+    """
+    if len(keys) == 0:
+        return np.empty(0, np.uint32)
+    _, offset_bytes, data_bytes = keys.buffers()
+    offsets = np.frombuffer(offset_bytes, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    data = np.frombuffer(data_bytes, np.uint8) if data_bytes is not None and data_bytes.size else np.zeros(1, np.uint8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if keys.null_count:
+        lengths = np.where(np.asarray(keys.is_null()), 0, lengths)
+    result = np.zeros(len(keys), np.uint32)
+    distinct, first = np.unique(lengths, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    bounds = np.searchsorted(first[order], np.arange(len(distinct) + 1))
+    view = memoryview(data)
+    for i, length in enumerate(distinct.tolist()):
+        rows = order[bounds[i] : bounds[i + 1]]
+        if length == 0:
+            continue
+        if len(rows) < 3 * length + 64:  # a step costs about 10 us, a call 0.4 us
+            result[rows] = [crc32c(view[start : start + length]) for start in starts[rows].tolist()]
+        else:
+            result[rows] = _crc32c_of_equal_lengths(data, starts[rows], length)
+    return result
+
+
+def _crc32c_of_equal_lengths(data: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    tables = _tables()
+    crc = np.full(len(starts), 0xFFFFFFFF, np.uint32)
+    at = 0
+    while length - at >= 8:
+        low = crc ^ _little_endian_u32(data, starts + at)
+        high = _little_endian_u32(data, starts + at + 4)
+        crc = (
+            tables[7][low & 0xFF] ^ tables[6][(low >> 8) & 0xFF] ^ tables[5][(low >> 16) & 0xFF] ^ tables[4][low >> 24]
+            ^ tables[3][high & 0xFF] ^ tables[2][(high >> 8) & 0xFF] ^ tables[1][(high >> 16) & 0xFF]
+            ^ tables[0][high >> 24]
+        )  # fmt: skip
+        at += 8
+    for position in range(at, length):
+        crc = tables[0][(crc ^ data[starts + position]) & 0xFF] ^ (crc >> 8)
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
+def _little_endian_u32(data: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return (
+        data[positions].astype(np.uint32)
+        | data[positions + 1].astype(np.uint32) << 8
+        | data[positions + 2].astype(np.uint32) << 16
+        | data[positions + 3].astype(np.uint32) << 24
+    )
+
+
+@functools.cache
+def _tables() -> list[np.ndarray]:
+    """Eight tables: the CRC of a byte followed by 0 to 7 zero bytes."""
+    first = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        first = np.where(first & 1, (first >> 1) ^ np.uint32(_POLYNOMIAL), first >> 1).astype(np.uint32)
+    tables = [first]
+    for _ in range(7):
+        previous = tables[-1]
+        tables.append(first[previous & 0xFF] ^ (previous >> 8))
+    return tables

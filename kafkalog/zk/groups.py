@@ -1,0 +1,94 @@
+"""Consumer groups' offsets in ZooKeeper: the paper's offset registry. Knows no consumer and no log.
+
+An offset stands with the id of the topic it was consumed from, so that a topic deleted and created again under the
+same name does not inherit it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from kafkalog.records import TopicPartition
+from kafkalog.zk import paths
+from kafkalog.zk.session import MULTI_MAX, Create, NodeExists, NoNode, Operation, Set, ZooKeeperSession
+
+_CREATE_ATTEMPTS = 20
+
+
+def commit_offsets(
+    session: ZooKeeperSession,
+    group: str,
+    offsets: Mapping[TopicPartition, int],
+    topic_ids: Mapping[str, bytes],
+    now_us: int,
+) -> None:
+    """Write a group's offsets: all of them or none, up to 500 in one go.
+
+    Args:
+        offsets: the next offset to consume, by partition.
+        topic_ids: the id of every topic among them.
+    """
+    numbered = sorted(offsets.items())
+    for start in range(0, len(numbered), MULTI_MAX):
+        contents = {
+            paths.group_offset(group, *partition): _content(offset, topic_ids[partition.topic], now_us)
+            for partition, offset in numbered[start : start + MULTI_MAX]
+        }
+        _write(session, contents)
+
+
+def _content(offset: int, topic_id: bytes, now_us: int) -> bytes:
+    fields = {"offset": offset, "topic_id": topic_id.hex(), "committed_us": now_us}
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _write(session: ZooKeeperSession, contents: Mapping[str, bytes]) -> None:
+    try:
+        session.multi([Set(path, content) for path, content in contents.items()])
+        return
+    except NoNode:
+        pass
+    session.ensure({path.rpartition("/")[0] for path in contents})
+    for attempt in range(_CREATE_ATTEMPTS):
+        present = session.get_many(list(contents))
+        operations: list[Operation] = [
+            Set(path, content) if found is not None else Create(path, content)
+            for (path, content), found in zip(contents.items(), present, strict=True)
+        ]
+        try:
+            session.multi(operations)
+            return
+        except (NoNode, NodeExists):  # another member of the group commits the same partitions for the first time
+            if attempt == _CREATE_ATTEMPTS - 1:
+                raise
+
+
+def committed_offsets(
+    session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes], topics: Iterable[str] = ()
+) -> dict[TopicPartition, int]:
+    """A group's offsets; those of topics that are not in `topic_ids`, or have another id there, are left out.
+
+    Args:
+        topics: only these; none: all that the group has.
+    """
+    try:
+        names = sorted(set(topics) or session.children(paths.group_offsets(group)))
+    except NoNode:
+        return {}
+    found: dict[TopicPartition, int] = {}
+    for name in names:
+        if name not in topic_ids:
+            continue
+        try:
+            numbers = sorted(int(number) for number in session.children(paths.group_topic_offsets(group, name)))
+        except NoNode:
+            continue
+        contents = session.get_many([paths.group_offset(group, name, number) for number in numbers])
+        for number, content in zip(numbers, contents, strict=True):
+            if content is None:
+                continue
+            fields = json.loads(content[0])
+            if fields["topic_id"] == topic_ids[name].hex():
+                found[TopicPartition(name, number)] = int(fields["offset"])
+    return found

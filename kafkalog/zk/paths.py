@@ -1,0 +1,79 @@
+"""The znode tree, every path of it. All are below the cluster's chroot (default /kafkalog), which the session adds.
+
+    /cluster                                        {cluster_id, created_us}: made by the first broker
+    /producer_ids                                   {next}: brokers take producer ids from it in blocks
+    /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory}
+    /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
+                                                    with deleted: true while it is being taken down
+    /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr}: made by the leader once its log is open
+    /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
+    /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
+
+Knows names only; what stands in a znode is `registry.py`'s and `groups.py`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+
+DEFAULT_CHROOT = "/kafkalog"
+
+CLUSTER = "/cluster"
+PRODUCER_IDS = "/producer_ids"
+BROKER_IDS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+DELETED_TOPICS = "/admin/deleted_topics"
+CONSUMERS = "/consumers"
+
+PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS)
+"""Parents that every cluster has; made when a broker first connects."""
+
+
+def broker(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic(name: str) -> str:
+    return f"{TOPICS}/{name}"
+
+
+def partitions(name: str) -> str:
+    return f"{TOPICS}/{name}/partitions"
+
+
+def partition(name: str, number: int) -> str:
+    return f"{TOPICS}/{name}/partitions/{number}"
+
+
+def partition_state(name: str, number: int) -> str:
+    return f"{TOPICS}/{name}/partitions/{number}/state"
+
+
+def deleted_topic(topic_id: bytes) -> str:
+    return f"{DELETED_TOPICS}/{topic_id.hex()}"
+
+
+def group_offsets(group: str) -> str:
+    return f"{CONSUMERS}/{group}/offsets"
+
+
+def group_topic_offsets(group: str, topic_name: str) -> str:
+    return f"{CONSUMERS}/{group}/offsets/{topic_name}"
+
+
+def group_offset(group: str, topic_name: str, number: int) -> str:
+    return f"{CONSUMERS}/{group}/offsets/{topic_name}/{number}"
+
+
+def parents(path: str) -> list[str]:
+    """Every ancestor of a path, nearest the root first."""
+    words = path.strip("/").split("/")
+    return ["/" + "/".join(words[:count]) for count in range(1, len(words))]
+
+
+_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether a topic or group may be called so: it becomes a znode and part of file names."""
+    return bool(_NAME.match(name)) and name not in (".", "..") and not name.endswith("\n")

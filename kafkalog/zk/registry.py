@@ -1,0 +1,411 @@
+"""Brokers, topics, partition states, producer ids and the cluster's id in ZooKeeper: the paper's registries.
+
+Each function is one read or one atomic change; deciding who hosts what is `broker/requests/topics.py`'s business.
+Contents are JSON objects with the fields of `paths.py`; unknown fields of a newer broker are kept out of sight.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
+from kafkalog.zk import paths
+from kafkalog.zk.session import (
+    MULTI_MAX,
+    BadVersion,
+    Create,
+    Delete,
+    NodeExists,
+    NoNode,
+    Operation,
+    Set,
+    Watch,
+    ZooKeeperSession,
+)
+
+PRODUCER_ID_BLOCK = 1000
+
+
+@dataclass(frozen=True)
+class BrokerRecord:
+    """A live broker. `epoch` is the czxid of its znode: greater for every registration."""
+
+    broker_id: int
+    host: str
+    grpc_port: int
+    data_port: int
+    rack: str = ""
+    version: str = ""
+    directory: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """Who leads a partition. `version` is the znode's, for the next write."""
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class TopicRecord:
+    """A topic as ZooKeeper has it.
+
+    Attributes:
+        replicas: broker ids by partition number; the first one leads unless the state says otherwise.
+        states: by partition number; absent until the leader has opened the partition's log.
+        version: of the topic's znode, for the next write.
+    """
+
+    name: str
+    topic_id: bytes
+    config: Mapping[str, str]
+    replicas: Sequence[tuple[int, ...]]
+    created_us: int
+    states: Mapping[int, PartitionState] = field(default_factory=dict)
+    version: int = 0
+    deleted: bool = False
+
+
+def _dump(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+# --- the cluster ---------------------------------------------------------------------------------------------------
+
+
+def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
+    """The cluster's id; made if this is its first broker. The permanent parents are there afterwards."""
+    session.ensure(paths.PERMANENT)
+    try:
+        session.create(paths.CLUSTER, _dump({"cluster_id": uuid.uuid4().hex, "created_us": now_us}))
+    except NodeExists:
+        pass
+    content, _ = session.get(paths.CLUSTER)
+    return str(json.loads(content)["cluster_id"])
+
+
+def take_producer_ids(session: ZooKeeperSession) -> range:
+    """A block of producer ids that nobody else has."""
+    while True:
+        try:
+            content, stat = session.get(paths.PRODUCER_IDS)
+            start = int(json.loads(content)["next"])
+            session.set(paths.PRODUCER_IDS, _dump({"next": start + PRODUCER_ID_BLOCK}), stat.version)
+        except BadVersion:
+            continue  # another broker took that block
+        except NoNode:
+            try:
+                session.create(paths.PRODUCER_IDS, _dump({"next": 0}))
+            except NodeExists:
+                pass
+            continue
+        return range(start, start + PRODUCER_ID_BLOCK)
+
+
+# --- brokers -------------------------------------------------------------------------------------------------------
+
+
+def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
+    """Put a broker on the list of live ones for as long as the session lasts.
+
+    A znode that an earlier run over the same directory left behind is replaced: whoever holds the directory's lock
+    knows that run to be dead.
+
+    Returns:
+        None if registered, or the live broker of another directory that has this id.
+    """
+    path = paths.broker(broker.broker_id)
+    content = _dump(
+        {
+            "host": broker.host,
+            "grpc_port": broker.grpc_port,
+            "data_port": broker.data_port,
+            "rack": broker.rack,
+            "version": broker.version,
+            "directory": broker.directory,
+        }
+    )
+    while True:
+        try:
+            session.create(path, content, ephemeral=True)
+            return None
+        except NodeExists:
+            pass
+        try:
+            _, stat = session.get(path)
+            other = _read_broker(session, broker.broker_id, None)
+            if other is None:
+                continue
+            if other.directory != broker.directory:
+                return other
+            if stat.ephemeralOwner == session.session_id:
+                session.set(path, content, stat.version)
+                return None
+            session.delete(path, stat.version)
+        except (NoNode, BadVersion):
+            continue
+
+
+def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[int, BrokerRecord]:
+    """Every live broker, by id; `watch` is called when one comes or goes."""
+    found = {}
+    for name in session.children(paths.BROKER_IDS, watch):
+        broker = _read_broker(session, int(name), watch)
+        if broker is not None:
+            found[broker.broker_id] = broker
+    return dict(sorted(found.items()))
+
+
+def _read_broker(session: ZooKeeperSession, broker_id: int, watch: Watch | None) -> BrokerRecord | None:
+    try:
+        content, stat = session.get(paths.broker(broker_id), watch)
+    except NoNode:
+        return None
+    fields = json.loads(content)
+    return BrokerRecord(
+        broker_id=broker_id,
+        host=fields["host"],
+        grpc_port=fields["grpc_port"],
+        data_port=fields["data_port"],
+        rack=fields.get("rack", ""),
+        version=fields.get("version", ""),
+        directory=fields.get("directory", ""),
+        epoch=stat.czxid,
+    )
+
+
+# --- topics --------------------------------------------------------------------------------------------------------
+
+
+def topic_names(session: ZooKeeperSession, watch: Watch | None = None) -> list[str]:
+    """Names of all topics, those included that are being deleted; `watch` is called when one comes or goes."""
+    return sorted(session.children(paths.TOPICS, watch))
+
+
+def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None) -> TopicRecord | None:
+    """A topic with the states of its partitions, or None; `watch` is called when any of it changes."""
+    try:
+        content, stat = session.get(paths.topic(name), watch)
+    except NoNode:
+        return None
+    fields = json.loads(content)
+    replicas = [tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))]
+    deleted = bool(fields.get("deleted"))
+    states = {}
+    if not deleted:
+        wanted = [paths.partition_state(name, number) for number in range(len(replicas))]
+        for number, found in enumerate(session.get_many(wanted, watch)):
+            if found is not None:
+                states[number] = _read_state(*found)
+    return TopicRecord(
+        name=name,
+        topic_id=bytes.fromhex(fields["topic_id"]),
+        config=fields["config"],
+        replicas=replicas,
+        created_us=fields["created_us"],
+        states=states,
+        version=stat.version,
+        deleted=deleted,
+    )
+
+
+def _read_state(content: bytes, stat: Any) -> PartitionState:
+    fields = json.loads(content)
+    return PartitionState(fields["leader"], fields["leader_epoch"], tuple(fields["isr"]), stat.version)
+
+
+def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
+    fields = {
+        "topic_id": topic.topic_id.hex(),
+        "config": dict(topic.config),
+        "partitions": {str(number): list(brokers) for number, brokers in enumerate(topic.replicas)},
+        "created_us": topic.created_us,
+    }
+    if deleted:
+        fields["deleted"] = True
+    return _dump(fields)
+
+
+def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
+    """Make a topic. Raises TopicExists."""
+    while True:
+        try:
+            session.create(paths.topic(topic.name), _topic_content(topic))
+            return
+        except NodeExists:
+            existing = read_topic(session, topic.name)
+            if existing is not None and not existing.deleted:
+                raise TopicExists(topic=topic.name) from None
+            if existing is not None:  # whoever began to delete it did not finish
+                _take_down(session, existing)
+
+
+def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
+    """Write a topic's config and partitions over the version it was read at; False if it was changed meanwhile."""
+    try:
+        session.set(paths.topic(topic.name), _topic_content(topic), topic.version)
+        return True
+    except (NoNode, BadVersion):
+        return False
+
+
+def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
+    """Delete a topic: at once for everyone, then its znodes. The brokers remove its logs. Raises UnknownTopic.
+
+    Returns:
+        its id.
+    """
+    while True:
+        topic = read_topic(session, name)
+        if topic is None or topic.deleted:
+            raise UnknownTopic(topic=name)
+        hosts = sorted({broker for replicas in topic.replicas for broker in replicas})
+        try:
+            session.multi(
+                [
+                    Set(paths.topic(name), _topic_content(topic, deleted=True), topic.version),
+                    Create(paths.deleted_topic(topic.topic_id), _dump({"topic": name, "brokers": hosts})),
+                ]
+            )
+        except (BadVersion, NoNode):
+            continue
+        _take_down(session, topic)
+        return topic.topic_id
+
+
+def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
+    """Remove a deleted topic's znodes, leaves first. Several may do so at once."""
+    states = [paths.partition_state(topic.name, number) for number in range(len(topic.replicas))]
+    _delete_all(session, states)
+    _delete_all(session, [paths.partition(topic.name, number) for number in range(len(topic.replicas))])
+    _delete_all(session, [paths.partitions(topic.name)])
+    try:
+        current = read_topic(session, topic.name)
+        if current is not None and current.deleted and current.topic_id == topic.topic_id:
+            session.delete(paths.topic(topic.name), current.version)
+    except (NoNode, BadVersion):
+        pass  # another one finished it
+
+
+def _delete_all(session: ZooKeeperSession, gone: Sequence[str]) -> None:
+    present = [path for path, found in zip(gone, session.get_many(gone), strict=True) if found is not None]
+    for start in range(0, len(present), MULTI_MAX):
+        chunk = present[start : start + MULTI_MAX]
+        try:
+            session.multi([Delete(path) for path in chunk])
+        except NoNode:
+            for path in chunk:
+                session.delete_tree(path)
+
+
+def deleted_topics(session: ZooKeeperSession, watch: Watch | None = None) -> set[bytes]:
+    """Ids of topics that were deleted while some broker may hold logs of them; `watch` is called at a new one."""
+    return {bytes.fromhex(name) for name in session.children(paths.DELETED_TOPICS, watch)}
+
+
+def logs_removed(session: ZooKeeperSession, topic_id: bytes, broker_id: int) -> None:
+    """Say that a broker holds no log of a deleted topic any more; the last one forgets the topic."""
+    path = paths.deleted_topic(topic_id)
+    while True:
+        try:
+            content, stat = session.get(path)
+            fields = json.loads(content)
+            if broker_id not in fields["brokers"]:
+                return
+            fields["brokers"].remove(broker_id)
+            if fields["brokers"]:
+                session.set(path, _dump(fields), stat.version)
+            else:
+                session.delete(path, stat.version)
+            return
+        except BadVersion:
+            continue
+        except NoNode:
+            return
+
+
+# --- partition states ------------------------------------------------------------------------------------------------
+
+
+def write_states(
+    session: ZooKeeperSession, topic: TopicRecord, states: Mapping[int, PartitionState]
+) -> dict[int, PartitionState]:
+    """Write partition states: those the topic has none of are made, the others replaced at exactly their version.
+
+    Returns:
+        the states now in force, with their versions; where another one was faster, his.
+    """
+    numbers = sorted(states)
+    written: dict[int, PartitionState] = {}
+    new = [number for number in numbers if number not in topic.states]
+    if new:
+        _ensure_children(session, paths.partitions(topic.name), [paths.partition(topic.name, number) for number in new])
+    for start in range(0, len(numbers), MULTI_MAX):
+        chunk = numbers[start : start + MULTI_MAX]
+        operations: list[Operation] = []
+        for number in chunk:
+            path, content = paths.partition_state(topic.name, number), _state_content(states[number])
+            if number in topic.states:
+                operations.append(Set(path, content, topic.states[number].version))
+            else:
+                operations.append(Create(path, content))
+        try:
+            session.multi(operations)
+        except (NodeExists, BadVersion, NoNode):
+            for number, operation in zip(chunk, operations, strict=True):
+                try:
+                    session.multi([operation])
+                except (NodeExists, BadVersion, NoNode):
+                    continue
+        wanted = [paths.partition_state(topic.name, number) for number in chunk]
+        for number, found in zip(chunk, session.get_many(wanted), strict=True):
+            if found is not None:
+                written[number] = _read_state(*found)
+    return written
+
+
+def _ensure_children(session: ZooKeeperSession, parent: str, children: Sequence[str]) -> None:
+    """Make znodes below a parent whose own parent exists; fewer round trips than ensuring each."""
+    try:
+        session.multi([Create(parent)])
+    except NodeExists:
+        pass
+    missing = [path for path, found in zip(children, session.get_many(children), strict=True) if found is None]
+    for start in range(0, len(missing), MULTI_MAX):
+        chunk = missing[start : start + MULTI_MAX]
+        try:
+            session.multi([Create(path) for path in chunk])
+        except NodeExists:
+            session.ensure(chunk)
+
+
+def _state_content(state: PartitionState) -> bytes:
+    return _dump({"leader": state.leader, "leader_epoch": state.leader_epoch, "isr": list(state.isr)})
+
+
+def place_partitions(
+    brokers: Iterable[int], hosted: Mapping[int, int], count: int
+) -> list[tuple[int, ...]]:
+    """Brokers for new partitions: round robin over the live ones, beginning with the one that hosts fewest.
+
+    Args:
+        brokers: ids of the live ones.
+        hosted: how many partitions each has already.
+        count: how many partitions to place.
+
+    Raises:
+        NoBrokers: there is none.
+    """
+    order = sorted(brokers, key=lambda broker: (hosted.get(broker, 0), broker))
+    if not order:
+        raise NoBrokers()
+    return [(order[number % len(order)],) for number in range(count)]
+

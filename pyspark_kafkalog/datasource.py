@@ -1,0 +1,62 @@
+"""The `kafkalog` format: names it, tells its schema and hands on to `source.py` and `sink.py`.
+
+Imports only pyspark's base class at module level: `pyspark_*` packages are imported at the first use of any Python
+data source, and the process of a streaming source has 10 seconds to start, imports included.
+
+Where option errors rise: unknown names and values that are wrong for batch and stream alike at `load()`; what depends
+on batch or stream at the first action or the query's start; a sink's when the write starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from pyspark_kafkalog.sink import BatchWriter, StreamWriter
+    from pyspark_kafkalog.source import BatchReader, StreamReader
+
+
+class KafkalogDataSource(DataSource):
+    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (README has the table)."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        from pyspark_kafkalog.options import check_names, check_source_if_any
+
+        self.options = dict(options)  # plain values: this object travels to the tasks
+        check_names(self.options)
+        check_source_if_any(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafkalog"
+
+    def schema(self) -> str:
+        from pyspark_kafkalog.columns import source_schema
+        from pyspark_kafkalog.options import parse_source
+
+        return source_schema(parse_source(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        from pyspark_kafkalog.source import BatchReader
+
+        return BatchReader(schema, self.options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        from pyspark_kafkalog.source import StreamReader
+
+        return StreamReader(schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from pyspark_kafkalog.sink import BatchWriter
+
+        return BatchWriter(schema, self.options, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from pyspark_kafkalog.sink import StreamWriter
+
+        return StreamWriter(schema, self.options)

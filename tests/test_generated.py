@@ -1,0 +1,60 @@
+"""What is generated and committed is what its generator makes today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from broker.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from kafkalog.config import read_properties
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), ROOT / f"{path}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_protobuf_code_is_that_of_the_proto_files(tmp_path: Path) -> None:
+    script("proto/generate").generate(tmp_path)
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    wire = ROOT / "kafkalog" / "wire"
+    kept = {path.relative_to(ROOT): path.read_text() for path in wire.iterdir() if "_pb2" in path.name}
+    assert made.keys() == kept.keys()
+    for path, text in made.items():
+        assert kept[path] == text, f"{path} is out of date: ./run proto"
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/OPERATIONS.md", "conf/broker.properties"])
+def test_documents_have_the_tables_of_the_code(path: str) -> None:
+    assert (ROOT / path).read_text() == script("docs/generate").generated()[ROOT / path], "out of date: ./run docs"
+
+
+def test_every_table_stands_in_a_document() -> None:
+    generate = script("docs/generate")
+    texts = "".join(path.read_text() for path in generate.generated() if path.suffix == ".md")
+    for name in generate.TABLES:
+        assert f"<!-- generated: {name} -->" in texts, f"no document lists the {name}"
+
+
+def test_broker_properties_uncommented_are_the_defaults() -> None:
+    text = (ROOT / "conf" / "broker.properties").read_text()
+    lines = [line.removeprefix("#") for line in text.splitlines() if line.startswith("#") and not line.startswith("# ")]
+    given = read_properties("\n".join(lines), "broker.properties")
+    for table in (BROKER_SETTINGS, TOPIC_SETTINGS):
+        mine = {name: value for name, value in given.items() if name in table}
+        assert dict(table.parse(mine).items()) == dict(table.parse().items())
+        assert set(mine) == {setting.name for setting in table}
+
+
+def test_constraints_are_plain_pins() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert line.startswith("#") or line.count("==") == 1, line
+        assert "://" not in line and "@" not in line
