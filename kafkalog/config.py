@@ -62,6 +62,8 @@ class Setting:
             return self._checked(self.default)
         if isinstance(value, str):
             value = self._from_text(value.strip())
+            if value is None:  # `flush.ms=` in a file: unset
+                return self._checked(None)
         elif self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is not bool and isinstance(value, bool)):

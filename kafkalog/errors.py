@@ -208,6 +208,13 @@ class SequenceForgotten(KafkalogError):
     message = "producer {producer_id} sent sequence {sequence} to {partition} again, older than those remembered"
 
 
+class OutcomeUnknown(KafkalogError):
+    """A batch behind one that failed for good; it may or may not be in the log, and is not sent again."""
+
+    code = 70
+    message = "whether records for {partition} are in the log is unknown, after an earlier batch failed: {reason}"
+
+
 # --- storage -----------------------------------------------------------------------------------------------------
 
 

@@ -193,19 +193,21 @@ def _offsets(pieces: list[Piece], rows: int) -> pa.Array:
 
 def _timestamps(pieces: list[Piece]) -> pa.Array:
     if not any(piece.header.attributes & HAS_TIMESTAMP for piece in pieces):
-        shared = np.repeat(
-            np.array([piece.header.min_timestamp_us for piece in pieces], dtype=np.int64),
-            [piece.columns.num_rows for piece in pieces],
-        )
-        return pa.array(shared).view(TIMESTAMP)
+        return _shared_timestamps(pieces)
     return _concatenated(
         [
             piece.columns.column("timestamp")
             if piece.header.attributes & HAS_TIMESTAMP
-            else pa.array(np.full(piece.columns.num_rows, piece.header.min_timestamp_us, dtype=np.int64)).view(TIMESTAMP)
+            else _shared_timestamps([piece])
             for piece in pieces
         ]
     )
+
+
+def _shared_timestamps(pieces: list[Piece]) -> pa.Array:
+    """Of batches in which every record has the header's."""
+    times = np.array([piece.header.min_timestamp_us for piece in pieces], dtype=np.int64)
+    return pa.array(np.repeat(times, [piece.columns.num_rows for piece in pieces])).view(TIMESTAMP)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

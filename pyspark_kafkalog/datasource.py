@@ -3,8 +3,9 @@
 Imports only pyspark's base class at module level: `pyspark_*` packages are imported at the first use of any Python
 data source, and the process of a streaming source has 10 seconds to start, imports included.
 
-Where option errors rise: unknown names and values that are wrong for batch and stream alike at `load()`; what depends
-on batch or stream at the first action or the query's start; a sink's when the write starts.
+Where option errors rise: what is wrong for batch and stream alike at `load()` (but with a schema of the user's, where
+Spark asks nothing yet, at the first action); what depends on batch or stream at the first action or the query's start;
+a sink's before the first task.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ class KafkalogDataSource(DataSource):
     """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (README has the table)."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        from pyspark_kafkalog.options import check_names, check_source_if_any
+        from pyspark_kafkalog.options import check_names
 
         self.options = dict(options)  # plain values: this object travels to the tasks
         check_names(self.options)
-        check_source_if_any(self.options)
 
     @classmethod
     def name(cls) -> str:

@@ -213,14 +213,14 @@ def input_ranges(start: PartitionOffsets, end: PartitionOffsets) -> list[InputRa
 
 
 def whats_lost(start: PartitionOffsets, end: PartitionOffsets) -> str | None:
-    """Why records between a stream's position and the log's present end can not be there any more, or None."""
+    """Why the log can not have what a stream knew of, `start`, if it now ends at `end`; None if it can."""
     gone = start.keys() - end.keys()
     if gone:
-        return f"the stream stands in {partition_names(gone)}, deleted since"
+        return f"the stream reads {partition_names(gone)}, deleted since"
     for partition, offset in sorted(end.items()):
         if partition in start and offset < start[partition]:
             return (
-                f"the stream stands at offset {start[partition]} of {partition}, which ends at {offset}: either the "
-                "topic was deleted and created again, or the start was set beyond the end"
+                f"the stream knows of offset {start[partition]} of {partition}, which now ends at {offset}: either "
+                "the topic was deleted and created again, or the start was set beyond the end"
             )
     return None

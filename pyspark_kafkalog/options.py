@@ -107,14 +107,16 @@ OPTIONS = (
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest or JSON", "batch: earliest, stream: latest", READ, parse_position,
            'Where to start; in JSON an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. Of a stream it counts only when its checkpoint is new. A batch can not start at latest."),
+           "earliest and -1 for latest. Of a stream it counts only when its checkpoint is new; a batch can not start at "
+           "latest."),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after the last record's. Earliest and latest of a batch are looked up anew "
            "each time that the DataFrame is run."),
     Option("includeHeaders", "true or false", "false", READ, _truth, "Adds the column `headers`."),
     Option("maxOffsetsPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
            "Records of one micro-batch, shared out over the partitions in proportion to what each has left."),
-    Option("topic", "topic", "column `topic`", WRITE, _text, "Topic that every row goes to, whatever its column `topic` says."),
+    Option("topic", "topic", "column `topic`", WRITE, _text,
+           "Topic that every row goes to, whatever its column `topic` says."),
 )  # fmt: skip
 
 BOOTSTRAP = "kafkalog.bootstrap.servers"
@@ -224,15 +226,6 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(_bootstrap(values), _client_settings(options, PRODUCER_SETTINGS), values.get("topic"))
 
 
-def check_source_if_any(options: Mapping[str, str]) -> None:
-    """Find a read's wrong options early: also when a schema is given, for which Spark does not ask the source.
-
-    Whether it is a read is told by its selection alone. Raises InvalidArgument.
-    """
-    if any(name.lower() in _lowered(options) for name in _SELECTIONS):
-        parse_source(options)
-
-
 def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
     for name in _lowered(options):
@@ -287,7 +280,7 @@ def _values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]
     ours, kafkas = given.get(BOOTSTRAP), given.pop("kafka.bootstrap.servers", None)
     if ours is not None and kafkas is not None and ours != kafkas:
         raise InvalidArgument(
-            reason=f"{BOOTSTRAP} ({ours}) and kafka.bootstrap.servers ({kafkas}) differ: they are two names of one option"
+            reason=f"{BOOTSTRAP} ({ours}) and kafka.bootstrap.servers ({kafkas}) differ: two names of one option"
         )
     if ours is None and kafkas is not None:
         given[BOOTSTRAP] = kafkas

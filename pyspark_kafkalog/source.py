@@ -6,25 +6,25 @@ Spark plans a DataFrame once and runs the same plan again and again. A stream's 
 
 A stream's position is in Spark's checkpoint, as JSON; what this reader remembers between micro-batches (its start, the
 ids of its topics, the target of AvailableNow) is gone after a restart and must not be needed then. Spark calls
-`initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies there.
-For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged: an empty
-first batch writes the position down before anything is read.
+`initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
+there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged: an
+empty first batch writes the position down before anything is read.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from kafkalog.errors import DataLost, InvalidArgument, OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
+from kafkalog.errors import DataLost, InvalidArgument, OffsetOutOfRange, UnknownTopic, UnknownTopicId
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.columns import Rows, check_projection
+from pyspark_kafkalog.columns import Fetched, Rows, check_projection
 from pyspark_kafkalog.offsets import (
     EARLIEST,
     LATEST,
@@ -52,6 +52,39 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 NO_LIMIT = (1 << 63) - 1
+_IDLE_WAIT_S = 0.2
+_IDLE_CHECKS = 4
+
+LoggedOffsets = dict[str, dict[str, int]]
+"""Offsets as `offsets.to_log` makes them."""
+
+_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
+"""This process's connections by process id (a forked child must not use its parent's), servers and settings. Spark's
+Python workers live through many tasks and micro-batches."""
+
+
+def connected(options: SourceOptions) -> Cluster:
+    """This process's connections to the cluster."""
+    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    cluster = _clusters.get(key)
+    if cluster is None:
+        from kafkalog.client.cluster import Cluster
+        from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
+
+        settings = connection_settings(CONSUMER_SETTINGS.parse(options.client))
+        cluster = _clusters[key] = Cluster(options.bootstrap_servers, settings)
+    return cluster
+
+
+def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:
+    """The offset that each partition's EARLIEST or LATEST stands for now."""
+    from kafkalog.client.admin import list_offsets
+
+    if not symbols:
+        return {}
+    words = {EARLIEST: "earliest", LATEST: "latest"}
+    listed = list_offsets(cluster, {partition: words[symbol] for partition, symbol in symbols.items()})
+    return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
 
 
 class PlannedRange(NamedTuple):
@@ -65,11 +98,8 @@ class Selected:
     """The partitions that a read selects, as the brokers tell of them now."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    @property
-    def _cluster(self) -> Cluster:
-        return connected(self._options)
+        self.options = options
+        self._warned = False
 
     def partitions(self) -> dict[TopicPartition, bytes]:
         """The id of its topic, by selected partition.
@@ -77,22 +107,61 @@ class Selected:
         Raises:
             UnknownTopic: a topic named by subscribe or assign is not there.
         """
-        selection = self._options.selection
+        cluster = connected(self.options)
+        selection = self.options.selection
         if selection.option == "subscribePattern":
-            topics = [topic for topic in self._cluster.topics() if selection.matches(topic.name)]
+            topics = [topic for topic in cluster.describe_topics() if selection.matches(topic.name)]
         else:
-            topics = self._cluster.describe_topics(selection.topics())
+            topics = cluster.describe_topics(selection.topics())
         found = {
             TopicPartition(topic.name, partition.partition): topic.topic_id
             for topic in topics
             for partition in topic.partitions
         }
-        if selection.option == "assign" and (missing := set(selection.value) - found.keys()):
+        if selection.option == "assign" and not self._warned and (missing := set(selection.value) - found.keys()):
+            self._warned = True
             log.warning("assigned_partitions_not_there", partitions=partition_names(missing))
         return {partition: found[partition] for partition in sorted(found) if selection.takes(partition)}
 
-    def at(self, symbol: int, partitions: Iterator[TopicPartition]) -> PartitionOffsets:
-        """The offset at which each partition starts or ends now."""
+    def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+        """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""
+        return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))
+
+
+def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange) -> Iterator[pa.RecordBatch]:
+    """Spark's batches of a planned range, in a task.
+
+    Raises:
+        OffsetOutOfRange, DataLost: the log has not, or not any more, all that the range names.
+    """
+    from kafkalog.client.fetcher import fetch_range
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    cluster = connected(options)
+    partition, start, end = planned.range
+    earliest = offsets_at(cluster, {partition: EARLIEST})[partition]
+    latest = offsets_at(cluster, {partition: LATEST})[partition]
+    start = earliest if start == EARLIEST else start
+    end = latest if end == LATEST else end
+    for offset in (start, end):
+        if not earliest <= offset <= latest:
+            raise OffsetOutOfRange(partition=str(partition), offset=offset, start_offset=earliest, end_offset=latest)
+    if start > end:
+        raise InvalidArgument(reason=f"the start offset {start} of {partition} is greater than its end offset {end}")
+    rows = Rows(to_arrow_schema(schema, timezone="UTC"), partition.topic, partition.partition)
+    fetched = fetch_range(cluster, partition, planned.topic_id, start, end)
+    yield from rows.batches(_whole(fetched, partition, start, end), start)
+
+
+def _whole(fetched: Fetched, partition: TopicPartition, start: int, end: int) -> Fetched:
+    """The same batches, with proof at their end that they reach the range's."""
+    position = start
+    for group in fetched:
+        if group:
+            position = group[-1][0].end_offset
+        yield group
+    if position < end:
+        raise DataLost(reason=f"{partition} was read up to offset {position} instead of {end}")
 
 
 class BatchReader(DataSourceReader):
@@ -120,3 +189,137 @@ class BatchReader(DataSourceReader):
         if partition.value is None:  # Spark's stand-in where nothing was planned
             return iter(())
         return read_rows(self._options, self._schema, partition.value)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream's read. An instance lives in the source's own process on the driver, copies of it in the tasks.
+
+    Options are parsed at the first call: what rises in the constructor reaches the user wrapped in an error of Spark's.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        self._schema = schema
+        self._given = dict(options)
+        self._selected_once: Selected | None = None
+        self._initial: PartitionOffsets | None = None
+        self._hold_start = False
+        self._latest: PartitionOffsets = {}
+        self._topic_ids: dict[str, bytes] = {}
+        self._available_now = False
+        self._target: PartitionOffsets | None = None
+
+    @property
+    def _selected(self) -> Selected:
+        if self._selected_once is None:
+            check_projection(self._schema)
+            options = parse_source(self._given)
+            if options.ending is not None:
+                raise InvalidArgument(reason="endingOffsets is for batch reads; a stream has no end")
+            self._selected_once = Selected(options)
+        return self._selected_once
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Never ReadAllAvailable, even without a limit: that is what Trigger.Once sends.
+        return ReadMaxRows(self._selected.options.max_offsets_per_trigger or NO_LIMIT)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        # The target is taken at the first latestOffset: what is replayed before may end beyond the log's end now.
+        assert self._selected  # wrong options rise here first
+        self._available_now = True
+
+    def initialOffset(self) -> LoggedOffsets:
+        if self._initial is None:
+            selected = self._selected
+            partitions = self._noticed(selected.partitions())
+            start = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
+            moving = symbols_in([start], LATEST)
+            self._initial = resolved(
+                start, selected.at(EARLIEST, symbols_in([start], EARLIEST)), selected.at(LATEST, moving)
+            )
+            self._hold_start = bool(moving)
+        return to_log(self._initial)
+
+    def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
+        position = from_log(start)
+        once = isinstance(limit, ReadAllAvailable)
+        latest = self._latest_from(position)
+        if latest == position and not once and not self._available_now:
+            latest = self._waited(position)
+        self._latest = latest
+        if self._available_now:
+            latest = self._up_to_target(latest)
+        if self._hold_start:
+            self._hold_start = False
+            if position == self._initial:
+                return to_log(position)
+        if isinstance(limit, ReadMaxRows):
+            latest = limited(position, latest, limit.max_rows)
+        return to_log(latest)
+
+    def reportLatestOffset(self) -> LoggedOffsets:
+        return to_log(self._latest)
+
+    def partitions(self, start: LoggedOffsets, end: LoggedOffsets) -> Sequence[InputPartition]:
+        topic_ids = self._noticed(self._selected.partitions())
+        ranges = input_ranges(from_log(start), from_log(end))
+        gone = {each.partition for each in ranges} - topic_ids.keys()
+        if gone:
+            raise DataLost(reason=f"the batch reads {partition_names(gone)}, deleted since")
+        return [InputPartition(PlannedRange(each, topic_ids[each.partition])) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read_rows(self._selected.options, self._schema, partition.value)
+        except (OffsetOutOfRange, UnknownTopic, UnknownTopicId) as error:
+            raise DataLost(reason=str(error)) from error
+
+    def _waited(self, position: PartitionOffsets) -> PartitionOffsets:
+        """Where the partitions end, once they have more than the position, at the latest after a while.
+
+        An idle stream would else ask 90 times a second: Spark's pause between two calls is 10 ms.
+        """
+        latest = position
+        for _ in range(_IDLE_CHECKS):
+            time.sleep(_IDLE_WAIT_S / _IDLE_CHECKS)
+            latest = self._latest_from(position)
+            if latest != position:
+                break
+        return latest
+
+    def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:
+        """Where AvailableNow ends: what the log had at the first call, as long as it still has it."""
+        if self._target is None:
+            self._target = latest
+        elif lost := whats_lost(self._target, latest):
+            raise DataLost(reason=lost)
+        return self._target
+
+    def _noticed(self, partitions: dict[TopicPartition, bytes]) -> dict[TopicPartition, bytes]:
+        """The same, once it is known that no topic was deleted and created again since this process began."""
+        for partition, topic_id in partitions.items():
+            if self._topic_ids.setdefault(partition.topic, topic_id) != topic_id:
+                raise DataLost(reason=f"topic '{partition.topic}' was deleted and created again")
+        return partitions
+
+    def _latest_from(self, position: PartitionOffsets) -> PartitionOffsets:
+        """Where the selected partitions end now.
+
+        Raises:
+            DataLost: the log has no longer what follows a position.
+        """
+        selected = self._selected
+        try:
+            partitions = self._noticed(selected.partitions())
+        except UnknownTopic as error:
+            topic = error.facts["topic"]
+            if not any(partition.topic == topic for partition in position):
+                raise
+            raise DataLost(reason=f"topic '{topic}', which the stream reads, was deleted") from error
+        latest = selected.at(LATEST, partitions)
+        if lost := whats_lost(position, latest):
+            raise DataLost(reason=lost)
+        added = partitions.keys() - position.keys()
+        for partition, earliest in sorted(selected.at(EARLIEST, added).items()):
+            if earliest > 0:
+                raise DataLost(reason=f"partition {partition}, new to the stream, starts at {earliest}, not at 0")
+        return latest

@@ -110,11 +110,11 @@ class Catalog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def close(self, clean: bool = True) -> None:
+    def close(self) -> None:
         """Close every partition. After `stop_following`."""
         hosted, self._hosted = self._hosted, {}
         for partition in hosted.values():
-            partition.close(clean)
+            partition.close()
 
     # --- what requests ask -----------------------------------------------------------------------------------------
 
@@ -278,16 +278,9 @@ class Catalog:
         return TopicRecord(**{**vars(topic), "states": states})
 
     def _open(self, topic: TopicRecord, number: int, settings: Values, leader_epoch: int) -> Partition:
-        opened = self._directory.open_log(
-            topic.topic_id,
-            number,
-            f"{topic.name}-{number}",
-            settings,
-            leader_epoch,
-            producer_expiration_ms=self.settings.producer_id_expiration_ms,
-            producer_batches=self.settings.producer_batches_remembered,
-        )
-        return Partition(topic.name, topic.topic_id, number, opened, settings, self.broker_id)
+        label = f"{topic.name}-{number}"
+        opened = self._directory.open_log(topic.topic_id, number, label, settings, leader_epoch)
+        return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
 
     def _drop_deleted(self) -> None:
         """Close what no topic names any more, and remove the logs of topics that were deleted."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from broker.storage.log import Appended, FileSlice, Hint, Log
+from broker.storage.directory import LogDirectory
+from broker.storage.file_slice import FileSlice, Hint
+from broker.storage.log import Appended, Log
 from kafkalog.config import Values
-from kafkalog.errors import KafkalogError, NotLeader
+from kafkalog.errors import KafkalogError, NotLeader, StorageFailed
 from kafkalog.format.batch import BatchHeader
 
 Wake = Callable[[], None]
@@ -23,17 +25,27 @@ class Partition:
         topic: the topic's name, for messages.
         topic_id: what requests name it by.
         number: within the topic.
-        log: its open log; the partition closes it.
+        log: its open log, of `directory`, which closes it.
         settings: the topic's.
     """
 
-    def __init__(self, topic: str, topic_id: bytes, number: int, log: Log, settings: Values, broker_id: int) -> None:
+    def __init__(
+        self,
+        topic: str,
+        topic_id: bytes,
+        number: int,
+        log: Log,
+        directory: LogDirectory,
+        settings: Values,
+        broker_id: int,
+    ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.number = number
         self.label = f"{topic}-{number}"
         self.log = log
         self.settings = settings
+        self._directory = directory
         self._broker_id = broker_id
         self._closed = False
         self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
@@ -62,9 +74,12 @@ class Partition:
             raise NotLeader(broker_id=self._broker_id, partition=self.label)
         return self.log.read(offset, max_bytes, hint)
 
-    def is_acked_at(self, end_offset: int) -> bool:
-        """Whether what ends there may be acknowledged: at once, or once flushed if `flush.messages` is 1."""
-        return self.log.flushed_offset >= end_offset or not self.log.needs_flush_for_ack
+    def is_flushed_to(self, end_offset: int) -> bool:
+        """Whether what ends there outlives a power cut. Raises StorageFailed when it cannot be known any more."""
+        failed = self._directory.failed
+        if failed is not None:
+            raise StorageFailed(**failed.facts)
+        return self.log.flushed_offset >= end_offset
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
@@ -94,8 +109,7 @@ class Partition:
         self.settings = settings
         self.log.update_settings(settings)
 
-    def close(self, clean: bool = True) -> None:
-        """Refuse requests from now on, let go who waits, close the log."""
+    def close(self) -> None:
+        """Refuse requests from now on, and let go who waits. The log is the directory's to close."""
         self._closed = True
         self.wake_waiters()
-        self.log.close(clean)

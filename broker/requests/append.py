@@ -9,11 +9,12 @@ batch); a compressed body is not inflated here, so that no request makes the bro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
+from broker.storage.log import Appended
 from kafkalog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -39,26 +40,37 @@ class Call:
 
     Attributes:
         request: as it came.
+        acks: the request's.
         body: the batches of its partitions, one after the other; writable, for they are stamped in place.
         results: per partition of the request: (base_offset, append_timestamp_us, log_start_offset) or an error.
         waits_for: by index of the result, (partition, end_offset) that must be flushed before the ack.
     """
 
-    __slots__ = ("body", "request", "results", "waits_for")
+    __slots__ = ("acks", "body", "request", "results", "waits_for")
 
     def __init__(self, request: pb.AppendRequest, body: memoryview) -> None:
         self.request = request
+        self.acks: int = request.acks
         self.body = body
         self.results: list[tuple[int, int, int] | KafkalogError] = []
-        self.waits_for: dict[int, tuple[Partition, int]] = {}
-
-    @property
-    def acks(self) -> int:
-        return self.request.acks
+        self.waits_for: dict[int, tuple[Partition, int]] | None = None
 
     def is_acked(self) -> bool:
-        """Whether all that the ack promises has happened."""
-        return all(partition.is_acked_at(end_offset) for partition, end_offset in self.waits_for.values())
+        """Whether all that the ack promises has happened, or can happen no more, which is then the result."""
+        waits_for = self.waits_for
+        if waits_for:
+            for index, (partition, end_offset) in list(waits_for.items()):
+                try:
+                    if not partition.is_flushed_to(end_offset):
+                        return False
+                except KafkalogError as error:
+                    self.results[index] = error
+                del waits_for[index]
+        return True
+
+    def waiting_at(self) -> list[Partition]:
+        """The partitions whose flush is waited for."""
+        return [partition for partition, _ in self.waits_for.values()] if self.waits_for else []
 
     def failed(self) -> KafkalogError | None:
         """The first error among its partitions."""
@@ -91,81 +103,96 @@ def append(calls: Sequence[Call], catalog: Catalog) -> None:
 def _sort_in(call: Call, catalog: Catalog, groups: dict[Partition, _Group]) -> None:
     """Check a call and put its batches with those of the same partition."""
     request, body = call.request, call.body
-    if request.acks not in (ACKS_NONE, ACKS_LEADER):
+    if call.acks not in (ACKS_NONE, ACKS_LEADER):
         reason = "there is no replication yet, so the leader's word (acks=1) is all there is"
-        if request.acks != -1:
+        if call.acks != -1:
             reason = "it is 0 (no answer), 1 (the leader has it) or -1 (all replicas)"
-        raise UnsupportedAcks(acks="all" if request.acks == -1 else request.acks, reason=reason)
+        raise UnsupportedAcks(acks="all" if call.acks == -1 else call.acks, reason=reason)
     parts = request.partitions
+    if len(parts) == 1:
+        part = parts[0]
+        if part.length != len(body):
+            raise _wrong_length(part.length, body)
+        _add(call, part, body, catalog, groups)
+        return
     if not parts:
         raise InvalidRequest(reason="an append names no partition")
-    if len(parts) == 1:
-        total = parts[0].length
-    else:
-        total = sum(part.length for part in parts)
+    total = sum(part.length for part in parts)
     if total != len(body):
-        raise InvalidRequest(reason=f"an append's partitions have {total} bytes, its body {len(body)}")
+        raise _wrong_length(total, body)
     start = 0
     for part in parts:
-        end = start + part.length
-        index = len(call.results)
-        try:
-            partition = catalog.leader_of(part.topic_id, part.partition)
-            batches = list(_checked(body[start:end] if total != part.length else body, partition))
-        except KafkalogError as error:
-            call.results.append(error)
-        else:
-            call.results.append(_UNWRITTEN)
-            group = groups.get(partition)
-            if group is None:
-                group = groups[partition] = _Group()
-            group.batches += batches
-            group.parts.append((call, index, len(batches)))
-        start = end
+        _add(call, part, body[start : start + part.length], catalog, groups)
+        start += part.length
+
+
+def _wrong_length(total: int, body: memoryview) -> InvalidRequest:
+    return InvalidRequest(reason=f"an append's partitions have {total} bytes, its body {len(body)}")
 
 
 _UNWRITTEN = InternalError(reason="the append was not reached")
 
 
-def _checked(data: memoryview, partition: Partition) -> Iterator[tuple[BatchHeader, memoryview]]:
+def _add(
+    call: Call, part: pb.AppendPartition, data: memoryview, catalog: Catalog, groups: dict[Partition, _Group]
+) -> None:
+    """Check one partition's batches, and put them with those of other calls."""
+    results = call.results
+    try:
+        partition = catalog.leader_of(part.topic_id, part.partition)
+        batches = _checked(data, partition)
+    except KafkalogError as error:
+        results.append(error)
+        return
+    group = groups.get(partition)
+    if group is None:
+        group = groups[partition] = _Group()
+    group.batches += batches
+    group.parts.append((call, len(results), len(batches)))
+    results.append(_UNWRITTEN)
+
+
+def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, memoryview]]:
     """(header, bytes) of each batch of a request's part. Raises CorruptBatch, BatchTooLarge, InvalidRequest."""
     position, end, label = 0, len(data), partition.label
     limit = partition.settings.max_message_bytes
     if not end:
         raise InvalidRequest(reason=f"an append to {label} has no batch")
+    batches = []
     while position < end:
         header = read_header(data, position, label)
-        if header.length > limit:
-            raise BatchTooLarge(size=header.length, partition=label, limit=limit)
-        if end - position < header.length:
-            raise CorruptBatch(
-                partition=label, offset="?", reason=f"only {end - position} of its {header.length} bytes were sent"
-            )
-        batch = data[position : position + header.length]
+        length = header.length
+        if length > limit:
+            raise BatchTooLarge(size=length, partition=label, limit=limit)
+        if end - position < length:
+            reason = f"only {end - position} of its {length} bytes were sent"
+            raise CorruptBatch(partition=label, offset="?", reason=reason)
+        batch = data if length == end else data[position : position + length]
         fault = body_fault(header, batch) or _producer_fault(header)
         if fault:
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
             decode_columns(header, batch, label)
-        yield header, batch
-        position += header.length
+        batches.append((header, batch))
+        position += length
+    return batches
 
 
 def _producer_fault(header: BatchHeader) -> str | None:
     """What is wrong with a header that is undamaged, but that no producer may send."""
-    if header.last_offset_delta != header.record_count - 1:
+    (_, length, _, _, _, _, _, _, attributes, _, record_count, last_offset_delta, min_timestamp_us, max_timestamp_us,
+     producer_id, producer_epoch, base_sequence, transaction_batch_id, part) = header  # fmt: skip
+    if last_offset_delta != record_count - 1:
         return "its records are not consecutive"
-    if header.attributes & HAS_OFFSET:
+    if attributes & HAS_OFFSET:
         return "it brings offsets of its own"
-    if not header.attributes & HAS_TIMESTAMP and header.min_timestamp_us != header.max_timestamp_us:
+    if min_timestamp_us != max_timestamp_us and not attributes & HAS_TIMESTAMP:
         return "it has no timestamps though they differ"
-    if header.producer_id != NO_PRODUCER and (
-        header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0
-    ):
-        return f"producer {header.producer_id} gives no epoch or no sequence"
-    if header.transaction_batch_id != -1 or header.part != -1:
+    if producer_id != NO_PRODUCER and (producer_id < 0 or producer_epoch < 0 or base_sequence < 0):
+        return f"producer {producer_id} gives no epoch or no sequence"
+    if transaction_batch_id != -1 or part != -1:
         return "it is part of a transaction, which this broker does not know"
-    if header.length < HEADER_SIZE + 8:
+    if length == HEADER_SIZE:
         return "it has no body"
     return None
 
@@ -187,29 +214,30 @@ def _write(partition: Partition, group: _Group) -> None:
     needs_flush = partition.log.needs_flush_for_ack
     position = 0
     for call, index, count in group.parts:
-        mine = outcomes[position : position + count] if count != 1 else (outcomes[position],)
+        first = last = outcomes[position]
+        if count > 1:
+            mine = outcomes[position : position + count]
+            last = mine[-1]
+            first = next((outcome for outcome in mine if isinstance(outcome, KafkalogError)), first)
         position += count
-        for outcome in mine:
-            if isinstance(outcome, KafkalogError):
-                call.results[index] = outcome
-                break
-        else:
-            call.results[index] = (mine[0].base_offset, mine[0].append_timestamp_us, start_offset)
-            if needs_flush and call.request.acks:
-                call.waits_for[index] = (partition, mine[-1].end_offset)
-    if needs_flush:
-        partition.log.request_flush()
+        if isinstance(first, KafkalogError):
+            call.results[index] = first
+            continue
+        call.results[index] = (first.base_offset, first.append_timestamp_us, start_offset)
+        if needs_flush and call.acks:
+            assert isinstance(last, Appended)
+            if call.waits_for is None:
+                call.waits_for = {}
+            call.waits_for[index] = (partition, last.end_offset)
 
 
-def ack_reply(call: Call, timed_out: bool = False) -> pb.AppendReply:
-    """The answer to a call that `is_acked`, or whose time is up: then the unflushed partitions get RequestTimedOut."""
+def ack_reply(call: Call) -> pb.AppendReply:
+    """The answer to a call that `is_acked`, or whose time is up: then what it still waits for gets RequestTimedOut."""
     reply = pb.AppendReply()
     for index, result in enumerate(call.results):
-        if timed_out and index in call.waits_for:
-            partition, end_offset = call.waits_for[index]
-            if not partition.is_acked_at(end_offset):
-                flush = f"the flush of {partition.label}"
-                result = RequestTimedOut(what=flush, address="its disk", timeout_ms=call.request.timeout_ms)
+        if call.waits_for and index in call.waits_for:
+            flush = f"the flush of {call.waits_for[index][0].label}"
+            result = RequestTimedOut(what=flush, address="its disk", timeout_ms=call.request.timeout_ms)
         added = reply.partitions.add()
         if isinstance(result, KafkalogError):
             added.error.CopyFrom(error_to_wire(result))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.replica.catalog import Catalog
-from broker.replica.partition import Partition, Wake
-from broker.storage.log import FileSlice, Hint
+from broker.replica.partition import Partition
+from broker.storage.file_slice import FileSlice, Hint
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -90,14 +90,12 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
     return length
 
 
-def register(request: pb.FetchRequest, catalog: Catalog, wake: Wake) -> list[Partition]:
-    """Have `wake` called when any partition of a fetch has more; those it was registered with."""
-    registered = []
+def hosted(request: pb.FetchRequest, catalog: Catalog) -> list[Partition]:
+    """The partitions of a fetch that are led here: those to wait at."""
+    found = []
     for part in request.partitions:
         try:
-            partition = catalog.leader_of(part.topic_id, part.partition)
+            found.append(catalog.leader_of(part.topic_id, part.partition))
         except KafkalogError:
-            continue  # the fetch itself will tell
-        partition.register(wake)
-        registered.append(partition)
-    return registered
+            continue  # the fetch itself tells
+    return found

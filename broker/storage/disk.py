@@ -77,6 +77,10 @@ class Disk:
     def make_dir(self, path: Path) -> None:
         os.mkdir(path)
 
+    def make_dirs(self, path: Path) -> None:
+        """A folder and those above it, where they are missing."""
+        os.makedirs(path, exist_ok=True)
+
     def remove_dir(self, path: Path) -> None:
         os.rmdir(path)
 

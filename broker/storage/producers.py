@@ -116,6 +116,11 @@ class Producers:
             Remembered(header.base_sequence, header.record_count, base_offset, end_offset, append_us)
         )
 
+    def replay(self, header: BatchHeader) -> None:
+        """Take in a batch that stands in the log."""
+        if header.producer_id >= 0:
+            self.record(header, header.base_offset, header.append_timestamp_us)
+
     def forget_silent(self, before_us: int) -> int:
         """Forget the producers whose last append is older; returns how many."""
         silent = [number for number, producer in self._by_id.items() if producer.last_append_us < before_us]
@@ -141,7 +146,10 @@ class Producers:
 
     def load(self, data: bytes, offset: int) -> bool:
         """Become the saved state. False, and nothing changed, if it is damaged or of another offset."""
-        if len(data) < _START.size + _CRC.size or crc32c(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - 4)[0]:
+        if (
+            len(data) < _START.size + _CRC.size
+            or crc32c(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - 4)[0]
+        ):
             return False
         magic, version, true_at, count = _START.unpack_from(data)
         if (magic, version, true_at) != (_MAGIC, _VERSION, offset):

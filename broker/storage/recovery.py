@@ -36,7 +36,7 @@ from kafkalog.format.batch import (
     header_fault,
 )
 
-Read = Callable[[int, int], bytes]
+Read = Callable[[int, int], "bytes | memoryview"]
 """(position, length) -> that many bytes; fewer only at the end of the file."""
 
 _WINDOW = 1 << 20
@@ -84,6 +84,7 @@ def scan(
         next_segment: base offset of the segment behind this one; None if this is the last one.
         on_batch: called with the header and position of every good batch, in order.
     """
+    read = _Window(read, size).read
     damaged: list[Damage] = []
     open_damage: tuple[int, int] | None = None  # offset and position where it begins
     least = offset  # no batch from here on has a smaller base offset
@@ -125,6 +126,23 @@ def scan(
         damaged.append(Damage(open_damage[0], kept_to, open_damage[1], size))
         return Scan(kept_to, size, leader_epoch, tuple(damaged), True, 0)
     return Scan(open_damage[0], open_damage[1], leader_epoch, tuple(damaged), False, size - open_damage[1])
+
+
+class _Window:
+    """Reads ahead: most reads of a scan are small and one behind the other."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self._size = size
+        self._start = 0
+        self._data = memoryview(b"")
+
+    def read(self, position: int, length: int) -> memoryview:
+        at = position - self._start
+        if at < 0 or at + length > len(self._data):
+            wanted = max(min(_WINDOW, self._size - position), length)
+            self._start, self._data, at = position, memoryview(self._read(position, wanted)), 0
+        return self._data[at : at + length]
 
 
 def _good_header(read: Read, position: int, size: int, least: int, limit: int, leader_epoch: int) -> BatchHeader | None:

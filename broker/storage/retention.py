@@ -18,7 +18,7 @@ def expired(segments: Sequence[Segment], settings: Values, now_us: int) -> int:
     old = 0
     if settings.retention_ms >= 0:
         horizon_us = now_us - settings.retention_ms * 1000
-        while old < len(segments) and segments[old].size > 0 and segments[old].last_append_us < horizon_us:
+        while old < len(segments) and 0 <= _last_append_us(segments[old:]) < horizon_us:
             old += 1
     if settings.retention_bytes >= 0:
         size = sum(segment.size for segment in segments[old:])
@@ -26,6 +26,11 @@ def expired(segments: Sequence[Segment], settings: Values, now_us: int) -> int:
             size -= segments[old].size
             old += 1
     return old
+
+
+def _last_append_us(segments: Sequence[Segment]) -> int:
+    """When the first segment that has a readable batch was appended to last; -1 if none has one."""
+    return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)
 
 
 def roll_is_due(segment: Segment, settings: Values, now_us: int) -> bool:

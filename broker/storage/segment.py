@@ -6,20 +6,25 @@ be read. append() may precede sync(); sync() is the promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
 from broker.storage.disk import Buffer, Disk, write_all
 from broker.storage.file_slice import SharedFile
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index
 from broker.storage.recovery import Read, Scan, scan
-from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED, STAMPED_SIZE, BatchHeader, crc32c, header_fault
+from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_fault
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 _FIRST_READ = 4096
 _NEXT_READ = 1 << 16
+_CHECKED = struct.Struct("<qiiqI")  # what header_crc covers, and header_crc
+assert _CHECKED.size == STAMPED_SIZE + 4
 
 
 class BadHeader(Exception):
@@ -52,14 +57,9 @@ class Segment:
         self.path = segment_path(folder, base_offset)
         self.base_offset = base_offset
         self.index = Index(base_offset, index_interval_bytes)
-        self.size = 0
-        self.end_offset = base_offset
-        self.max_timestamp_us = NO_TIME
-        self.first_append_us = -1
-        self.last_append_us = -1
-        self.leader_epoch = 0
         self.damaged: tuple[Damage, ...] = ()
         self._file: SharedFile | None = None
+        self.start_over()
 
     # --- files ---------------------------------------------------------------------------------------------------
 
@@ -70,6 +70,14 @@ class Segment:
     def open_for_append(self) -> None:
         self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
         self.size = self._disk.size(self._file.fd)
+
+    def open_closed(self) -> None:
+        """Take the size of a segment that is not appended to any more."""
+        fd = self._disk.open(self.path)
+        try:
+            self.size = self._disk.size(fd)
+        finally:
+            self._disk.close(fd)
 
     def share_file(self) -> SharedFile:
         """The file, to be released by the caller. Raises FileNotFoundError once the segment was deleted."""
@@ -96,9 +104,7 @@ class Segment:
 
     def save_index(self, summary: Summary | None = None, *, durable: bool = False) -> None:
         """Write the index for a restart; what it describes must have been synced."""
-        write_atomic(
-            self._disk, self.index_path, encode_index(self.index, summary or self.summary()), durable=durable
-        )
+        write_atomic(self._disk, self.index_path, encode_index(self.index, summary or self.summary()), durable=durable)
 
     def forget_saved_index(self) -> None:
         for path in (self.index_path, self.index_path.with_name(self.index_path.name + TEMPORARY)):
@@ -120,6 +126,16 @@ class Segment:
         )
 
     # --- opening what is there -----------------------------------------------------------------------------------
+
+    def start_over(self) -> None:
+        """Forget index and totals, to read the whole file again."""
+        self.index = Index(self.base_offset, self.index.interval_bytes)
+        self.size = 0
+        self.end_offset = self.base_offset
+        self.max_timestamp_us = NO_TIME
+        self.first_append_us = self.last_append_us = -1
+        self.leader_epoch = 0
+        self.damaged = ()
 
     def load_index(self, *, whole: bool) -> bool:
         """Take index and totals from the saved index. False if it is missing or doubtful.
@@ -169,10 +185,9 @@ class Segment:
         self.damaged += found.damaged
         return found
 
-    def good_batches(self, from_offset: int) -> Iterator[BatchHeader]:
-        """Headers of the batches from an offset on, bodies checked too."""
+    def replay(self, from_offset: int, on_batch: Callable[[BatchHeader], None]) -> None:
+        """Call with the header of every good batch from an offset on; bodies are checked too."""
         position, offset = self.index.before(from_offset)
-        found: list[BatchHeader] = []
         scan(
             self._reader(),
             self.size,
@@ -181,9 +196,8 @@ class Segment:
             leader_epoch=0,
             synced_offset=self.end_offset,
             next_segment=self.end_offset,
-            on_batch=lambda header, _: found.append(header),
+            on_batch=lambda header, _: on_batch(header) if header.base_offset >= from_offset else None,
         )
-        return (header for header in found if header.base_offset >= from_offset)
 
     def _reader(self) -> Read:
         file = self._file
@@ -231,11 +245,27 @@ class Segment:
         self._disk.sync(self._file.fd)
 
     def cut(self, position: int) -> None:
-        """Cut the file's tail off, for good."""
+        """Cut the file's tail off, for good; index and totals are left to the caller."""
         assert self._file is not None
         self._disk.truncate(self._file.fd, position)
         self._disk.sync(self._file.fd)
         self.size = position
+
+    def truncate_to(self, position: int, offset: int) -> None:
+        """Cut everything from a batch's start on; the saved index must be gone for good before."""
+        self.cut(position)
+        self.index.cut(offset)
+        self.damaged = tuple(damage for damage in self.damaged if damage.start_offset < offset)
+        kept_first_append_us = self.first_append_us
+        self.size, self.end_offset = self.index.positions[-1], self.index.offsets[-1]
+        self.max_timestamp_us = self.index.max_before_us[-1]
+        self.first_append_us = self.last_append_us = -1
+        self.leader_epoch = 0
+        damaged, self.damaged = self.damaged, ()
+        self.recover(position, offset, offset)
+        self.damaged = tuple(sorted({*damaged, *self.damaged}))
+        if self.last_append_us >= 0:
+            self.first_append_us = kept_first_append_us
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -257,7 +287,7 @@ class Segment:
                 position = jumps[position]
                 continue
             at = position - data_at
-            if at + STAMPED_SIZE + 4 > len(data):
+            if at + _CHECKED.size > len(data):
                 data, data_at, at = self._disk.read(file.fd, min(step, limit - position), position), position, 0
                 step = _NEXT_READ
             header = stamped_at(data, at)
@@ -272,11 +302,11 @@ class Segment:
             raise BadHeader(position)
         return found
 
-    def is_batch_at(self, file: SharedFile, position: int, offset: int, limit: int) -> int | None:
+    def batch_length(self, file: SharedFile, position: int, offset: int, limit: int) -> int | None:
         """The length of the batch at a position if it is there and starts at an offset, by one header read."""
         if position < 0 or limit - position < HEADER_SIZE:
             return None
-        header = stamped_at(self._disk.read(file.fd, STAMPED_SIZE + 4, position), 0)
+        header = stamped_at(self._disk.read(file.fd, _CHECKED.size, position), 0)
         return header[1] if header is not None and header[0] == offset else None
 
     def slice_end(self, position: int, limit: int) -> int:
@@ -336,10 +366,9 @@ class Segment:
 
 def stamped_at(data: bytes, at: int) -> tuple[int, int] | None:
     """(base offset, length) of the header at a place in some bytes, or None if its checksum does not hold."""
-    if len(data) - at < STAMPED_SIZE + 4:
+    if len(data) - at < _CHECKED.size:
         return None
-    stamped = data[at : at + STAMPED_SIZE + 4]
-    if crc32c(stamped[:STAMPED_SIZE]) != int.from_bytes(stamped[STAMPED_SIZE:], "little"):
+    base_offset, length, _, _, checksum = _CHECKED.unpack_from(data, at)
+    if length < HEADER_SIZE or crc32c(data[at : at + STAMPED_SIZE]) != checksum:
         return None
-    base_offset, length, _, _ = STAMPED.unpack_from(stamped)
-    return (base_offset, length) if length >= HEADER_SIZE else None
+    return base_offset, length

@@ -39,7 +39,7 @@ def first_record_at(
         return header.base_offset + first, header.min_timestamp_us
     try:
         timestamps = memoryview(_timestamps(header, memoryview(batch))).cast("q")
-    except (struct.error, ValueError, TypeError, OSError, pa.ArrowException) as error:
+    except (struct.error, IndexError, ValueError, TypeError, OSError, pa.ArrowException) as error:
         raise CorruptBatch(
             partition=where, offset=header.base_offset, reason=f"its timestamps cannot be read: {error}"
         ) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 Wake = Callable[[], None]
 
@@ -91,3 +92,15 @@ class Budget:
                 granted.append(self._grant(self._queue.popleft()))
         for waiter in granted:
             waiter._wake()
+
+
+class Budgets(NamedTuple):
+    """What all connections of a broker share.
+
+    Attributes:
+        bodies: for frames too large for a connection's own buffer; waited for.
+        read_ahead: for larger buffers, which make many small frames cheaper; taken if free, never waited for.
+    """
+
+    bodies: Budget
+    read_ahead: Budget

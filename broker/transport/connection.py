@@ -21,11 +21,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
+
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
-from broker.transport.budget import Budget, Reservation
+from broker.storage.file_slice import FileSlice
+from broker.transport.budget import Budgets, Reservation
 from broker.transport.receive_buffer import BASE_CAPACITY, Frame, OversizedBody, OversizedHeader, ReceiveBuffer
 from kafkalog.clock import Clock
 from kafkalog.config import Values
@@ -36,7 +39,7 @@ from kafkalog.wire import frames
 
 log = get_logger(__name__)
 
-_GROWN_CAPACITY = 1 << 20
+_READ_AHEAD = 1 << 20
 _PENDING_MAX = 10_000
 _CALLS_AT_ONCE = 1000
 _HELLO_SECONDS = 10.0
@@ -45,6 +48,7 @@ _ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
 _BODY_BYTES_PER_SECOND = 1_000_000
 _IDLE_BUFFER_SECONDS = 5.0
+_WRITTEN = memoryview(b"")
 
 
 class _Ack:
@@ -100,7 +104,7 @@ class Connection:
         catalog: Catalog,
         settings: Values,
         clock: Clock,
-        budget: Budget,
+        budgets: Budgets,
         on_end: Callable[[Connection], None],
     ) -> None:
         self.counters: Counter[str] = Counter()
@@ -109,11 +113,13 @@ class Connection:
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
-        self._budget = budget
+        self._budgets = budgets
         self._on_end = on_end
         self._send_timeout = settings.send_timeout_ms / 1000
         self._buffer = ReceiveBuffer(settings.request_max_bytes)
-        self._reservation: Reservation | None = None
+        self._ahead: Reservation | None = None  # what a buffer of 1 MiB stands on
+        self._large: Reservation | None = None  # what a buffer for one large frame stands on, or waits for
+        self._was_filled = False  # by the last receive: there is probably more
         self._body_deadline: float | None = None
         self._pending: deque[_Ack | _Fetch | _Refusal] = deque()
         self._registered: list[Partition] = []
@@ -179,8 +185,9 @@ class Connection:
         """Give back everything the connection holds."""
         self._unregister()
         self._pending.clear()
-        if self._reservation is not None:
-            self._reservation.release()
+        for reservation in (self._ahead, self._large):
+            if reservation is not None:
+                reservation.release()
         self._sock.close()
         with self._wake_lock:
             os.close(self._wake_fd)
@@ -226,19 +233,17 @@ class Connection:
     # --- receiving -------------------------------------------------------------------------------------------------
 
     def _poll(self, deadline: float | None) -> None:
-        """Wait for input, a wake or a deadline."""
+        """Wait for input (if there is room for it), a wake or a deadline."""
         wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._has_room()
         if wants != self._reading:
-            # Not reading, only the peer's going away is of interest, and it is reported unasked (POLLHUP).
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
         timeout_ms = None if deadline is None else max(0.0, deadline - self._clock.monotonic()) * 1000 + 1
         for fd, events in self._poller.poll(timeout_ms):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
-            elif events & (select.POLLERR | select.POLLHUP):
-                if not self._reading or events & select.POLLERR:
-                    raise _Gone("the peer has closed the connection")
+            elif not self._reading and events & (select.POLLERR | select.POLLHUP):
+                raise _Gone("the peer has closed the connection")
 
     def _has_room(self) -> bool:
         return self._buffer.needed <= self._buffer.capacity
@@ -248,6 +253,9 @@ class Connection:
         if not self._reading:
             return
         space = self._buffer.space()
+        if self._large is not None:
+            # No more than the frame at hand: then nothing stands in the way of giving the large buffer back after it.
+            space = space[: self._buffer.needed - len(self._buffer)]
         try:
             count = self._sock.recv_into(space)
         except BlockingIOError:
@@ -256,33 +264,314 @@ class Connection:
             self._end_of_input = True
             return
         self._buffer.received(count)
-        if count == len(space) and self._buffer.capacity < _GROWN_CAPACITY:
-            self._grow(_GROWN_CAPACITY)
+        self.counters["received_bytes"] += count
+        self._was_filled = count == len(space)
 
-    def _grow(self, capacity: int) -> bool:
-        """A larger buffer, if the budget has the bytes at once."""
-        reservation = self._budget.try_reserve(capacity, self.wake)
-        if reservation is None:
+    # The buffer has one of three sizes: 64 KiB; 1 MiB while the read-ahead budget has it, never waited for; exactly one
+    # large frame, waited for. Who waits holds nothing that others wait for, so all waits end.
+
+    def _read_ahead(self) -> bool:
+        self._ahead = self._ahead or self._budgets.read_ahead.try_reserve(_READ_AHEAD, self.wake)
+        if self._ahead is None:
             return False
-        self._replace_reservation(reservation)
-        self._buffer.resize(capacity)
+        self._buffer.resize(_READ_AHEAD)
         return True
 
-    def _replace_reservation(self, reservation: Reservation | None) -> None:
-        if self._reservation is not None:
-            self._reservation.release()
-        self._reservation = reservation
-
     def _fit_buffer(self) -> None:
-        """Larger when the next frame needs it (once the budget grants it), small again when others wait for bytes."""
-        buffer = self._buffer
-        if self._reservation is not None and not self._reservation.granted:
-            return  # asked for already
-        if not self._has_room():
-            if buffer.needed <= _GROWN_CAPACITY and self._grow(_GROWN_CAPACITY):
-                return
-            # What the old buffer stood on is given back first: two that hold and wait for more would wait for ever.
-            if buffer.capacity > BASE_CAPACITY and len(buffer) <= BASE_CAPACITY:
-                buffer.resize(BASE_CAPACITY)
-                self._replace_reservation(None)
-            ...
+        """Make room for the frame at hand, or give room back that it does not need."""
+        buffer, large = self._buffer, self._large
+        if large is not None and large.granted and len(buffer) >= frames.PREFIX_SIZE:
+            if not _READ_AHEAD < buffer.needed <= large.size:  # the next frame is another kind of frame
+                self._give_back_large()
+        if self._was_filled and self._has_room() and buffer.capacity < _READ_AHEAD:
+            self._read_ahead()
+        elif not self._has_room():
+            if self._large is None:
+                if buffer.needed <= _READ_AHEAD and self._read_ahead():
+                    return
+                self._large = self._budgets.bodies.reserve(buffer.needed, self.wake)
+            if self._large.granted and buffer.capacity < buffer.needed:
+                buffer.resize(buffer.needed)
+                if self._ahead is not None:
+                    self._ahead.release()
+                    self._ahead = None
+                patience = self._send_timeout + buffer.needed / _BODY_BYTES_PER_SECOND
+                self._body_deadline = self._clock.monotonic() + patience
+        elif not buffer and buffer.capacity > BASE_CAPACITY and self._is_idle():
+            self._give_back_all()
+
+    def _is_idle(self) -> bool:
+        """Whether a buffer that is not in use should go: others want it, or it was of no use for a while."""
+        if self._large is not None and self._budgets.bodies.is_wanted:
+            return True
+        return self._clock.monotonic() >= self._last_request + _IDLE_BUFFER_SECONDS
+
+    def _give_back_large(self) -> None:
+        self._buffer.resize(max(BASE_CAPACITY, len(self._buffer)))
+        assert self._large is not None
+        self._large.release()
+        self._large = None
+        self._body_deadline = None
+
+    def _give_back_all(self) -> None:
+        self._buffer.resize(BASE_CAPACITY)
+        for reservation in (self._ahead, self._large):
+            if reservation is not None:
+                reservation.release()
+        self._ahead = self._large = self._body_deadline = None
+
+    def _next_deadline(self) -> float:
+        deadline = self._last_request + self._settings.connections_max_idle_ms / 1000
+        if self._pending:
+            head = self._pending[0]
+            if not isinstance(head, _Refusal):
+                deadline = head.deadline
+        elif not self._buffer and self._buffer.capacity > BASE_CAPACITY:
+            deadline = min(deadline, self._last_request + _IDLE_BUFFER_SECONDS)
+        if self._body_deadline is not None:
+            deadline = min(deadline, self._body_deadline)
+        return deadline
+
+    def _check_deadlines(self) -> None:
+        now = self._clock.monotonic()
+        if self._body_deadline is not None and self._buffer and now > self._body_deadline:
+            raise _Gone("its request came too slowly")
+        if not self._pending and now > self._last_request + self._settings.connections_max_idle_ms / 1000:
+            raise _Gone("it was idle for connections.max.idle.ms")
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def _take_frames(self) -> None:
+        """Take every whole frame: write the appends, queue what is to be answered."""
+        calls: list[tuple[int, appends.Call]] = []
+        buffer, pending = self._buffer, self._pending
+        before = self.counters["requests"]
+        taken = 0
+        while len(pending) < _PENDING_MAX:
+            if self._to_discard:
+                self._to_discard -= buffer.discard(self._to_discard)
+                if self._to_discard:
+                    break
+            frame = buffer.next_frame()
+            if frame is None:
+                break
+            taken += 1
+            request = self._parse(frame)
+            if request is None:
+                break
+            if type(frame) is Frame and request.HasField("append"):
+                calls.append((request.correlation_id, appends.Call(request.append, frame.body)))
+                if len(calls) < _CALLS_AT_ONCE:
+                    continue
+            if calls:
+                self._append(calls)
+                calls = []
+            if type(frame) is OversizedBody:
+                self._refuse_body(request, frame.body_length)
+            elif request.HasField("fetch"):
+                wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
+                deadline = self._clock.monotonic() + wait_ms / 1000
+                pending.append(_Fetch(request.correlation_id, request.fetch, deadline))
+            elif not request.HasField("append"):
+                reason = "the frame's header names no request that this broker knows"
+                pending.append(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
+        if calls:
+            self._append(calls)
+        if taken:
+            self._last_request = self._clock.monotonic()
+            self._body_deadline = None
+            self.counters["requests"] = before + taken
+
+    def _parse(self, frame: Frame | OversizedBody | OversizedHeader) -> pb.RequestHeader | None:
+        """The frame's header; None if the stream cannot be followed any further, which is then told."""
+        if type(frame) is OversizedHeader:
+            limit = frames.HEADER_LENGTH_MAX
+            error: KafkalogError = RequestTooLarge(size=frame.header_length, setting="frame header limit", limit=limit)
+        else:
+            try:
+                return pb.RequestHeader.FromString(frame.header)
+            except DecodeError:
+                error = InvalidRequest(reason="the frame's header is no RequestHeader message")
+        self._pending.append(_Refusal(0, error, fatal=True))
+        self._read_no_more()
+        return None
+
+    def _read_no_more(self) -> None:
+        self._end_of_input = True
+        self._buffer.discard(len(self._buffer))
+
+    def _refuse_body(self, request: pb.RequestHeader, body_length: int) -> None:
+        limit = self._settings.request_max_bytes
+        error = RequestTooLarge(size=body_length, setting="request.max.bytes", limit=limit)
+        silent = request.HasField("append") and request.append.acks == appends.ACKS_NONE
+        fatal = silent or body_length > _DRAIN_FACTOR * limit
+        self._pending.append(_Refusal(request.correlation_id, error, fatal, silent))
+        if fatal:
+            self._read_no_more()
+        else:
+            self._to_discard = body_length
+
+    def _append(self, calls: list[tuple[int, appends.Call]]) -> None:
+        """Write what some append requests bring, and queue their acks."""
+        appends.append([call for _, call in calls], self._catalog)
+        for _, call in calls:
+            call.body = _WRITTEN  # a view would keep a buffer that was given back
+        now = self._clock.monotonic()
+        for correlation_id, call in calls:
+            if call.acks == appends.ACKS_NONE:
+                error = call.failed()
+                if error is not None:
+                    self._pending.append(_Refusal(correlation_id, error, fatal=True, silent=True))
+                    self._read_no_more()
+                    return
+            else:
+                timeout_ms = min(call.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
+                self._pending.append(_Ack(correlation_id, call, now + timeout_ms / 1000))
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Send what is due, in the order of the requests."""
+        pending = self._pending
+        while pending:
+            head = pending[0]
+            if type(head) is _Ack:
+                done = self._answer_append(head)
+            elif type(head) is _Fetch:
+                done = self._answer_fetch(head)
+            else:
+                done = self._answer_refusal(head)
+            if not done:
+                break
+            pending.popleft()
+        self._flush()
+
+    def _answer_append(self, ack: _Ack) -> bool:
+        call = ack.call
+        if call.waits_for and not call.is_acked():
+            self._register(call.waiting_at())
+            if not call.is_acked() and self._clock.monotonic() < ack.deadline:  # it may have been before we registered
+                return False
+        result = call.results[0]
+        if len(call.results) == 1 and not call.waits_for and type(result) is tuple:
+            header, acked = self._ack, self._acked
+            header.correlation_id = ack.correlation_id
+            acked.base_offset, acked.append_timestamp_us, acked.log_start_offset = result
+            encoded = header.SerializeToString()
+        else:
+            reply = appends.ack_reply(call)
+            encoded = pb.ReplyHeader(correlation_id=ack.correlation_id, append=reply).SerializeToString()
+        self._out.append(frames.frame_start(encoded, 0))
+        return True
+
+    def _register(self, partitions: list[Partition]) -> None:
+        self._unregister()
+        for partition in partitions:
+            partition.register(self.wake)
+        self._registered = partitions
+
+    def _unregister(self) -> None:
+        for partition in self._registered:
+            partition.unregister(self.wake)
+        self._registered = []
+
+    def _answer_fetch(self, fetch: _Fetch) -> bool:
+        request = fetch.request
+        limit = self._settings.fetch_max_bytes
+        try:
+            answer = fetches.fetch(request, self._catalog, limit)
+            if not answer.is_enough(request) and not self._is_urgent(fetch):
+                answer.close()
+                self._register(fetches.hosted(request, self._catalog))
+                answer = fetches.fetch(request, self._catalog, limit)  # it may have come before we registered
+                if not answer.is_enough(request):
+                    answer.close()
+                    return False
+        except KafkalogError as error:
+            return self._answer_refusal(_Refusal(fetch.correlation_id, error))
+        except Exception as error:  # a defect: told to the client, and logged for us
+            log.exception("fetch_failed", peer=self._peer)
+            failure = InternalError(reason=f"{type(error).__name__}: {error}")
+            return self._answer_refusal(_Refusal(fetch.correlation_id, failure))
+        self._unregister()
+        header = pb.ReplyHeader(correlation_id=fetch.correlation_id, fetch=answer.reply).SerializeToString()
+        self._out.append(frames.frame_start(header, answer.length))
+        try:
+            if answer.slices:
+                self._flush(more=True)
+            for piece in answer.slices:
+                self._send_file(piece)
+        finally:
+            answer.close()
+        return True
+
+    def _is_urgent(self, fetch: _Fetch) -> bool:
+        """Whether a fetch is to be answered with what there is: its time is up, or something queues behind it."""
+        return (
+            len(self._pending) > 1
+            or len(self._buffer) > 0
+            or self._end_of_input
+            or self._clock.monotonic() >= fetch.deadline
+        )
+
+    def _answer_refusal(self, refusal: _Refusal) -> bool:
+        if not refusal.silent:
+            error = frames.error_to_wire(refusal.error)
+            header = pb.ReplyHeader(correlation_id=refusal.correlation_id, error=error).SerializeToString()
+            self._out.append(frames.frame_start(header, 0))
+        if refusal.fatal:
+            log.info("connection_refused_request", peer=self._peer, reason=str(refusal.error))
+        return True
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    def _flush(self, more: bool = False) -> None:
+        """Send the replies that have gathered; `more`: a body follows, so let the kernel wait for it."""
+        if self._out:
+            gathered = b"".join(self._out)
+            self._out.clear()
+            self._send(gathered, socket.MSG_MORE if more else 0)
+
+    def _send(self, data: bytes, flags: int = 0) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._sock.send(view, flags) :]
+            except BlockingIOError:
+                self._wait_writable()
+
+    def _send_file(self, piece: FileSlice) -> None:
+        position, left = piece.position, piece.length
+        while left:
+            try:
+                sent = os.sendfile(self._sock.fileno(), piece.fileno(), position, left)
+            except BlockingIOError:
+                self._wait_writable()
+                continue
+            if sent == 0:
+                raise _Gone("the log was cut while it was sent")
+            position += sent
+            left -= sent
+        self.counters["sendfile_bytes"] += piece.length
+
+    def _wait_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        if not poller.poll(self._settings.send_timeout_ms):
+            raise _Gone("it took no byte of its answer for send.timeout.ms")
+
+    def _linger(self) -> None:
+        """Let the peer read what was sent: a close with unread input resets the connection and may lose the last
+        replies. So say that we are done, and drop what still comes until it closes too, for a moment."""
+        self._sock.shutdown(socket.SHUT_WR)
+        deadline = self._clock.monotonic() + _LINGER_SECONDS
+        scratch = bytearray(BASE_CAPACITY)
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        while (left := deadline - self._clock.monotonic()) > 0:
+            poller.poll(left * 1000 + 1)
+            try:
+                if self._sock.recv_into(scratch) == 0:
+                    return
+            except BlockingIOError:
+                pass

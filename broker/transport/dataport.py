@@ -14,7 +14,7 @@ import threading
 from collections import Counter, deque
 
 from broker.replica.catalog import Catalog
-from broker.transport.budget import Budget
+from broker.transport.budget import Budget, Budgets
 from broker.transport.connection import Connection
 from kafkalog.clock import Clock
 from kafkalog.config import Values
@@ -60,7 +60,11 @@ class DataPort:
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
-        self._budget = Budget(settings.queued_max_request_bytes)
+        largest_frame = settings.request_max_bytes + frames.HEADER_LENGTH_MAX + frames.PREFIX_SIZE
+        self._budgets = Budgets(
+            bodies=Budget(max(settings.queued_max_request_bytes, largest_frame)),
+            read_ahead=Budget(settings.queued_max_request_bytes // 4),
+        )
         self._lock = threading.Lock()  # guards _connections, _closed_counters, _refused_count
         self._connections: set[Connection] = set()
         self._closed_counters: Counter[str] = Counter()
@@ -99,7 +103,7 @@ class DataPort:
             for connection in self._connections:
                 totals.update(connection.counters)
             totals["connections"] = len(self._connections)
-        totals["budget_bytes"] = self._budget.used
+        totals["reserved_bytes"] = self._budgets.bodies.used + self._budgets.read_ahead.used
         return {f"dataport.{name}": count for name, count in sorted(totals.items())}
 
     # --- accepting -------------------------------------------------------------------------------------------------
@@ -139,7 +143,7 @@ class DataPort:
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(
-                accepted, peer, self._catalog, self._settings, self._clock, self._budget, self._connection_ended
+                accepted, peer, self._catalog, self._settings, self._clock, self._budgets, self._connection_ended
             )
         except OSError as error:
             log.warning("accept_failed", reason=error.strerror)

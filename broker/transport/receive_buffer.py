@@ -1,7 +1,7 @@
 """The bytes of a connection that were received and not yet taken: one buffer, filled by recv_into, parsed in place.
 
-Knows frames' boundaries, not their meaning, and no sockets. Small by itself; a larger one stands on a reservation of the
-budget. Views handed out are good until the next `compact`, `grow` or `shrink`.
+Knows frames' boundaries, not their meaning, and no sockets; how large it may be is the connection's business. Views
+handed out are good until the next `space` or `resize`.
 """
 
 from __future__ import annotations
@@ -59,21 +59,17 @@ class ReceiveBuffer:
         return self._end - self._start
 
     def space(self) -> memoryview:
-        """Where to receive to; empty only if a frame needs more than the capacity."""
+        """Where to receive to; empty only if the frame at hand needs more than the capacity."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start and (self._start + self.needed > self.capacity or self._end == self.capacity):
-            self.compact()
+            count = len(self)
+            self._view[:count] = self._view[self._start : self._end]
+            self._start, self._end = 0, count
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
         self._end += count
-
-    def compact(self) -> None:
-        """Move what there is to the front."""
-        count = len(self)
-        self._view[:count] = self._view[self._start : self._end]
-        self._start, self._end = 0, count
 
     def resize(self, capacity: int) -> None:
         """Another capacity, with the same bytes in it; one above the base is the kernel's again when dropped."""
@@ -84,6 +80,12 @@ class ReceiveBuffer:
         view = memoryview(memory)
         view[:count] = self._view[self._start : self._end]
         self._view, self._start, self._end = view, 0, count
+
+    def take(self, count: int) -> bytes:
+        """A copy of the first `count` bytes, taken."""
+        taken = bytes(self._view[self._start : self._start + count])
+        self._start += len(taken)
+        return taken
 
     def discard(self, count: int) -> int:
         """Take up to so many bytes and forget them; how many."""

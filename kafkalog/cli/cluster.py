@@ -1,17 +1,25 @@
-"""`kafkalog local`, `broker` and `zookeeper`: the commands that run servers. They load `broker` when they are called."""
+"""`kafkalog local`, `broker` and `zookeeper`: commands that run servers. They load `broker` when they are called."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
+from kafkalog.errors import BrokerUnreachable, ZooKeeperUnreachable
+
+if TYPE_CHECKING:
+    from broker.local import LocalBroker
+
+_LOOK_SECONDS = 5.0
 _folder = click.Path(file_okay=False, path_type=Path)
 
 
@@ -25,6 +33,17 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)
     return stop
+
+
+def _check_serves(member: LocalBroker) -> None:
+    """Notice a broker that ended by itself."""
+    try:
+        socket.create_connection((member.host, member.grpc_port), timeout=_LOOK_SECONDS).close()
+    except ConnectionRefusedError:
+        reason = f"broker {member.broker_id} has ended; {member.log_file} says why"
+        raise BrokerUnreachable(address=member.address, reason=reason) from None
+    except OSError:  # busy, perhaps: look again later
+        pass
 
 
 @click.command()
@@ -44,7 +63,10 @@ def local(brokers: int, data: Path | None, port: int) -> None:
         click.echo(f"data: {data.resolve() if data else 'gone when this ends; keep it with --data DIR'}")
         click.echo("Ctrl-C stops it")
         sys.stdout.flush()
-        cluster.wait(stop_on_signals())
+        stop = stop_on_signals()
+        while not stop.wait(_LOOK_SECONDS):
+            for member in cluster.brokers:
+                _check_serves(member)
 
 
 @click.command()
@@ -52,9 +74,9 @@ def local(brokers: int, data: Path | None, port: int) -> None:
               help="A file of name=value; conf/broker.properties lists them all.")  # fmt: skip
 def broker(config: Path) -> None:
     """Run one broker in the foreground, against a ZooKeeper that is there already."""
-    from broker.__main__ import main
+    from broker.server import read_config, run
 
-    sys.exit(main(["--config", str(config)]))
+    run(read_config(config))
 
 
 @click.command()
@@ -64,7 +86,6 @@ def broker(config: Path) -> None:
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
     from broker.zookeeper import EmbeddedZooKeeper
-    from kafkalog.errors import ZooKeeperUnreachable
 
     with ExitStack() as stack:
         directory = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafkalog-zookeeper-")))

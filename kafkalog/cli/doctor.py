@@ -61,18 +61,15 @@ def doctor(context: click.Context, bootstrap: str, as_json: bool) -> None:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Python itself and every runtime requirement of the distribution, against its bounds."""
+    """This Python, and every runtime requirement of the distribution against its bounds."""
     from importlib import metadata
 
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info >= (3, 11):
-        yield Finding("python", "ok", f"{version} at {sys.executable}")
-    else:
-        yield Finding("python", "failed", version, "use Python 3.11 or later")
+    yield Finding("python", "ok", f"{version} at {sys.executable}")
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        advice = f"install it (pip install {DISTRIBUTION}): Spark finds the format by the installed package"
+        advice = "install it (pip install): Spark finds the format where the package is"
         yield Finding(DISTRIBUTION, "warning", "not installed", advice)
         return
     yield Finding(DISTRIBUTION, "ok", metadata.version(DISTRIBUTION))
@@ -122,7 +119,8 @@ def _numbers(version: str) -> list[int]:
 # --- Java --------------------------------------------------------------------------------------------------------
 
 _GET_JAVA = (
-    f"install a Java of {JAVA_MIN} or later (on Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
+    f"install a Java of {JAVA_MIN} or later (on Debian: apt-get install openjdk-17-jre-headless) "
+    "and set JAVA_HOME to it"
 )
 
 
@@ -209,7 +207,9 @@ def check_workers_python() -> Iterator[Finding]:
         yield Finding("workers' python", "ok", f"{version} at {python}")
     if answer["failing"]:
         found = f"{', '.join(answer['failing'])} cannot be imported"
-        yield Finding("spark format", "failed", found, "repair or remove it: it hides every Python data source from Spark")
+        yield Finding(
+            "spark format", "failed", found, "repair or remove it: it hides every Python data source from Spark"
+        )
     elif answer["source"] != "kafkalog":
         yield Finding("spark format", "failed", "the workers' Python has no format 'kafkalog'", advice)
     else:
@@ -228,14 +228,18 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             cluster = admin.describe_cluster()
     except KafkalogError as error:
         if asked_for:
-            advice = "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
+            advice = (
+                "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
+            )
             yield Finding("cluster", "failed", str(error), advice)
         else:
             advice = "start one with `kafkalog local`, or give its address with --bootstrap"
             yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", advice)
         return
     brokers = len(cluster.brokers)
-    found = f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}, ZooKeeper at {cluster.zookeeper_connect}"
+    found = (
+        f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}, ZooKeeper at {cluster.zookeeper_connect}"
+    )
     yield Finding("cluster", "ok", found)
     for broker in cluster.brokers:
         for what, port in (("grpc", broker.grpc_port), ("data", broker.data_port)):

@@ -49,8 +49,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, error.format_message())
     except KafkalogError as error:
         return _failed(error, str(error))
-    except BrokenPipeError:  # `kafkalog consume t | head`: the reader has what it wanted
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115: what is still buffered has nowhere to go
+    except BrokenPipeError:  # `kafkalog consume t | head`: it has what it wanted, and what is buffered nowhere to go
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 0
     except (click.Abort, KeyboardInterrupt):
         return _failed(None, "interrupted")

@@ -5,9 +5,10 @@ A table is as wide as the terminal; in a pipe it is as wide as it needs to be, s
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +41,20 @@ def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[s
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
+
+
+def as_text(name: str, data: bytes | None) -> dict[str, str | None]:
+    """{name: text} of bytes for JSON; {name_base64: ...} if they are not UTF-8."""
+    try:
+        return {name: None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        assert data is not None
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def headers_as_text(headers: Iterable[tuple[str, bytes | None]]) -> list[dict[str, str | None]]:
+    """Headers for JSON; a list, for a key may be there twice."""
+    return [{"key": key, **as_text("value", value)} for key, value in headers]
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

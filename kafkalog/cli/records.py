@@ -1,12 +1,7 @@
-"""`kafkalog produce` and `kafkalog consume`: lines of text in, records out.
-
-Bytes go through as they are; only JSON needs text, and what is not UTF-8 stands there in base64, under `key_base64` or
-`value_base64`.
-"""
+"""`kafkalog produce` and `consume`: lines of text in, records out. Bytes go through as they are, but for JSON."""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable
@@ -14,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import bootstrap_option, pairs, progress
+from kafkalog.cli.output import as_text, bootstrap_option, headers_as_text, pairs, progress
 from kafkalog.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kafkalog.client.admin import Admin
     from kafkalog.client.consumer import Consumer
     from kafkalog.records import Message, RecordMetadata, TopicPartition
 
@@ -145,23 +139,10 @@ def _json_line(message: Message) -> bytes:
         "offset": message.offset,
         "timestamp_us": message.timestamp_us,
     }
-    _put_bytes(told, "key", message.key)
-    _put_bytes(told, "value", message.value)
+    told |= as_text("key", message.key) | as_text("value", message.value)
     if message.headers:
-        told["headers"] = []
-        for key, value in message.headers:
-            header: dict[str, Any] = {"key": key}
-            _put_bytes(header, "value", value)
-            told["headers"].append(header)
+        told["headers"] = headers_as_text(message.headers)
     return json.dumps(told).encode() + b"\n"
-
-
-def _put_bytes(told: dict[str, Any], name: str, data: bytes | None) -> None:
-    try:
-        told[name] = None if data is None else data.decode()
-    except UnicodeDecodeError:
-        assert data is not None
-        told[f"{name}_base64"] = base64.b64encode(data).decode()
 
 
 _LAYOUTS: dict[str, Callable[[Message], bytes]] = {

@@ -93,9 +93,7 @@ def _description(topic: TopicDescription) -> dict[str, Any]:
 @click.option("--unset", multiple=True, metavar="NAME", help="Take a setting back to its default; repeatable.")
 @click.option("--partitions", type=click.IntRange(1), help="Have that many; never fewer than there are.")
 @bootstrap_option
-def alter(
-    topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str
-) -> None:
+def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str) -> None:
     """Change settings of TOPIC, or add partitions."""
     from kafkalog.client.admin import Admin
 
@@ -141,6 +139,8 @@ def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> Non
     rows = []
     for partition in partitions:
         start, end = earliest[partition].offset, latest[partition].offset
+        assert start is not None  # only an offset by timestamp may be
+        assert end is not None
         row: dict[str, Any] = {
             "partition": partition.partition,
             "start_offset": start,

@@ -24,6 +24,7 @@ from kafkalog.format.columns import (
 )
 
 _PADDING = bytes(8)
+_PLAIN_MAX = 400  # records; above, pyarrow's cost a record is lower
 
 
 class Body(NamedTuple):
@@ -45,7 +46,7 @@ def encode_records(
 ) -> Body:
     """The body of n >= 1 records from sequences of length n; `keys` and `headers` are None where no record has one."""
     low, high = min(timestamps_us), max(timestamps_us)
-    if codec == 0 and headers is None:
+    if codec == 0 and headers is None and len(values) <= _PLAIN_MAX:
         try:
             return _encode_plain(values, timestamps_us, keys, low, high)
         except TypeError:  # a null among them: len(None)
@@ -64,13 +65,13 @@ def _encode_plain(
     count = len(values)
     attributes = 0
     pieces: list[bytes] = [b""]
-    lengths: list[int] = [count]  # node and buffer fields in the order of the message
+    buffers: list[int] = []  # (offset, length) of each in the order of the message; a validity buffer is empty
     position = 0
     if low != high:
         attributes = HAS_TIMESTAMP
         size = 8 * count
         pieces.append(array("q", timestamps_us).tobytes())
-        lengths += (0, 0, 0, size)
+        buffers += (0, 0, 0, size)
         position = size
     columns: tuple[Sequence[bytes | None], ...] = (values,)
     if keys is not None:
@@ -79,21 +80,21 @@ def _encode_plain(
     for column in columns:
         offsets = array("i", accumulate(map(len, column), initial=0))  # type: ignore[arg-type]
         size = 4 * count + 4
-        lengths += (position, 0, position, size)
+        buffers += (position, 0, position, size)
         pieces.append(offsets.tobytes())
         position += size
         if size & 7:
             pieces.append(_PADDING[:4])
             position += 4
         size = offsets[-1]
-        lengths += (position, size)
+        buffers += (position, size)
         pieces += column  # type: ignore[arg-type]
         position += size
         if size & 7:
             padding = -size & 7
             pieces.append(_PADDING[:padding])
             position += padding
-    pieces[0] = _specimen(attributes).filled(count, position, lengths)
+    pieces[0] = _specimen(attributes).filled(count, position, buffers)
     return Body(b"".join(pieces), attributes, count, low, high)
 
 
@@ -122,13 +123,13 @@ class _Specimen:
         self._buffers = struct.Struct("<" + "qq" * buffers)
         assert nodes == columns.batch.num_columns
 
-    def filled(self, count: int, body_length: int, lengths: list[int]) -> bytes:
-        """The metadata of `count` records. `lengths`: count, then (offset, length) of every buffer in order."""
+    def filled(self, count: int, body_length: int, buffers: list[int]) -> bytes:
+        """The metadata of `count` records without nulls. `buffers`: offset and length of each in turn."""
         data = bytearray(self._metadata)
         _INT64.pack_into(data, self._body_length_at, body_length)
         _INT64.pack_into(data, self._count_at, count)
         self._nodes.pack_into(data, self._nodes_at, *((count, 0) * (self._nodes.size // 16)))
-        self._buffers.pack_into(data, self._buffers_at, *lengths[1:])
+        self._buffers.pack_into(data, self._buffers_at, *buffers)
         return bytes(data)
 
 

@@ -165,5 +165,5 @@ def test_a_start_beyond_the_end_gives_no_range() -> None:
 
 def test_a_position_ahead_of_the_log_or_without_its_partition_is_a_loss() -> None:
     assert offsets.whats_lost({A0: 5}, {A0: 5, A1: 0}) is None
-    assert "offset 5 of a-0, which ends at 4" in (offsets.whats_lost({A0: 5}, {A0: 4}) or "")
+    assert "offset 5 of a-0, which now ends at 4" in (offsets.whats_lost({A0: 5}, {A0: 4}) or "")
     assert "a-1, b-0, deleted since" in (offsets.whats_lost({A0: 5, A1: 0, B0: 2}, {A0: 5}) or "")

@@ -125,12 +125,6 @@ def test_a_write_needs_only_servers() -> None:
         options.parse_sink({**SERVERS, "topic": " "})
 
 
-def test_a_read_is_checked_early_and_a_write_is_not_taken_for_one() -> None:
-    options.check_source_if_any({**SERVERS, "topic": "out"})
-    with pytest.raises(InvalidArgument, match="startingOffsets"):
-        options.check_source_if_any({**READ, "startingOffsets": "now"})
-
-
 def test_the_docs_table_has_every_option_once() -> None:
     rows = options.markdown().splitlines()
     assert len(rows) == len(options.OPTIONS) + 2

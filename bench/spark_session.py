@@ -1,0 +1,104 @@
+"""A Spark session for benchmarks and the sources and sinks that Spark is measured against: rows made in memory, rows
+thrown away. They set the limit that a Python data source has; kafkalog is measured as a share of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+ROOT = Path(__file__).resolve().parent.parent
+FULL_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+)
+BATCH_ROWS = 10_000
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """local[2], with this checkout in the workers' path and the settings of conf/spark-defaults.conf."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    builder = SparkSession.builder.master("local[2]").appName("kafkalog benchmark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "2g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(Memory)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class Memory(DataSource):
+    """`rows` rows of `bytes`-byte values over `partitions` partitions, made in memory; writes are thrown away."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "memory_benchmark"
+
+    def schema(self) -> str:
+        return FULL_SCHEMA
+
+    def reader(self, schema: StructType) -> MemoryReader:
+        return MemoryReader(schema, *(int(self.options[name]) for name in ("rows", "bytes", "partitions")))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Discard:
+        return Discard()
+
+
+class MemoryReader(DataSourceReader):
+    def __init__(self, schema: StructType, rows: int, value_bytes: int, partitions: int) -> None:
+        self._schema, self._rows, self._value_bytes, self._partitions = schema, rows, value_bytes, partitions
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(partition) for partition in range(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[object]:
+        import numpy as np
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        columns = {
+            "key": pa.nulls(BATCH_ROWS, pa.binary()),
+            "value": pa.array([os.urandom(self._value_bytes) for _ in range(BATCH_ROWS)], pa.binary()),
+            "topic": pa.repeat(pa.scalar("topic"), BATCH_ROWS),
+            "partition": pa.repeat(pa.scalar(partition.value, pa.int32()), BATCH_ROWS),
+            "timestamp": pa.repeat(pa.scalar(1_700_000_000_000_000, pa.timestamp("us", tz="UTC")), BATCH_ROWS),
+            "timestampType": pa.repeat(pa.scalar(0, pa.int32()), BATCH_ROWS),
+        }
+        rows = self._rows // self._partitions
+        for offset in range(0, rows, BATCH_ROWS):
+            columns["offset"] = pa.array(np.arange(offset, offset + BATCH_ROWS))
+            batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+            yield batch.slice(0, min(BATCH_ROWS, rows - offset))
+
+
+class Discard(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[object]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()

@@ -1,0 +1,40 @@
+"""Spark batch write: rows a second into four partitions, beside an Arrow writer that throws the same rows away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pyspark.sql import DataFrame
+
+from bench.measure import interleaved, rate, ratio
+from bench.spark_session import spark_session
+from broker.local import LocalCluster
+from kafkalog import Admin
+
+RECORD_BYTES = 200
+PARTITIONS = 4
+
+
+def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
+    count = max(40_000, int(5_000_000 * scale))
+    with LocalCluster() as cluster, Admin(cluster.bootstrap_servers) as admin, spark_session() as spark:
+        admin.create_topic("written", partitions=PARTITIONS)
+        rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
+        into_topic = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "written"}
+        times = interleaved(
+            {"kafkalog": _save(rows, "kafkalog", into_topic), "discarded": _save(rows, "memory_benchmark", {})}
+        )
+    yield {
+        "name": "Spark batch write",
+        "value": round(rate(count, times["kafkalog"])),
+        "unit": "rows/s",
+        "discarding_writer": round(rate(count, times["discarded"])),
+        "ratio": round(ratio(times["kafkalog"], times["discarded"]), 3),
+        "target_ratio": 0.35,
+        "rows": count,
+        "record_bytes": RECORD_BYTES,
+    }
+
+
+def _save(rows: DataFrame, format_name: str, options: dict[str, str]) -> Callable[[], None]:
+    return lambda: rows.write.format(format_name).options(**options).mode("append").save()

@@ -1,0 +1,27 @@
+"""`python -m broker --config FILE`: run one broker. `kafkalog broker` does the same for people."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from broker.server import read_config, run
+from kafkalog.errors import KafkalogError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m broker", description="Run one kafkalog broker.")
+    parser.add_argument("--config", type=Path, required=True, help="file of name=value settings")
+    parser.add_argument("--announce", action="store_true", help="print ports and pid as JSON once it serves")
+    arguments = parser.parse_args()
+    try:
+        run(read_config(arguments.config), announce=arguments.announce)
+    except KafkalogError as error:
+        print(f"broker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""The guard of a local cluster: the process that owns its ZooKeeper and brokers, and stops them when its parent goes.
+
+It lives in a session of its own, so that a Ctrl-C at the terminal reaches the parent only. Commands come as lines of JSON
+on standard input, each answered by a line on standard output. It ends, stopping everything in order, when told so, at the
+end of its input, when its parent dies (a pidfd tells, also when a forked child still holds the pipe), or on SIGTERM.
+
+When the guard itself is killed, the brokers see the end of their input and stop in order, and ZooKeeper dies with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from broker.config import BROKER_SETTINGS
+from broker.zookeeper import EmbeddedZooKeeper
+from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.errors import BrokerUnreachable, DataDirInUse, InternalError, InvalidRequest, KafkalogError, from_wire
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 40.0
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """A command that runs a module's `main` with this interpreter and exactly this process's import path."""
+    paths = json.dumps([path or os.getcwd() for path in sys.path])
+    code = f"import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from {module} import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", code, paths, *arguments]
+
+
+class ParentGone(Exception):
+    """Whoever started the guard is no more, or wants it to end."""
+
+
+class Watch:
+    """What ends the guard besides a command: the parent's death, SIGTERM."""
+
+    def __init__(self, parent: int) -> None:
+        self._poller = select.poll()
+        reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._writing)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._ending = {reading}
+        self._poller.register(reading, select.POLLIN)
+        if hasattr(os, "pidfd_open"):
+            try:
+                pidfd = os.pidfd_open(parent)
+            except ProcessLookupError:
+                raise ParentGone() from None
+            except OSError:  # a kernel or sandbox without it: the end of the input has to do
+                pass
+            else:
+                self._ending.add(pidfd)
+                self._poller.register(pidfd, select.POLLIN)
+        if os.getppid() != parent:
+            raise ParentGone()
+
+    def wait_readable(self, fd: int, seconds: float | None) -> bool:
+        """Wait until there is something to read; False if there is not in time. Raises ParentGone."""
+        self._poller.register(fd, select.POLLIN)
+        try:
+            ready = {number for number, _ in self._poller.poll(None if seconds is None else seconds * 1000)}
+        finally:
+            self._poller.unregister(fd)
+        if ready & self._ending:
+            raise ParentGone()
+        return fd in ready
+
+    def pause(self, seconds: float) -> None:
+        """Pass some time. Raises ParentGone."""
+        if self._poller.poll(seconds * 1000):
+            raise ParentGone()
+
+
+class LineReader:
+    """Lines of a descriptor, waited for together with the reasons to end."""
+
+    def __init__(self, fd: int, watch: Watch) -> None:
+        self._fd = fd
+        self._watch = watch
+        self._buffer = b""
+
+    def next_line(self, seconds: float | None = None) -> str | None:
+        """The next line; '' at the end of input, None when it does not come in time."""
+        deadline = None if seconds is None else SYSTEM_CLOCK.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+            if not self._watch.wait_readable(self._fd, left):
+                return None
+            data = os.read(self._fd, 65536)
+            if not data:
+                return ""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+
+class BrokerChild:
+    """One broker process and its configuration.
+
+    Args:
+        settings: dotted; ports of 0 are free ones at the first start and the same ones ever after.
+        folder: where its configuration and log go.
+    """
+
+    def __init__(self, settings: dict[str, Any], folder: Path, keep_fds: Sequence[int], watch: Watch) -> None:
+        self._settings = settings
+        self._keep_fds = tuple(keep_fds)
+        self._watch = watch
+        self._process: subprocess.Popen[bytes] | None = None
+        self.broker_id: int = settings["broker.id"]
+        self._config = folder / f"broker-{self.broker_id}.properties"
+        self.log_file = folder / f"broker-{self.broker_id}.log"
+
+    def launch(self) -> None:
+        """Start the process; `await_ready` waits until it serves."""
+        if self._process is not None and self._process.poll() is None:
+            raise InvalidRequest(reason=f"broker {self.broker_id} runs already")
+        self._release()
+        lines = [f"{name}={BROKER_SETTINGS[name].to_text(value)}" for name, value in self._settings.items()]
+        self._config.write_text("\n".join(lines) + "\n")
+        command = python_command("broker.__main__", "--announce", "--config", str(self._config))
+        with self.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                pass_fds=self._keep_fds,
+                start_new_session=True,
+            )
+
+    def await_ready(self) -> dict[str, Any]:
+        """Its ports and pid, once it serves. Raises the error that kept it from starting."""
+        process = self._process
+        assert process is not None and process.stdout is not None
+        line = LineReader(process.stdout.fileno(), self._watch).next_line(_START_SECONDS)
+        if not line:
+            self.kill()
+            lines = self.log_file.read_text(errors="replace").strip().splitlines()
+            said = lines[-1] if lines else "nothing"
+            how = "did not serve in time" if line is None else f"ended with code {process.returncode}"
+            raise BrokerUnreachable(address=f"broker {self.broker_id}", reason=f"it {how}; its log ends: {said}")
+        announced = json.loads(line)
+        if "error" in announced:
+            self.kill()
+            raise from_wire(announced["error"], announced["facts"])
+        self._settings |= {"grpc.port": announced["grpc_port"], "data.port": announced["data_port"]}
+        return {**announced, "broker_id": self.broker_id, "log_file": str(self.log_file)}
+
+    def begin_stop(self) -> None:
+        """Ask it to stop in order; `finish_stop` waits for it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def finish_stop(self) -> int | None:
+        """Wait until it has stopped; its exit code."""
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+        finally:
+            self._release()
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._release()
+
+    def _release(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+class Guard:
+    """Does what the parent asks, and everything backwards at the end.
+
+    Args:
+        plan: {root, host, durable, keep_fds, zookeeper_port, brokers: [settings]}.
+    """
+
+    def __init__(self, plan: dict[str, Any], watch: Watch) -> None:
+        self._watch = watch
+        self._root = Path(plan["root"])
+        self._keep_fds = plan["keep_fds"]
+        self._lock = self._lock_root()
+        self._zookeeper = EmbeddedZooKeeper(
+            self._root / "zookeeper",
+            port=plan["zookeeper_port"],
+            host=plan["host"],
+            durable=plan["durable"],
+            pass_fds=self._keep_fds,
+        )
+        self._planned = plan["brokers"]
+        self._brokers: list[BrokerChild] = []
+
+    def _lock_root(self) -> IO[str]:
+        self._root.mkdir(parents=True, exist_ok=True)
+        lock = (self._root / "cluster.lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            pid = lock.read().strip() or "?"
+            lock.close()
+            raise DataDirInUse(directory=str(self._root), pid=pid) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return lock
+
+    def do(self, command: dict[str, Any]) -> Any:
+        """Carry out a command; its result as JSON-able values. Raises KafkalogError."""
+        what, index = command["do"], command.get("broker", -1)
+        if what == "start":
+            return self._start()
+        if what == "start_broker":
+            self._brokers[index].launch()
+            return self._brokers[index].await_ready()
+        if what == "stop_broker":
+            self._brokers[index].begin_stop()
+            return self._brokers[index].finish_stop()
+        if what == "kill_broker":
+            return self._brokers[index].kill()
+        if what == "start_zookeeper":
+            self._zookeeper.start()
+            self._zookeeper.wait_ready(self._watch.pause)
+            return {"connect": self._zookeeper.connect, "pid": self._zookeeper.pid}
+        if what == "kill_zookeeper":
+            return self._zookeeper.kill()
+        raise InternalError(reason=f"the guard knows no command '{what}'")
+
+    def _start(self) -> dict[str, Any]:
+        """ZooKeeper and all brokers at once: a broker's imports take as long as ZooKeeper's start."""
+        self._zookeeper.start()
+        for settings in self._planned:
+            settings = settings | {"zookeeper.connect": self._zookeeper.connect, "exit.with.stdin": True}
+            self._brokers.append(BrokerChild(settings, self._root, self._keep_fds, self._watch))
+        for child in self._brokers:
+            child.launch()
+        self._zookeeper.wait_ready(self._watch.pause)
+        brokers = [child.await_ready() for child in self._brokers]
+        return {"zookeeper": self._zookeeper.connect, "zookeeper_pid": self._zookeeper.pid, "brokers": brokers}
+
+    def close(self) -> None:
+        """Stop the brokers, then ZooKeeper."""
+        for child in self._brokers:
+            child.begin_stop()
+        for child in self._brokers:
+            child.finish_stop()
+        self._zookeeper.stop()
+        self._lock.close()
+
+
+def main() -> int:
+    """Serve the parent, whose pid is the first argument."""
+    guard = None
+    try:
+        watch = Watch(int(sys.argv[1]))
+        lines = LineReader(sys.stdin.fileno(), watch)
+        while line := lines.next_line():
+            command = json.loads(line)
+            try:
+                if guard is None:
+                    guard = Guard(command, watch)
+                    command = {"do": "start"}
+                elif command["do"] == "close":
+                    break
+                answer = {"result": guard.do(command)}
+            except KafkalogError as error:
+                code, facts = error.to_wire()
+                answer = {"error": code, "facts": facts}
+            print(json.dumps(answer), flush=True)
+            if guard is None:
+                break
+    except (ParentGone, BrokenPipeError):
+        pass
+    finally:
+        if guard is not None:
+            guard.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

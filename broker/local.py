@@ -1,0 +1,272 @@
+"""A whole cluster on this machine: ZooKeeper and brokers as processes, for tests, notebooks and `kafkalog local`.
+
+    with LocalCluster(brokers=3) as cluster:
+        producer = Producer(cluster.bootstrap_servers)
+
+The processes belong to a guard (`guard.py`), which stops them when this process goes, however it goes. Without a data
+directory of the user's everything lies in a temporary one, removed by a sweeper that waits for the last process to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from broker.config import BROKER_SETTINGS
+from broker.guard import python_command
+from kafkalog.errors import Closed, InternalError, InvalidArgument, from_wire
+
+_CLOSE_SECONDS = 90.0
+_OWN_SETTINGS = ("broker.id", "log.dir", "zookeeper.connect", "grpc.port", "data.port", "host", "exit.with.stdin")
+# Holds a pipe that every process of the cluster holds the other end of: its end means that the last one is gone.
+_SWEEP = 'read -r _; rm -rf -- "$1"'
+
+
+class LocalBroker:
+    """One broker of a local cluster; stays the same through stops and starts, as do its ports.
+
+    Attributes:
+        pid: of its process; None while it does not run.
+        log_file: what it logs.
+        data_directory: where its partitions are.
+    """
+
+    def __init__(self, cluster: LocalCluster, index: int, host: str, announced: Mapping[str, Any]) -> None:
+        self._cluster = cluster
+        self._index = index
+        self.host = host
+        self.broker_id: int = announced["broker_id"]
+        self.grpc_port: int = announced["grpc_port"]
+        self.data_port: int = announced["data_port"]
+        self.pid: int | None = announced["pid"]
+        self.log_file = Path(announced["log_file"])
+        self.data_directory = cluster.root / f"broker-{self.broker_id}"
+
+    @property
+    def address(self) -> str:
+        """host:port of its gRPC service."""
+        return f"{self.host}:{self.grpc_port}"
+
+    def stop(self) -> int:
+        """Stop it in order; its exit code."""
+        code = self._cluster._ask({"do": "stop_broker", "broker": self._index})
+        self.pid = None
+        return int(code)
+
+    def kill(self) -> None:
+        """End it as a crash does (SIGKILL)."""
+        self._cluster._ask({"do": "kill_broker", "broker": self._index})
+        self.pid = None
+
+    def start(self) -> None:
+        """Start it again at the same ports; returns once it serves. Raises what keeps it from starting."""
+        self.pid = self._cluster._ask({"do": "start_broker", "broker": self._index})["pid"]
+
+
+class LocalZooKeeper:
+    """The cluster's ZooKeeper. `connect` is its host:port."""
+
+    def __init__(self, cluster: LocalCluster, connect: str, pid: int) -> None:
+        self._cluster = cluster
+        self.connect = connect
+        self.pid: int | None = pid
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._cluster._ask({"do": "kill_zookeeper"})
+        self.pid = None
+
+    def start(self) -> None:
+        """Start it again at the same port; returns once it serves."""
+        self.pid = self._cluster._ask({"do": "start_zookeeper"})["pid"]
+
+
+class LocalCluster:
+    """ZooKeeper and brokers on this machine, as a context manager or by `start` and `close`.
+
+    Args:
+        brokers: how many.
+        data: directory for everything, kept at the end; None: a temporary one, which goes with the cluster.
+        port: broker i serves gRPC at port + 2i and data at port + 2i + 1; None takes free ones.
+        zookeeper_port: None takes a free one.
+        settings: of every broker, dotted or snake_case names (`broker/config.py`).
+        host: address that everything is bound to.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        data: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        *,
+        zookeeper_port: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        if brokers < 1:
+            raise InvalidArgument(reason=f"a cluster has at least one broker, not {brokers}")
+        given = BROKER_SETTINGS.parse(settings).given()
+        for name in _OWN_SETTINGS:
+            if name in given:
+                raise InvalidArgument(reason=f"setting {name} is the local cluster's own")
+        last_port = (port or 0) + 2 * brokers - 1
+        if port is not None and not 0 < port <= last_port < 65536:
+            raise InvalidArgument(reason=f"ports {port} to {last_port} are not all ports")
+        self.brokers: list[LocalBroker] = []
+        self.zookeeper: LocalZooKeeper | None = None
+        self._host = host
+        self._count = brokers
+        self._port = port
+        self._zookeeper_port = zookeeper_port
+        self._settings = given
+        self._data = Path(data).absolute() if data is not None else None
+        self.root = self._data or Path()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._sweeper: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # guards the pipes to the guard: one command at a time
+
+    def start(self) -> LocalCluster:
+        """Start everything; returns once all brokers serve.
+
+        Raises:
+            AddressInUse, DataDirInUse, MissingDependency, ZooKeeperUnreachable: nothing is left running.
+        """
+        keep_fd = None
+        try:
+            if self._data is None:
+                self.root = Path(tempfile.mkdtemp(prefix="kafkalog-"))
+                keep_fd = self._start_sweeper()
+            keep_fds = [] if keep_fd is None else [keep_fd]
+            self._guard = subprocess.Popen(
+                python_command("broker.guard", str(os.getpid())),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=keep_fds,
+                start_new_session=True,
+            )
+            if keep_fd is not None:
+                os.close(keep_fd)
+                keep_fd = None
+            plan = {
+                "root": str(self.root),
+                "host": self._host,
+                "durable": self._data is not None,
+                "keep_fds": keep_fds,
+                "zookeeper_port": self._zookeeper_port,
+                "brokers": [self._broker_settings(index) for index in range(self._count)],
+            }
+            started = self._ask(plan)
+        except BaseException:
+            if keep_fd is not None:
+                os.close(keep_fd)
+            self.close()
+            raise
+        self.zookeeper = LocalZooKeeper(self, started["zookeeper"], started["zookeeper_pid"])
+        self.brokers = [
+            LocalBroker(self, index, self._host, announced) for index, announced in enumerate(started["brokers"])
+        ]
+        return self
+
+    def _start_sweeper(self) -> int:
+        """Start the process that removes the temporary directory; the pipe end that keeps it from doing so."""
+        reading, writing = os.pipe()
+        try:
+            self._sweeper = subprocess.Popen(
+                ["/bin/sh", "-c", _SWEEP, "sh", str(self.root)],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(writing)
+            shutil.rmtree(self.root, ignore_errors=True)
+            raise
+        finally:
+            os.close(reading)
+        return writing
+
+    def _broker_settings(self, index: int) -> dict[str, Any]:
+        port = 0 if self._port is None else self._port + 2 * index
+        return self._settings | {
+            "broker.id": index,
+            "host": self._host,
+            "log.dir": str(self.root / f"broker-{index}"),
+            "grpc.port": port,
+            "data.port": port + 1 if port else 0,
+        }
+
+    def close(self) -> None:
+        """Stop everything in order, and remove the temporary directory. Safe to call twice."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            assert guard.stdin is not None and guard.stdout is not None
+            try:
+                guard.stdin.write(b'{"do": "close"}\n')
+                guard.stdin.close()
+            except OSError:  # it ended before: it was told nothing that it needs to know
+                pass
+            try:
+                guard.wait(_CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                guard.kill()
+                guard.wait()
+            guard.stdout.close()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.wait()
+        for broker in self.brokers:
+            broker.pid = None
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients connect to: host:port,host:port of the gRPC services."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def zookeeper_connect(self) -> str:
+        """host:port of ZooKeeper; the chroot is the default one."""
+        if self.zookeeper is None:
+            raise Closed(what="cluster")
+        return self.zookeeper.connect
+
+    @property
+    def guard_pid(self) -> int | None:
+        return self._guard.pid if self._guard else None
+
+    def _ask(self, command: Mapping[str, Any]) -> Any:
+        """Have the guard do something; its result. Raises the error it met."""
+        with self._lock:
+            guard = self._guard
+            if guard is None:
+                raise Closed(what="cluster")
+            assert guard.stdin is not None and guard.stdout is not None
+            try:
+                guard.stdin.write(json.dumps(command).encode() + b"\n")
+                guard.stdin.flush()
+                line = guard.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+        if not line:
+            raise InternalError(reason=f"the guard of the cluster in {self.root} is gone")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise from_wire(answer["error"], answer["facts"])
+        return answer["result"]

@@ -1,0 +1,200 @@
+"""One broker: what it starts, in which order, and what it stops. Knows the parts, not what they do.
+
+Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
+ZooKeeper, the logs, the data port, gRPC, the broker registry. Stop: the other way round, finishing what was accepted:
+registry, ports, then every log flushed and its index saved.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from broker.config import BROKER_SETTINGS
+from broker.replica.catalog import Catalog
+from broker.storage.directory import LogDirectory
+from broker.transport import dataport
+from broker.transport.dataport import DataPort
+from broker.transport.rpc import BrokerService, RpcServer
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.config import Values, read_properties
+from kafkalog.errors import InvalidSetting, KafkalogError
+from kafkalog.log import get_logger, log_to_stderr
+from kafkalog.zk import registry
+from kafkalog.zk.registry import BrokerRecord
+from kafkalog.zk.session import ZooKeeperSession
+
+log = get_logger(__name__)
+
+_GRACE_SECONDS = 10.0
+
+
+def version() -> str:
+    """The installed version of this project; empty in a checkout that was never installed."""
+    try:
+        return metadata.version("pyspark-kafkalog")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class Broker:
+    """A broker in this process. `start` once, `stop` once.
+
+    Args:
+        settings: of `BROKER_SETTINGS`.
+    """
+
+    def __init__(self, settings: Values, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._undo: list[Callable[[], object]] = []  # how to stop what was started, in the order of starting
+        self._clean = True
+        self.grpc_port = 0
+        self.data_port = 0
+
+    def start(self) -> None:
+        """Start everything; what was started is stopped again if a later part fails.
+
+        Raises:
+            AddressInUse, DataDirInUse, ClusterMismatch, ZooKeeperUnreachable, StorageFailed, InvalidSetting.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.stop(clean=False)
+            raise
+
+    def _start(self) -> None:
+        settings = self.settings
+        rpc = RpcServer(settings.host, settings.grpc_port, settings.broker_id)
+        self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
+        listener = dataport.listen(settings.host, settings.data_port)
+        self._undo.append(listener.close)
+        self.grpc_port, self.data_port = rpc.port, listener.getsockname()[1]
+
+        session = ZooKeeperSession(
+            settings.zookeeper_connect,
+            session_timeout_ms=settings.zookeeper_session_timeout_ms,
+            connection_timeout_ms=settings.zookeeper_connection_timeout_ms,
+        )
+        directory = LogDirectory(
+            Path(settings.log_dir),
+            clock=self._clock,
+            producer_batches_remembered=settings.producer_batches_remembered,
+            producer_expiration_ms=settings.producer_id_expiration_ms,
+            check_interval_ms=settings.log_retention_check_interval_ms,
+        )
+        self._undo.append(lambda: directory.close(clean=self._clean))
+        session.start()
+        self._undo.append(session.close)
+        cluster_id = registry.cluster_id(session, self._clock.now_us())
+        directory.claim(cluster_id, settings.broker_id)
+
+        catalog = Catalog(settings.broker_id, directory, session, settings, self._clock)
+        self._undo.append(catalog.close)
+        self._undo.append(catalog.stop_following)
+        catalog.start()
+        directory.start()
+
+        data = DataPort(listener, catalog, settings, self._clock)
+        self._undo.append(lambda: data.stop(_GRACE_SECONDS))
+        data.start()
+        service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters)
+        rpc.start(service)
+        self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
+        catalog.register_broker(
+            BrokerRecord(
+                broker_id=settings.broker_id,
+                host=settings.advertised_host or settings.host,
+                grpc_port=self.grpc_port,
+                data_port=self.data_port,
+                rack=settings.rack or "",
+                version=version(),
+                directory=f"{socket.gethostname()}:{Path(settings.log_dir).absolute()}",
+            )
+        )
+        log.info(
+            "broker_started",
+            broker_id=settings.broker_id,
+            grpc=f"{settings.host}:{self.grpc_port}",
+            data=f"{settings.host}:{self.data_port}",
+            log_dir=settings.log_dir,
+            partitions=len(catalog.hosted),
+            cluster_id=cluster_id,
+        )
+
+    def stop(self, clean: bool = True) -> None:
+        """Stop everything that was started, last first. One part's failure does not keep the others from stopping."""
+        self._clean = clean
+        while self._undo:
+            undo = self._undo.pop()
+            try:
+                undo()
+            except Exception:
+                log.exception("stop_failed")
+        log.info("broker_stopped", broker_id=self.settings.broker_id, clean=clean)
+
+
+def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Values:
+    """The broker's settings from a `name=value` file. Raises InvalidSetting, UnknownSetting."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidSetting(name="config file", value=str(path), reason=error.strerror or str(error)) from None
+    return BROKER_SETTINGS.parse(read_properties(text, str(path)) | dict(overrides or {}))
+
+
+def run(settings: Values, announce: bool = False) -> None:
+    """Run a broker until SIGTERM, SIGINT or, with `exit.with.stdin`, the end of standard input; then stop it in order.
+
+    Args:
+        announce: print one line of JSON on standard output once it serves (its ports and pid), or the error that kept
+            it from starting.
+
+    Raises:
+        KafkalogError: it did not start; `start` says which.
+    """
+    log_to_stderr(settings.log_level)
+    stopped = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    if settings.exit_with_stdin:
+        threading.Thread(target=_wait_for_end_of_stdin, args=(stopped,), name="stdin", daemon=True).start()
+    broker = Broker(settings)
+    try:
+        broker.start()
+        # What is here stays, and requests leave no cycles: with the default thresholds a fifth of an append is spent on
+        # looking for them.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+    except KafkalogError as error:
+        if announce:
+            code, facts = error.to_wire()
+            print(json.dumps({"error": code, "facts": facts}), flush=True)
+        raise
+    try:
+        if announce:
+            ports = {"grpc_port": broker.grpc_port, "data_port": broker.data_port, "pid": os.getpid()}
+            print(json.dumps(ports), flush=True)
+        stopped.wait()
+    finally:
+        broker.stop()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _wait_for_end_of_stdin(stopped: threading.Event) -> None:
+    try:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+    except OSError:
+        pass
+    stopped.set()

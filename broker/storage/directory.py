@@ -1,0 +1,338 @@
+"""A broker's data directory: whose it is, and the logs in it, with the threads that flush and tidy them.
+
+    lock         held while a broker has the directory; the holder's process id is in it
+    meta         cluster id and broker id (a sealed document, see checkpoint.py)
+    clean        there only while no broker has it open and the last one closed every log properly
+    <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
+    <topic id>-<partition>.deleted/                     on its way out
+
+A failed write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells the
+truth, so nothing of it is read or written until the broker starts anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.storage.checkpoint import read_whole, seal, unseal, write_atomic
+from broker.storage.disk import Disk, storage_error
+from broker.storage.home import Flushable
+from broker.storage.log import Log
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.config import Values
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, StorageFailed
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+_LOCK = "lock"
+_META = "meta"
+_CLEAN = "clean"
+_FOLDER = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]*)")
+_DELETED = ".deleted"
+_FLUSHERS = 4
+"""Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
+
+
+def folder_name(topic_id: bytes, partition: int) -> str:
+    return f"{topic_id.hex()}-{partition}"
+
+
+def is_log_folder(name: str) -> bool:
+    return _FOLDER.fullmatch(name) is not None
+
+
+class LogDirectory:
+    """The logs of one data directory. Thread-safe.
+
+    Args:
+        path: made if it is missing.
+        disk, clock: what stands for the machine.
+        producer_batches_remembered: of each producer and log; see `Producers`.
+        producer_expiration_ms: silent producers are forgotten after that long.
+        check_interval_ms: how often retention, rolls by age and checkpoints are looked at.
+
+    Attributes:
+        was_clean: the last broker closed it properly, or there was none.
+        cluster_id, broker_id: whose it is; None until `claim` was called for the first time.
+        failed: why it is out of service; None while it serves.
+        on_failed: called once with the error that took it out of service.
+
+    Raises:
+        DataDirInUse: another process has it.
+        StorageFailed, DiskFull: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        disk: Disk | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        producer_batches_remembered: int = 128,
+        producer_expiration_ms: int = 86_400_000,
+        check_interval_ms: int = 60_000,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.disk = disk or Disk()
+        self.clock = clock
+        self.producer_batches_remembered = producer_batches_remembered
+        self.producer_expiration_ms = producer_expiration_ms
+        self.check_interval_ms = check_interval_ms
+        self.failed: StorageFailed | None = None
+        self.on_failed: Callable[[StorageFailed], None] = lambda error: None
+        self.cluster_id: str | None = None
+        self.broker_id: int | None = None
+        self._lock = threading.Lock()  # guards _logs, failed, _closed; before any log's locks
+        self._logs: dict[tuple[bytes, int], Log] = {}
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
+        self._timer = threading.Condition()  # guards _deadlines and _stopping; after any log's locks
+        self._deadlines: list[tuple[float, int, Flushable]] = []
+        self._ticket = itertools.count()
+        self._stopping = False
+        try:
+            self._open()
+        except OSError as error:
+            raise storage_error(self.path, error, "opening it") from error
+
+    def _open(self) -> None:
+        self.disk.make_dirs(self.path)
+        lock_path = self.path / _LOCK
+        lock_fd = self.disk.lock(lock_path)
+        if lock_fd is None:
+            holder = (read_whole(self.disk, lock_path) or b"").decode(errors="replace").strip()
+            raise DataDirInUse(directory=str(self.path), pid=holder or "unknown")
+        self._lock_fd = lock_fd
+        try:
+            self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: needs no room on a full disk
+            self._read_meta()
+            names = self.disk.names(self.path)
+            for name in names:
+                if name.endswith(_DELETED):
+                    self._remove_folder(self.path / name)
+            self.was_clean = _CLEAN in names or not self.existing()
+            if _CLEAN in names:
+                self.disk.unlink(self.path / _CLEAN)
+                self.disk.sync_dir(self.path)
+        except BaseException:
+            self.disk.close(lock_fd)
+            raise
+
+    def _read_meta(self) -> None:
+        data = read_whole(self.disk, self.path / _META)
+        if data is None:
+            return
+        facts = unseal(data)
+        if facts is None or not isinstance(facts.get("cluster_id"), str) or not isinstance(facts.get("broker_id"), int):
+            raise StorageFailed(directory=str(self.path), reason=f"{self.path / _META} is damaged")
+        self.cluster_id, self.broker_id = facts["cluster_id"], facts["broker_id"]
+
+    def claim(self, cluster_id: str, broker_id: int) -> None:
+        """Say whose the directory is; the first call writes it down.
+
+        Raises:
+            ClusterMismatch: it is another's.
+        """
+        ours = f"broker {broker_id} of cluster {cluster_id}"
+        if self.cluster_id is not None:
+            if (self.cluster_id, self.broker_id) != (cluster_id, broker_id):
+                theirs = f"broker {self.broker_id} of cluster {self.cluster_id}"
+                raise ClusterMismatch(directory=str(self.path), expected=theirs, actual=ours)
+            return
+        try:
+            write_atomic(self.disk, self.path / _META, seal({"cluster_id": cluster_id, "broker_id": broker_id}))
+        except OSError as error:
+            raise storage_error(self.path, error, "writing meta") from error
+        self.cluster_id, self.broker_id = cluster_id, broker_id
+
+    # --- logs ----------------------------------------------------------------------------------------------------
+
+    def existing(self) -> list[tuple[bytes, int]]:
+        """(topic id, partition) of every log that has a folder here."""
+        matches = (_FOLDER.fullmatch(name) for name in self.disk.names(self.path))
+        return [(bytes.fromhex(match[1]), int(match[2])) for match in matches if match]
+
+    def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
+        """The log of a partition, made if there is none; open already, the same one.
+
+        Args:
+            label: the partition as errors name it, such as `flights-0`.
+            settings: of the topic.
+            leader_epoch: to stamp; to be raised by the caller after an unclean stop.
+        """
+        assert len(topic_id) == 16
+        key = topic_id, partition
+        with self._lock:
+            self._check_usable()
+            found = self._logs.get(key)
+            if found is not None:
+                return found
+            folder = self.path / folder_name(topic_id, partition)
+            try:
+                try:
+                    self.disk.make_dir(folder)
+                    self.disk.sync_dir(self.path)
+                except FileExistsError:
+                    pass
+            except OSError as error:
+                raise storage_error(self.path, error, f"making the folder of {label}") from error
+            opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
+            return opened
+
+    def _check_usable(self) -> None:
+        if self.failed is not None:
+            raise StorageFailed(**self.failed.facts)
+        if self._closed:
+            raise Closed(what=f"log directory {self.path}")
+
+    def remove_log(self, topic_id: bytes, partition: int) -> None:
+        """Close a log and delete all of it; nothing happens if there is none."""
+        with self._lock:
+            self._check_usable()
+            opened = self._logs.pop((topic_id, partition), None)
+            if opened is not None:
+                opened.close(clean=False)
+            folder = self.path / folder_name(topic_id, partition)
+            gone = folder.with_name(folder.name + _DELETED)
+            try:
+                self.disk.rename(folder, gone)
+                self.disk.sync_dir(self.path)
+                self._remove_folder(gone)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise storage_error(self.path, error, f"deleting {folder.name}") from error
+        log.info("log_deleted", folder=folder.name)
+
+    def _remove_folder(self, folder: Path) -> None:
+        for name in self.disk.names(folder):
+            self.disk.unlink(folder / name)
+        self.disk.remove_dir(folder)
+
+    def logs(self) -> list[Log]:
+        """The open logs."""
+        with self._lock:
+            return list(self._logs.values())
+
+    # --- failing -------------------------------------------------------------------------------------------------
+
+    def fail(self, error: StorageFailed) -> None:
+        """Take the directory out of service. Whoever waits for a flush is woken by a thread of its own: the caller
+        may hold a log's lock."""
+        if self.failed is not None:
+            return
+        self.failed = error
+        log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
+        threading.Thread(target=self._tell_failure, args=(error,), name="log-failed", daemon=True).start()
+
+    def _tell_failure(self, error: StorageFailed) -> None:
+        self.on_failed(error)
+        for opened in self.logs():
+            opened.on_flushed()
+
+    # --- threads -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start flushing and tidying in the background; what was asked for before is done now."""
+        assert not self._threads, "started already"
+        self._threads = [
+            *(threading.Thread(target=self._flush_loop, name=f"flusher-{i}", daemon=True) for i in range(_FLUSHERS)),
+            threading.Thread(target=self._timer_loop, name="log-timer", daemon=True),
+            threading.Thread(target=self._tidy_loop, name="log-tidy", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def flush_soon(self, log: Flushable) -> None:
+        self._to_flush.put(log)
+
+    def flush_within(self, log: Flushable, seconds: float) -> None:
+        with self._timer:
+            heapq.heappush(self._deadlines, (self.clock.monotonic() + seconds, next(self._ticket), log))
+            self._timer.notify_all()
+
+    def _flush_loop(self) -> None:
+        while (asked := self._to_flush.get()) is not None:
+            try:
+                asked.flush()
+            except (StorageFailed, Closed):
+                pass  # the failure was told, and a closed log is flushed
+            except Exception:
+                log.exception("flush_failed", partition=asked.label)
+
+    def _timer_loop(self) -> None:
+        with self._timer:
+            while not self._stopping:
+                now = self.clock.monotonic()
+                while self._deadlines and self._deadlines[0][0] <= now:
+                    self._to_flush.put(heapq.heappop(self._deadlines)[2])
+                self._timer.wait(self._deadlines[0][0] - now if self._deadlines else None)
+
+    def _tidy_loop(self) -> None:
+        while not self._wait_stopping(self.check_interval_ms / 1000):
+            self.tidy()
+
+    def _wait_stopping(self, seconds: float) -> bool:
+        with self._timer:
+            return self._timer.wait_for(lambda: self._stopping, seconds)
+
+    def tidy(self) -> None:
+        """One round of rolls by age, retention, checkpoints and forgetting of producers, over every log."""
+        for opened in self.logs():
+            try:
+                opened.roll_if_old()
+                opened.apply_retention()
+                opened.forget_silent_producers(self.clock.now_us() - self.producer_expiration_ms * 1000)
+                opened.checkpoint()
+            except (StorageFailed, Closed):
+                continue
+            except DiskFull as error:
+                log.warning("disk_full", partition=opened.label, directory=str(self.path), reason=str(error))
+            except Exception:
+                log.exception("tidy_failed", partition=opened.label)
+
+    def close(self, clean: bool = True) -> None:
+        """Stop the threads, close every log, give the directory up.
+
+        Args:
+            clean: flush and save everything, so that the next start has nothing to recover.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            logs = list(self._logs.items())
+        with self._timer:
+            self._stopping = True
+            self._timer.notify_all()
+        for _ in range(_FLUSHERS if self._threads else 0):
+            self._to_flush.put(None)
+        for thread in self._threads:
+            thread.join()
+        all_saved = clean and self.failed is None
+        for _, opened in logs:
+            try:
+                opened.close(clean)
+            except KafkalogError as error:
+                all_saved = False
+                log.warning("log_not_saved", partition=opened.label, reason=str(error))
+        try:
+            # A log that nobody opened is as it was left: clean only if everything was.
+            untouched = {*self.existing()} - {key for key, _ in logs}
+            if all_saved and self.failed is None and (self.was_clean or not untouched):
+                write_atomic(self.disk, self.path / _CLEAN, b"")
+        except OSError as error:
+            log.warning("clean_stop_not_marked", directory=str(self.path), reason=str(error))
+        finally:
+            with contextlib.suppress(OSError):
+                self.disk.close(self._lock_fd)

@@ -1,0 +1,38 @@
+"""What a log needs of the directory that it stands in: `LogDirectory` is one. It breaks the circle between the two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from broker.storage.disk import Disk
+from kafkalog.clock import Clock
+from kafkalog.errors import StorageFailed
+
+
+class Flushable(Protocol):
+    """A log, as its directory's threads see it."""
+
+    label: str
+
+    def flush(self) -> None:
+        """fdatasync what is appended by now."""
+
+
+class LogHome(Protocol):
+    """What a log needs of the directory that it stands in."""
+
+    disk: Disk
+    clock: Clock
+    path: Path
+    producer_batches_remembered: int
+    failed: StorageFailed | None
+
+    def fail(self, error: StorageFailed) -> None:
+        """Take the whole directory out of service."""
+
+    def flush_soon(self, log: Flushable) -> None:
+        """Have a flusher thread call `log.flush()`."""
+
+    def flush_within(self, log: Flushable, seconds: float) -> None:
+        """The same, that much later."""

@@ -1,0 +1,600 @@
+"""One partition's log: a folder of segments, appended to at the end, read anywhere, cut at the head by retention.
+
+Offsets are given out here and batches stamped with them. Knows nothing of topics' names beyond its label, nor of who
+leads. Bytes are never kept in memory: a read describes them (`FileSlice`).
+
+Threads: one lock (`_lock`) guards all that changes; appends, rolls and deletions hold it. Reads take no lock: they look
+at one immutable `View`, replaced as a whole after the bytes it speaks of are written. `_flush_lock` comes before
+`_lock`: it lets one fdatasync run at a time while appends go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
+from broker.storage.disk import Buffer, is_full, storage_error
+from broker.storage.file_slice import FileSlice, Hint
+from broker.storage.home import LogHome
+from broker.storage.opening import open_folder, open_producers, snapshot_offsets, snapshot_path
+from broker.storage.producers import Producers, Remembered
+from broker.storage.reading import Reader, View
+from broker.storage.retention import expired, roll_is_due
+from broker.storage.segment import Segment, TruncateFailed
+from kafkalog.config import Values
+from kafkalog.errors import Closed, CorruptBatch, DiskFull, KafkalogError, OffsetOutOfRange, StorageFailed
+from kafkalog.format.batch import BatchHeader, stamp
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+Batch = tuple[BatchHeader, memoryview]
+_SNAPSHOTS_KEPT = 2
+
+
+class Appended(NamedTuple):
+    """Where a batch stands: offsets [base_offset, end_offset). `duplicate`: since it was first sent."""
+
+    base_offset: int
+    end_offset: int
+    append_timestamp_us: int
+    duplicate: bool
+
+
+class Log:
+    """A partition's log.
+
+    Attributes:
+        label: the partition as errors and events name it.
+        on_flushed: called without arguments, on any thread and with no lock held, after `flushed_offset` moved and when
+            the directory failed.
+    """
+
+    def __init__(self, home: LogHome, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
+        """Open the folder's log; recovers what a stop left. Raises StorageFailed or DiskFull."""
+        self.label = label
+        self.directory = folder
+        self.on_flushed: Callable[[], None] = lambda: None
+        self._home = home
+        self._disk = home.disk
+        self._clock = home.clock
+        self._lock = threading.Lock()  # guards all below, but for reads of _view
+        self._flush_lock = threading.Lock()  # one flush at a time; before _lock
+        self._closed = False
+        self._leader_epoch = leader_epoch
+        self._flush_asked = False
+        self._flush_timed = False
+        self._reader = Reader(home.disk, label)
+        self._producers = Producers(label, home.producer_batches_remembered)
+        try:
+            segments, checkpoint, saved = open_folder(self._disk, folder, label, settings.index_interval_bytes)
+            producers_at = open_producers(self._disk, folder, segments, self._producers, label)
+        except OSError as error:
+            raise storage_error(home.path, error, f"opening the log of {label}") from error
+        self._checkpoint = checkpoint
+        self._saved_offset = min(saved, producers_at)
+        self._segments = segments
+        self._active = segments[-1]
+        self._end_offset = self._flushed_offset = checkpoint.recovery_point
+        self._flushed_position = self._active.size
+        self._apply_settings(settings)
+        self._publish()
+
+    def _apply_settings(self, settings: Values) -> None:
+        self._settings = settings
+        self._segment_bytes: int = settings.segment_bytes
+        self._segment_us: int = settings.segment_ms * 1000
+        self._flush_messages: int | None = settings.flush_messages
+        self._flush_ms: int | None = settings.flush_ms
+        self._visible_when_flushed = settings.flush_visibility == "flushed"
+
+    def _publish(self) -> None:
+        """Show readers what is there now."""
+        start = self._checkpoint.start_offset
+        size, end = self._active.size, self._end_offset
+        if self._visible_when_flushed:
+            visible, visible_position = self._flushed_offset, self._flushed_position
+        else:
+            visible, visible_position = end, size
+        segments = tuple(self._segments)
+        bases = tuple(segment.base_offset for segment in segments)
+        self._view = View(start, segments, bases, end, size, visible, visible_position)
+
+    # --- what it holds -------------------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._view.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._view.end_offset
+
+    @property
+    def visible_offset(self) -> int:
+        """Consumers may read up to it: the end, or with flush.visibility=flushed what is flushed."""
+        return self._view.visible_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything before it outlives a power cut."""
+        return self._flushed_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._view.segments)
+
+    @property
+    def needs_flush_for_ack(self) -> bool:
+        """flush.messages=1: an ack is a promise of the disk."""
+        return self._flush_messages == 1
+
+    @property
+    def leader_epoch(self) -> int:
+        """Stamped into every batch appended from now on; it never falls."""
+        return self._leader_epoch
+
+    @leader_epoch.setter
+    def leader_epoch(self, epoch: int) -> None:
+        with self._lock:
+            self._leader_epoch = epoch
+
+    @property
+    def settings(self) -> Values:
+        return self._settings
+
+    def update_settings(self, settings: Values) -> None:
+        """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
+        with self._lock:
+            self._apply_settings(settings)
+            self._publish()
+        if self._flush_messages is not None or self._flush_ms is not None:
+            self.request_flush()
+
+    def _check_usable(self) -> None:
+        failed = self._home.failed
+        if failed is not None:
+            raise StorageFailed(**failed.facts)
+        if self._closed:
+            raise Closed(what=f"log of {self.label}")
+
+    def _fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
+        """The disk can no longer be believed: take the directory out of service."""
+        reason = f"{doing} for {self.label}: {getattr(error, 'strerror', None) or error}"
+        failed = StorageFailed(directory=str(self._home.path), reason=reason)
+        self._home.fail(failed)
+        raise failed from error
+
+    def _refuse(self, error: OSError, doing: str) -> NoReturn:
+        """DiskFull, after which all goes on; anything else but a lack of space takes the directory out of service."""
+        if is_full(error):
+            raise DiskFull(directory=str(self._home.path)) from error
+        self._fail(error, doing)
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
+        """Give batches offsets and write them, all in one call to the system unless a segment ends in between.
+
+        Args:
+            batches: header and writable bytes of each, checked by the caller; the bytes are stamped in place.
+
+        Returns:
+            For each batch where it stands, or why it is not there: OutOfOrderSequence, StaleProducerEpoch,
+            SequenceForgotten, DiskFull. The others of the call are not affected, but for DiskFull: no later one
+            is written, so that order is kept.
+
+        Raises:
+            StorageFailed: the directory is out of service, from now on or already.
+            Closed: the log is.
+        """
+        with self._lock:
+            self._check_usable()
+            results: list[Appended | KafkalogError] = []
+            run: list[Batch] = []
+            try:
+                self._append(batches, results, run)
+            except DiskFull as full:
+                results.extend([full] * (len(batches) - len(results)))
+        return results
+
+    def _append(self, batches: Sequence[Batch], results: list[Appended | KafkalogError], run: list[Batch]) -> None:
+        """`run` collects batches for one write; on DiskFull `results` ends before the first that is not written."""
+        ahead: dict[int, tuple[int, int]] = {}  # producer -> epoch and sequence that follow on those in `run`
+        length = 0
+        for header, batch in batches:
+            producer_id = header.producer_id
+            if producer_id >= 0:
+                if ahead.get(producer_id) != (header.producer_epoch, header.base_sequence):
+                    if producer_id in ahead:
+                        self._write(run, length, results)
+                        length = 0
+                        ahead.clear()
+                    verdict = self._producers.verdict(header)
+                    if verdict is not None:
+                        self._write(run, length, results)  # results stand in the order of the batches
+                        length = 0
+                        ahead.clear()
+                        results.append(_refused(verdict))
+                        continue
+                ahead[producer_id] = header.producer_epoch, header.end_sequence
+            if run and self._active.size + length + header.length > self._segment_bytes:
+                self._write(run, length, results)
+                length = 0
+            run.append((header, batch))
+            length += header.length
+        self._write(run, length, results)
+
+    def _write(self, run: list[Batch], length: int, results: list[Appended | KafkalogError]) -> None:
+        """Stamp and write batches that belong together, and empty `run`."""
+        if not run:
+            return
+        active = self._active
+        now_us = self._clock.now_us()
+        if active.size and (
+            active.size + length > self._segment_bytes or now_us - active.first_append_us >= self._segment_us
+        ):
+            self._roll()
+            active = self._active
+        epoch = self._leader_epoch
+        offset = self._end_offset
+        buffers: list[Buffer] = []
+        appended: list[Appended | KafkalogError] = []
+        for header, batch in run:
+            stamp(batch, offset, epoch, now_us)
+            end = offset + header.last_offset_delta + 1
+            appended.append(Appended(offset, end, now_us, False))
+            buffers.append(batch)
+            offset = end
+        try:
+            position = active.append(buffers, length)
+        except TruncateFailed as error:
+            self._fail(error, "cutting off a failed append")
+        except OSError as error:
+            self._refuse(error, "appending")
+        for header, _ in run:
+            active.note(header, active.end_offset, position, now_us)
+            if header.producer_id >= 0:
+                self._producers.record(header, active.end_offset - header.last_offset_delta - 1, now_us)
+            position += header.length
+        active.leader_epoch = epoch
+        results.extend(appended)
+        run.clear()
+        self._end_offset = offset
+        view = self._view
+        if self._visible_when_flushed:
+            self._view = view._replace(end_offset=offset, end_position=position)
+        else:
+            self._view = View(view[0], view[1], view[2], offset, position, offset, position)
+        if self._flush_messages is not None and offset - self._flushed_offset >= self._flush_messages:
+            self._ask_flush()
+        elif self._flush_ms is not None and not self._flush_timed:
+            self._flush_timed = True
+            self._home.flush_within(self, self._flush_ms / 1000)
+
+    def _roll(self) -> None:
+        """Close the active segment, synced and with its index saved, and start one at the end offset.
+
+        Raises:
+            DiskFull: the active segment stays, and the next append tries again.
+        """
+        old = self._active
+        assert old.size > 0
+        try:
+            old.sync()
+        except OSError as error:
+            self._fail(error, "fdatasync")
+        self._mark_flushed(self._end_offset, old.size)
+        try:
+            self._save_producers(self._end_offset, self._producers.encode(self._end_offset))
+            old.save_index()
+        except OSError as error:
+            if not is_full(error):
+                self._fail(error, "saving an index")
+            log.warning("index_not_saved", partition=self.label, base_offset=old.base_offset)  # it will be rebuilt
+        new = Segment(self._disk, self.directory, self._end_offset, self._settings.index_interval_bytes)
+        new.leader_epoch = old.leader_epoch
+        try:
+            new.create()
+        except OSError as error:
+            self._refuse(error, "making a segment")
+        try:
+            self._disk.sync_dir(self.directory)
+        except OSError as error:
+            self._fail(error, "syncing a folder")
+        self._segments.append(new)
+        self._active = new
+        self._flushed_position = 0
+        old.close()
+        self._publish()
+        self._ask_flush()  # what is flushed moved; a flusher thread tells, with no lock held
+        log.info("segment_rolled", partition=self.label, base_offset=new.base_offset, bytes=old.size)
+
+    def roll_if_old(self) -> bool:
+        """Close the active segment if segment.ms says so; returns whether it was."""
+        with self._lock:
+            self._check_usable()
+            if not roll_is_due(self._active, self._settings, self._clock.now_us()):
+                return False
+            self._roll()
+            return True
+
+    # --- flushing ------------------------------------------------------------------------------------------------
+
+    def request_flush(self) -> None:
+        """Have what is appended by now flushed by a thread of the directory; one fdatasync serves all that ask."""
+        with self._lock:
+            self._ask_flush()
+
+    def _ask_flush(self) -> None:
+        if not self._flush_asked:
+            self._flush_asked = True
+            self._home.flush_soon(self)
+
+    def flush(self) -> None:
+        """fdatasync what is appended by now. Raises StorageFailed; the directory is then out of service."""
+        with self._flush_lock:
+            with self._lock:
+                self._check_usable()
+                self._flush_asked = self._flush_timed = False
+                target, segment, position = self._end_offset, self._active, self._active.size
+                file = segment.share_file() if self._flushed_offset < target else None
+            if file is not None:
+                try:
+                    self._disk.sync(file.fd)
+                except OSError as error:
+                    self._fail(error, "fdatasync")
+                finally:
+                    file.release()
+                with self._lock:
+                    if segment is self._active:  # else a roll synced it
+                        self._mark_flushed(target, position)
+        self.on_flushed()
+
+    def _mark_flushed(self, offset: int, position: int) -> None:
+        if offset > self._flushed_offset:
+            self._flushed_offset, self._flushed_position = offset, position
+            if self._visible_when_flushed:
+                self._publish()
+
+    def checkpoint(self) -> None:
+        """Flush, and save all that shortens the next start: index, producers, recovery point.
+
+        Raises:
+            StorageFailed, DiskFull: in the second case the start will take longer.
+        """
+        with self._lock:
+            self._check_usable()
+            end_offset, active = self._end_offset, self._active
+            if end_offset == self._saved_offset:
+                return
+            producers, summary = self._producers.encode(end_offset), active.summary()
+        self.flush()
+        with self._lock:
+            self._check_usable()
+            if active is not self._active or self._end_offset < end_offset:
+                return  # a roll saved it, or a truncation made it wrong
+            try:
+                self._save_producers(end_offset, producers)
+                active.save_index(summary)
+            except OSError as error:
+                self._refuse(error, "saving an index")
+            self._write_checkpoint(self._checkpoint._replace(recovery_point=end_offset))
+            self._saved_offset = end_offset
+
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        try:
+            write_checkpoint(self._disk, self.directory, checkpoint)
+        except OSError as error:
+            self._refuse(error, "writing a checkpoint")
+        self._checkpoint = checkpoint
+
+    def _save_producers(self, offset: int, data: bytes) -> None:
+        write_atomic(self._disk, snapshot_path(self.directory, offset), data)
+        for old in snapshot_offsets(self._disk, self.directory)[_SNAPSHOTS_KEPT:]:
+            self._disk.unlink(snapshot_path(self.directory, old))
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_offset: int | None = None) -> FileSlice:
+        """Where the batches from an offset on stand.
+
+        Args:
+            offset: the slice starts with the batch that holds it.
+            max_bytes: the slice is at most that long, unless its first batch is longer.
+            hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
+            end_offset: no batch at or behind it is in the slice; the visible offset unless given.
+
+        Returns:
+            A slice of one segment; empty at the end.
+
+        Raises:
+            OffsetOutOfRange: before the start or behind the end.
+            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
+        """
+        while True:
+            self._check_usable()
+            view = self._view
+            if not view.start_offset <= offset <= view.end_offset:
+                raise self._out_of_range(offset, view)
+            try:
+                return self._reader.read(view, offset, max_bytes, hint, end_offset)
+            except FileNotFoundError:
+                self._check_moved(view, offset)
+            except OSError as error:
+                self._fail(error, "reading")
+
+    def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
+        """(offset, timestamp_us) of the first visible record at or after a timestamp; None if there is none.
+
+        Raises:
+            CorruptBatch: it may lie in a damaged range.
+        """
+        while True:
+            self._check_usable()
+            view = self._view
+            try:
+                return self._reader.search(view, timestamp_us)
+            except FileNotFoundError:
+                self._check_moved(view, view.start_offset)
+            except OSError as error:
+                self._fail(error, "reading")
+
+    def _check_moved(self, view: View, offset: int) -> None:
+        """A segment's file was not there: that is right only if retention was faster than the read."""
+        if self._view is view:
+            raise CorruptBatch(partition=self.label, offset=offset, reason="its segment's file is gone")
+
+    def _out_of_range(self, offset: int, view: View) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            offset=offset, partition=self.label, start_offset=view.start_offset, end_offset=view.visible_offset
+        )
+
+    # --- cutting -------------------------------------------------------------------------------------------------
+
+    def apply_retention(self) -> int:
+        """Delete the segments that are too old or too much; returns how many."""
+        with self._lock:
+            self._check_usable()
+            count = expired(self._segments, self._settings, self._clock.now_us())
+            if not count:
+                return 0
+            if count == len(self._segments):
+                self._roll()
+            self._start_at(self._segments[count].base_offset)
+            return count
+
+    def delete_before(self, offset: int) -> int:
+        """Make every record before an offset unreadable, and delete the segments that hold no other.
+
+        Returns:
+            The start offset now: the one given, or the one there was if it is behind it.
+
+        Raises:
+            OffsetOutOfRange: behind the visible end.
+        """
+        with self._lock:
+            self._check_usable()
+            view = self._view
+            if offset > view.visible_offset or offset < 0:
+                raise self._out_of_range(offset, view)
+            if offset <= view.start_offset:
+                return view.start_offset
+            if offset == self._end_offset and self._active.size:
+                self._roll()
+            elif offset > self._flushed_offset:
+                try:  # a start offset must not outlive the records before it
+                    self._active.sync()
+                except OSError as error:
+                    self._fail(error, "fdatasync")
+                self._mark_flushed(self._end_offset, self._active.size)
+                self._ask_flush()
+            self._start_at(offset)
+            log.info("records_deleted", partition=self.label, start_offset=offset)
+            return offset
+
+    def _start_at(self, offset: int) -> None:
+        """Move the start offset, for good, and delete the segments before it, which is what a start would do."""
+        checkpoint = Checkpoint(offset, max(self._checkpoint.recovery_point, offset))
+        keep = bisect_right([segment.base_offset for segment in self._segments], offset) - 1
+        written = True
+        try:
+            self._write_checkpoint(checkpoint)
+        except DiskFull:
+            if self._segments[keep].base_offset != offset:
+                raise
+            # Deleting whole segments makes room, and their absence alone says where the log starts.
+            self._checkpoint, written = checkpoint, False
+        old, self._segments = self._segments[:keep], self._segments[keep:]
+        self._publish()
+        try:
+            for segment in old:
+                segment.delete()
+                if not written:
+                    self._disk.sync_dir(self.directory)
+                log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
+        except OSError as error:
+            self._fail(error, "deleting a segment")
+
+    def truncate_to(self, offset: int) -> int:
+        """Cut off every batch that holds an offset at or behind the one given, as a follower does.
+
+        Returns:
+            The end offset now: the one given, or the start of the batch that held it.
+
+        Raises:
+            OffsetOutOfRange: before the start.
+        """
+        with self._flush_lock, self._lock:
+            self._check_usable()
+            view = self._view
+            if offset < view.start_offset:
+                raise self._out_of_range(offset, view)
+            if offset >= view.end_offset:
+                return view.end_offset
+            try:
+                self._truncate(view, offset)
+            except OSError as error:
+                self._fail(error, "truncating")
+            log.info("log_truncated", partition=self.label, asked=offset, end_offset=self._end_offset)
+            return self._end_offset
+
+    def _truncate(self, view: View, offset: int) -> None:
+        number = bisect_right(view.bases, offset) - 1
+        segment = view.segments[number]
+        position, end_offset = self._reader.boundary(view, number, offset)
+        # What is about to go must not be missed by a start: neither by the recovery point, nor by an old index.
+        start_offset = min(self._checkpoint.start_offset, end_offset)
+        self._write_checkpoint(Checkpoint(start_offset, min(self._checkpoint.recovery_point, end_offset)))
+        for later in reversed(self._segments[number + 1 :]):
+            later.delete()
+            self._disk.sync_dir(self.directory)
+        segment.forget_saved_index()
+        self._disk.sync_dir(self.directory)
+        segment.close()
+        segment.open_for_append()
+        segment.truncate_to(position, end_offset)
+        self._segments = self._segments[: number + 1]
+        self._active = segment
+        self._end_offset = self._flushed_offset = self._saved_offset = end_offset
+        self._flushed_position = position
+        open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
+        self._publish()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def forget_silent_producers(self, before_us: int) -> int:
+        """Forget producers that appended last before a time; returns how many."""
+        with self._lock:
+            return self._producers.forget_silent(before_us)
+
+    def close(self, clean: bool = True) -> None:
+        """Stop appending and reading; slices that are out stay good.
+
+        Args:
+            clean: save all first, so that the next start has nothing to recover.
+
+        Raises:
+            StorageFailed, DiskFull: it is closed, but not cleanly.
+        """
+        try:
+            if clean and not self._closed and self._home.failed is None:
+                self.checkpoint()
+        finally:
+            with self._flush_lock, self._lock:
+                if not self._closed:
+                    self._closed = True
+                    for segment in self._segments:
+                        segment.close()
+
+
+def _refused(verdict: Remembered | KafkalogError) -> Appended | KafkalogError:
+    if isinstance(verdict, Remembered):
+        return Appended(verdict.base_offset, verdict.end_offset, verdict.append_us, True)
+    return verdict

@@ -1,0 +1,175 @@
+"""What a start makes of a partition's folder: its segments with their indexes, what is damaged, and its producers.
+
+A segment holds the offsets from its name to the next segment's name, so what is missing of them is known to be missing.
+Every segment but the last was synced when it was rolled and is opened by its saved index; of the last one, what its
+saved index does not describe is read (`recovery.py`) and synced. A clean stop leaves nothing to read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, read_whole, write_checkpoint
+from broker.storage.disk import Disk, is_full
+from broker.storage.index import Damage
+from broker.storage.producers import PRODUCERS_SUFFIX, Producers
+from broker.storage.segment import LOG_SUFFIX, Segment, base_offset_of
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+
+class Opened(NamedTuple):
+    """A folder's content: its segments, the checkpoint that is true now, and up to where saved indexes describe it."""
+
+    segments: list[Segment]
+    checkpoint: Checkpoint
+    indexed_offset: int
+
+
+def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int) -> Opened:
+    """Open the segments of a folder, the last one for appending; makes the first one if there is none."""
+    names = disk.names(folder)
+    for name in names:
+        if name.endswith(TEMPORARY):
+            disk.unlink(folder / name)
+    bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
+    stored = read_checkpoint(disk, folder)
+    checkpoint = stored or Checkpoint()
+    if stored is None and bases:
+        log.warning("checkpoint_missing", partition=label, folder=str(folder))
+    segments = [Segment(disk, folder, base, index_interval_bytes) for base in bases]
+    segments = _without_deleted(segments, checkpoint.start_offset)
+    for segment, behind in itertools.pairwise(segments):
+        _open_closed(segment, behind.base_offset, label)
+    synced = max(checkpoint)
+    indexed_offset = synced
+    if segments:
+        indexed_offset = _open_last(disk, folder, segments, synced, label)
+    else:
+        segments = [_new_segment(disk, folder, synced, index_interval_bytes)]
+    start_offset = max(checkpoint.start_offset, segments[0].base_offset)
+    found = Checkpoint(start_offset, segments[-1].end_offset)
+    if found != stored:
+        _unless_full(lambda: write_checkpoint(disk, folder, found))
+    return Opened(segments, found, indexed_offset)
+
+
+def _unless_full(save: Callable[[], None]) -> None:
+    """Save what opening found out, unless the disk is full: then the next start finds it out again."""
+    try:
+        save()
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+def _without_deleted(segments: list[Segment], start_offset: int) -> list[Segment]:
+    """Finish a deletion that a stop interrupted: it is decided once the start offset is written."""
+    old = sum(behind.base_offset <= start_offset for behind in segments[1:])
+    for segment in segments[:old]:
+        segment.delete()
+    return segments[old:]
+
+
+def _open_closed(segment: Segment, next_segment: int, label: str) -> None:
+    segment.open_closed()
+    size = segment.size
+    if segment.load_index(whole=True) and segment.end_offset <= next_segment:
+        if segment.end_offset == next_segment:
+            return
+        # The segments between were lost, with their names.
+        segment.damaged += (Damage(segment.end_offset, next_segment, size, size),)
+        segment.end_offset = next_segment
+    else:
+        segment.start_over()
+        segment.recover(size, next_segment, next_segment)
+        segment.size = size
+        segment.close()
+        log.warning("index_rebuilt", partition=label, base_offset=segment.base_offset, bytes=size)
+    _tell_damage(segment, label)
+    _unless_full(segment.save_index)
+
+
+def _open_last(disk: Disk, folder: Path, segments: list[Segment], synced: int, label: str) -> int:
+    """Open the last segment, and one behind it if its tail is damaged; returns up to where it was described."""
+    segment = segments[-1]
+    segment.open_for_append()
+    size = segment.size
+    if not segment.load_index(whole=False):
+        segment.start_over()
+    described, indexed_offset = segment.size, segment.end_offset
+    found = segment.recover(size, max(synced, segment.base_offset), None)
+    if described < size:
+        log.info("log_recovered", partition=label, bytes=size - described, end_offset=segment.end_offset)
+    _tell_damage(segment, label)
+    if found.torn_bytes:
+        log.warning("torn_tail_cut", partition=label, bytes=found.torn_bytes, end_offset=found.end_offset)
+        segment.cut(found.end_position)
+    elif described < size:
+        segment.sync()  # a killed process leaves bytes that only the page cache has
+    if found.tail_damaged:
+        # Where the next batch would belong is not known, and the offsets of the damage stay taken: a segment named
+        # by the first free one keeps that.
+        _unless_full(segment.save_index)
+        segment.close()
+        segments.append(_new_segment(disk, folder, segment.end_offset, segment.index.interval_bytes))
+        indexed_offset = segment.end_offset
+    return indexed_offset
+
+
+def _tell_damage(segment: Segment, label: str) -> None:
+    for damage in segment.damaged:
+        log.error(
+            "damage_found",
+            partition=label,
+            start_offset=damage.start_offset,
+            end_offset=damage.end_offset,
+            file=str(segment.path),
+            position=damage.position,
+            bytes=damage.end_position - damage.position,
+        )
+
+
+def _new_segment(disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int) -> Segment:
+    segment = Segment(disk, folder, base_offset, index_interval_bytes)
+    segment.create()
+    disk.sync_dir(folder)
+    return segment
+
+
+def snapshot_path(folder: Path, offset: int) -> Path:
+    return folder / f"{offset:020d}{PRODUCERS_SUFFIX}"
+
+
+def snapshot_offsets(disk: Disk, folder: Path) -> list[int]:
+    """The offsets of the saved producer states, newest first."""
+    found = (base_offset_of(name, PRODUCERS_SUFFIX) for name in disk.names(folder))
+    return sorted((offset for offset in found if offset is not None), reverse=True)
+
+
+def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers: Producers, label: str) -> int:
+    """Bring the producers' state to the log's end: the newest good snapshot, then the batches behind it.
+
+    Returns the offset that the snapshot was true at, the log's start if there is none.
+    """
+    end_offset = segments[-1].end_offset
+    from_offset = segments[0].base_offset
+    producers.clear()
+    for offset in snapshot_offsets(disk, folder):
+        path = snapshot_path(folder, offset)
+        data = read_whole(disk, path) if offset <= end_offset else None
+        if data is not None and producers.load(data, offset):
+            from_offset = offset
+            break
+        log.warning("producer_state_dropped", partition=label, file=str(path))
+        disk.unlink(path)
+    for segment in segments:
+        if segment.end_offset > from_offset:
+            segment.replay(from_offset, producers.replay)
+            if segment is not segments[-1]:
+                segment.close()
+    return from_offset

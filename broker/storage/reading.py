@@ -1,0 +1,184 @@
+"""Reading a log: from an offset or a timestamp to a place in a file. Takes no lock: a `View` is immutable, and what it
+speaks of is written. Damage that a read comes upon is found out once, told, and kept from every later reader."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from broker.storage.disk import Disk
+from broker.storage.file_slice import FileSlice, Hint, SharedFile
+from broker.storage.index import Damage
+from broker.storage.segment import BadHeader, Segment
+from broker.storage.timestamps import first_record_at
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import body_fault
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+
+class View(NamedTuple):
+    """All that a read needs, as it was at one moment. The positions are in the last segment."""
+
+    start_offset: int
+    segments: tuple[Segment, ...]
+    bases: tuple[int, ...]
+    end_offset: int
+    end_position: int
+    visible_offset: int
+    visible_position: int
+
+    def limit(self, number: int) -> tuple[int, int]:
+        """Where the bytes of a segment end, and the offset there."""
+        if number == len(self.segments) - 1:
+            return self.end_position, self.end_offset
+        return self.segments[number].size, self.bases[number + 1]
+
+
+class Reader:
+    """Reads of one log. OSError goes through; FileNotFoundError: retention deleted the segment meanwhile."""
+
+    def __init__(self, disk: Disk, label: str) -> None:
+        self._disk = disk
+        self._label = label
+
+    def read(self, view: View, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
+        """`Log.read`, of an offset that is in the view's range."""
+        end = view.visible_offset if end_offset is None else min(end_offset, view.end_offset)
+        number = bisect_right(view.bases, offset) - 1
+        segment = view.segments[number]
+        if offset >= end:
+            return FileSlice(self._disk, None, segment.base_offset, 0, 0)
+        limit, limit_offset = view.limit(number)
+        file = segment.share_file()
+        try:
+            position, length = self._find(segment, file, offset, hint, limit, limit_offset)
+            if end < limit_offset:
+                limit = self._end_position(view, segment, file, end, limit, limit_offset)
+            if position + length > limit:  # the batch that holds the offset reaches behind the end that was asked for
+                file.release()
+                return FileSlice(self._disk, None, segment.base_offset, 0, 0)
+            limit = segment.slice_end(position, limit)
+            slice_length = max(length, min(max_bytes, limit - position))
+            return FileSlice(self._disk, file, segment.base_offset, position, slice_length)
+        except BaseException:
+            file.release()
+            raise
+
+    def _find(
+        self, segment: Segment, file: SharedFile, offset: int, hint: Hint | None, limit: int, limit_offset: int
+    ) -> tuple[int, int]:
+        """(position, length) of the batch that holds an offset, by the hint if it holds."""
+        if hint is not None and hint.segment_base_offset == segment.base_offset and not segment.damaged:
+            length = segment.batch_length(file, hint.position, offset, limit)
+            if length is not None:
+                return hint.position, length
+        return self._locate(segment, file, offset, limit, limit_offset)
+
+    def _end_position(
+        self, view: View, segment: Segment, file: SharedFile, end: int, limit: int, limit_offset: int
+    ) -> int:
+        """Where the batch that holds an end offset starts: readers stop there."""
+        if end == view.visible_offset and segment is view.segments[-1]:
+            return view.visible_position
+        try:
+            return self._locate(segment, file, end, limit, limit_offset)[0]
+        except CorruptBatch:
+            damage = segment.damage_at(end)
+            if damage is None:
+                raise
+            return damage.position
+
+    def _locate(
+        self, segment: Segment, file: SharedFile, offset: int, limit: int, limit_offset: int
+    ) -> tuple[int, int]:
+        """(position, length) of the batch that holds an offset; damage on the way is found out."""
+        for _ in range(2):
+            damage = segment.damage_at(offset)
+            if damage is not None:
+                raise self._corrupt(damage)
+            try:
+                return segment.locate(file, offset, limit)
+            except BadHeader as bad:
+                self._examine(segment, file, bad.position, limit, limit_offset)
+        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch holds it", end_offset=limit_offset)
+
+    def _examine(
+        self, segment: Segment, file: SharedFile, position: int, limit: int, limit_offset: int
+    ) -> list[Damage]:
+        found = segment.examine(file, position, limit, limit_offset)
+        for damage in found:
+            log.error(
+                "damage_found",
+                partition=self._label,
+                start_offset=damage.start_offset,
+                end_offset=damage.end_offset,
+                file=str(segment.path),
+                position=damage.position,
+                bytes=damage.end_position - damage.position,
+            )
+        return found
+
+    def _corrupt(self, damage: Damage) -> CorruptBatch:
+        return CorruptBatch(
+            partition=self._label,
+            offset=damage.start_offset,
+            reason=f"offsets {damage.start_offset} to {damage.end_offset - 1} are damaged on disk",
+            end_offset=damage.end_offset,
+        )
+
+    def boundary(self, view: View, number: int, offset: int) -> tuple[int, int]:
+        """(position, offset) of the start of the batch, or damaged range, that holds an offset of a segment."""
+        segment = view.segments[number]
+        if offset == segment.base_offset:
+            return 0, offset
+        limit, limit_offset = view.limit(number)
+        file = segment.share_file()
+        try:
+            position, _ = self._locate(segment, file, offset, limit, limit_offset)
+            _, header, _ = next(segment.batches(file, position, limit))
+            return position, header.base_offset
+        except CorruptBatch:
+            damage = segment.damage_at(offset)
+            if damage is None:
+                raise
+            return damage.position, damage.start_offset
+        finally:
+            file.release()
+
+    def search(self, view: View, timestamp_us: int) -> tuple[int, int] | None:
+        """`Log.offset_for_timestamp`."""
+        for number, segment in enumerate(view.segments):
+            if segment.max_timestamp_us < timestamp_us or view.limit(number)[1] <= view.start_offset:
+                continue
+            found = self._search_segment(view, number, timestamp_us)
+            if found is not None:
+                return found if found[0] < view.visible_offset else None
+        return None
+
+    def _search_segment(self, view: View, number: int, timestamp_us: int) -> tuple[int, int] | None:
+        segment = view.segments[number]
+        limit, limit_offset = view.limit(number)
+        file = segment.share_file()
+        try:
+            position, offset = segment.index.before_time(timestamp_us)
+            if offset < view.start_offset:
+                first = max(view.start_offset, segment.base_offset)
+                position, _ = self._locate(segment, file, first, limit, limit_offset)
+            for at, header, batch in segment.batches(file, position, limit):
+                if body_fault(header, batch):
+                    raise BadHeader(at)
+                found = first_record_at(header, batch, timestamp_us, view.start_offset, self._label)
+                if found is not None:
+                    return found
+            return None
+        except BadHeader as bad:
+            damaged = self._examine(segment, file, bad.position, limit, limit_offset)
+            if damaged:
+                raise self._corrupt(damaged[0]) from None
+            raise CorruptBatch(
+                partition=self._label, offset=segment.base_offset, reason="a timestamp cannot be looked up in it"
+            ) from None
+        finally:
+            file.release()

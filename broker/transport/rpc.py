@@ -1,0 +1,279 @@
+"""The gRPC port: the control service of broker.proto, with the standard health and reflection services.
+
+Turns messages into calls of `broker/requests` and errors into statuses; knows nothing else of them. gRPC in Python makes
+2.5 k calls/s whatever is tried, so the hot paths are on the data port; `Append` and `Pull` are for simple clients.
+
+A message from a client is at most 4 MiB and a little, for gRPC holds it in memory, and several times over; 8 threads
+answer, of which at most 4 wait in a `Pull`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from broker.replica.catalog import Catalog
+from broker.requests import append, cluster, fetch, groups, offsets, topics
+from broker.requests.producers import ProducerIds
+from kafkalog.clock import Clock
+from kafkalog.config import Values
+from kafkalog.errors import (
+    AddressInUse,
+    BrokerStopping,
+    InternalError,
+    InvalidRequest,
+    KafkalogError,
+    RequestTooLarge,
+)
+from kafkalog.log import get_logger
+from kafkalog.wire import broker_pb2, broker_pb2_grpc
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+log = get_logger(__name__)
+
+ERROR_KEY = "kafkalog-error-bin"
+SERVICE = "kafkalog.wire.Broker"
+_THREADS = 8
+_WAITING_MAX = 4
+_CALLS_MAX = 256
+_INLINE_MAX = 4 << 20
+_MESSAGE_MAX = _INLINE_MAX + (256 << 10)
+_ACK_TIMEOUT_MS = 30_000
+
+_INVALID = frozenset({"InvalidTopicName", "InvalidPartitions", "InvalidRequest", "InvalidSetting", "UnknownSetting"})
+_MISSING = frozenset({"UnknownTopic", "UnknownTopicId", "UnknownPartition"})
+
+
+class BrokerService(broker_pb2_grpc.BrokerServicer):
+    """Every method of the service; one line each, for `broker/requests` has the story.
+
+    Args:
+        counters: what `DescribeBroker` tells.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: Values,
+        clock: Clock,
+        cluster_id: str,
+        version: str,
+        counters: Callable[[], dict[str, int]],
+    ) -> None:
+        self._catalog = catalog
+        self._settings = settings
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._version = version
+        self._counters = counters
+        self._producer_ids = ProducerIds(catalog.session)
+        self._waiting = threading.BoundedSemaphore(_WAITING_MAX)
+        self._stopping = threading.Event()
+
+    def stop_waiting(self) -> None:
+        """Answer those that wait, and refuse what changes anything from now on."""
+        self._stopping.set()
+        for partition in self._catalog.hosted.values():
+            partition.wake_waiters()
+
+    def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
+        return cluster.describe_cluster(request, self._catalog, self._cluster_id)
+
+    def DescribeBroker(self, request: broker_pb2.DescribeBrokerRequest, context: Any) -> Any:
+        return broker_pb2.BrokerStatus(
+            broker_id=self._catalog.broker_id,
+            pid=os.getpid(),
+            version=self._version,
+            zookeeper_connected=self._catalog.session.connected,
+            counters=self._counters(),
+        )
+
+    def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
+        return topics.describe_topics(request, self._catalog)
+
+    def CreateTopic(self, request: broker_pb2.CreateTopicRequest, context: Any) -> Any:
+        return topics.create_topic(request, self._catalog)
+
+    def AlterTopic(self, request: broker_pb2.AlterTopicRequest, context: Any) -> Any:
+        return topics.alter_topic(request, self._catalog)
+
+    def DeleteTopic(self, request: broker_pb2.DeleteTopicRequest, context: Any) -> Any:
+        return topics.delete_topic(request, self._catalog)
+
+    def DeleteRecords(self, request: broker_pb2.DeleteRecordsRequest, context: Any) -> Any:
+        return offsets.delete_records(request, self._catalog)
+
+    def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
+        return offsets.list_offsets(request, self._catalog)
+
+    def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:
+        return self._producer_ids.init_producer(request)
+
+    def CommitOffsets(self, request: broker_pb2.CommitOffsetsRequest, context: Any) -> Any:
+        return groups.commit_offsets(request, self._catalog)
+
+    def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
+        return groups.committed_offsets(request, self._catalog)
+
+    def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
+        if len(request.body) > _INLINE_MAX:
+            raise RequestTooLarge(size=len(request.body), setting="inline append limit", limit=_INLINE_MAX)
+        if request.request.acks == append.ACKS_NONE:
+            raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
+        call = append.Call(request.request, memoryview(bytearray(request.body)))
+        append.append([call], self._catalog)
+        call.body = memoryview(b"")
+        timeout_ms = min(request.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
+        self._wait(call.is_acked, call.waiting_at(), timeout_ms, context)
+        return append.ack_reply(call)
+
+    def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
+        limit = self._settings.pull_max_bytes
+        answer = fetch.fetch(request, self._catalog, limit)
+        if not answer.is_enough(request) and self._waiting.acquire(blocking=False):
+            try:
+                answer.close()
+                answer = self._wait_for_data(request, limit, context)
+            finally:
+                self._waiting.release()
+        try:
+            body = b"".join(piece.read() for piece in answer.slices)
+        finally:
+            answer.close()
+        return broker_pb2.PullReply(reply=answer.reply, body=body)
+
+    def _wait_for_data(self, request: pb.FetchRequest, limit: int, context: Any) -> fetch.Answer:
+        answers = [fetch.fetch(request, self._catalog, limit)]
+
+        def reached() -> bool:
+            answers.pop().close()
+            answers.append(fetch.fetch(request, self._catalog, limit))
+            return answers[0].is_enough(request) or self._stopping.is_set()
+
+        partitions = fetch.hosted(request, self._catalog)
+        self._wait(reached, partitions, min(request.max_wait_ms, self._settings.fetch_max_wait_ms), context)
+        return answers[0]
+
+    def _wait(self, reached: Callable[[], bool], partitions: list[Any], timeout_ms: int, context: Any) -> None:
+        """Wait until it is so, looking again whenever one of the partitions changes, or until time is up."""
+        deadline = self._clock.monotonic() + timeout_ms / 1000
+        changed = threading.Event()
+        context.add_callback(changed.set)  # the client went away
+        try:
+            while True:
+                changed.clear()
+                for partition in partitions:
+                    partition.register(changed.set)
+                if reached():
+                    return
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or not context.is_active():
+                    return
+                changed.wait(left)
+        finally:
+            for partition in partitions:
+                partition.unregister(changed.set)
+
+
+class _Translator(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Turns what a method raises into a status with the error in its metadata."""
+
+    def __init__(self, broker_id: int) -> None:
+        self._broker_id = broker_id
+        self.stopping = False
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None or not details.method.startswith(f"/{SERVICE}/"):
+            return handler
+        method = handler.unary_unary
+
+        def answer(request: Message, context: grpc.ServicerContext) -> Message:
+            try:
+                if self.stopping:
+                    raise BrokerStopping(broker_id=self._broker_id)
+                return method(request, context)
+            except KafkalogError as error:
+                _abort(context, error)
+            except Exception as error:  # a defect: told to the client, and logged for us
+                log.exception("request_failed", method=details.method)
+                _abort(context, InternalError(reason=f"{type(error).__name__}: {error}"))
+
+        return grpc.unary_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
+
+
+def _abort(context: grpc.ServicerContext, error: KafkalogError) -> NoReturn:
+    name = type(error).__name__
+    if name in _INVALID:
+        status = grpc.StatusCode.INVALID_ARGUMENT
+    elif name in _MISSING:
+        status = grpc.StatusCode.NOT_FOUND
+    elif name == "TopicExists":
+        status = grpc.StatusCode.ALREADY_EXISTS
+    elif error.retriable:
+        status = grpc.StatusCode.UNAVAILABLE
+    elif isinstance(error, InternalError):
+        status = grpc.StatusCode.INTERNAL
+    else:
+        status = grpc.StatusCode.FAILED_PRECONDITION
+    context.set_trailing_metadata(((ERROR_KEY, error_to_wire(error).SerializeToString()),))
+    context.abort(status, str(error)[:1000])
+    raise AssertionError("abort raises")
+
+
+class RpcServer:
+    """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
+
+    def __init__(self, host: str, port: int, broker_id: int) -> None:
+        self._translator = _Translator(broker_id)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(
+            self._pool,
+            interceptors=(self._translator,),
+            maximum_concurrent_rpcs=_CALLS_MAX,
+            options=(
+                ("grpc.so_reuseport", 0),  # else a second broker would share the port in silence
+                ("grpc.max_receive_message_length", _MESSAGE_MAX),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 64 << 10),
+            ),
+        )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            self._pool.shutdown()
+            raise AddressInUse(address=f"{host}:{port}", setting="grpc.port")
+        self._health = health.HealthServicer()
+        self._service: BrokerService | None = None
+
+    def start(self, service: BrokerService) -> None:
+        """Serve, and say so to health checks."""
+        self._service = service
+        broker_pb2_grpc.add_BrokerServicer_to_server(service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        for name in (SERVICE, ""):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._server.start()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, finish those that run. Safe to call before `start`."""
+        self._translator.stopping = True
+        self._health.enter_graceful_shutdown()
+        if self._service is not None:
+            self._service.stop_waiting()
+        self._server.stop(grace_seconds).wait()
+        self._pool.shutdown(wait=True)

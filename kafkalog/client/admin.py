@@ -1,0 +1,256 @@
+"""Topics, offsets and groups: what an operator asks of a cluster. Every call is one request, answered before it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from kafkalog.client.cluster import Cluster, ClusterInfo, PartitionInfo, TopicInfo, topic_info
+from kafkalog.errors import InvalidArgument, LeaderNotAvailable, NotLeader, UnknownTopicId
+from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_from_wire
+
+TopicDescription = TopicInfo
+PartitionDescription = PartitionInfo
+_STALE = (NotLeader, LeaderNotAvailable, UnknownTopicId)
+"""Failures after which the topics are asked for anew."""
+
+_Answer = TypeVar("_Answer")
+
+
+class AtTimestamp(NamedTuple):
+    """The first record whose timestamp is at or after this one, in microseconds since the epoch."""
+
+    timestamp_us: int
+
+
+class ListedOffset(NamedTuple):
+    """An offset that was asked for.
+
+    `offset` is None if it was asked by timestamp and there is no such record; `timestamp_us` is that record's, else
+    None. `size_bytes` is that of the whole partition on disk.
+    """
+
+    offset: int | None
+    timestamp_us: int | None
+    size_bytes: int
+
+
+_AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
+
+
+def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp]) -> dict[TopicPartition, ListedOffset]:
+    """Where partitions start or end now, or reach a timestamp; one request to each leader.
+
+    Raises:
+        UnknownTopic, UnknownPartition: of the partitions asked for.
+        BrokerUnreachable, LeaderNotAvailable: a leader did not answer in time.
+    """
+
+    def attempt() -> dict[TopicPartition, ListedOffset]:
+        by_leader: dict[int, list[TopicPartition]] = {}
+        topic_ids = {}
+        for partition in wanted:
+            topic, leader = cluster.leader_of(partition)
+            topic_ids[partition] = topic.topic_id
+            by_leader.setdefault(leader.broker_id, []).append(partition)
+        found = {}
+        for broker_id, partitions in by_leader.items():
+            request = pb.ListOffsetsRequest()
+            for partition in partitions:
+                each = request.partitions.add(topic_id=topic_ids[partition], partition=partition.partition)
+                _say_where(each, wanted[partition])
+            reply = cluster.call("ListOffsets", request, broker_id=broker_id)
+            for partition, listed in zip(partitions, reply.partitions, strict=True):
+                if listed.HasField("error"):
+                    raise error_from_wire(listed.error)
+                by_time = isinstance(wanted[partition], AtTimestamp)
+                found[partition] = ListedOffset(
+                    listed.offset if listed.found else None,
+                    listed.timestamp_us if by_time and listed.found else None,
+                    listed.size_bytes,
+                )
+        return {partition: found[partition] for partition in wanted}
+
+    return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, attempt)
+
+
+def _say_where(each: pb.ListOffset, spec: str | AtTimestamp) -> None:
+    if isinstance(spec, AtTimestamp):
+        each.at, each.timestamp_us = pb.ListOffset.TIMESTAMP, spec.timestamp_us
+    elif spec in _AT:
+        each.at = _AT[spec]
+    else:
+        raise InvalidArgument(reason=f"{spec!r} is no place in a partition: 'earliest', 'latest' or AtTimestamp(us)")
+
+
+def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callable[[], _Answer]) -> _Answer:
+    """Try; after a sign that what is known of the topics is out of date, ask for it anew and try again."""
+    names = list(topics)
+
+    def attempt_and_refresh() -> _Answer:
+        try:
+            return attempt()
+        except _STALE as error:
+            cluster.refresh(names)
+            raise LeaderNotAvailable(
+                partition=error.facts.get("partition", error.facts.get("topic_id", "asked for")),
+                broker_id=error.facts.get("broker_id", -1),
+            ) from None
+
+    return cluster.retrying(attempt_and_refresh)
+
+
+class Admin:
+    """Administers a cluster. Thread-safe; a context manager.
+
+    Args:
+        bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
+            then shared and not closed.
+        **settings: of `CLIENT_SETTINGS`.
+    """
+
+    def __init__(self, bootstrap_servers: str | Iterable[str] | Cluster, **settings: Any) -> None:
+        self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
+        self._cluster = (
+            bootstrap_servers if isinstance(bootstrap_servers, Cluster) else Cluster(bootstrap_servers, **settings)
+        )
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owns_cluster:
+            self._cluster.close()
+
+    def describe_cluster(self) -> ClusterInfo:
+        """The cluster's id, live brokers and ZooKeeper."""
+        return self._cluster.describe()
+
+    def describe_broker(self, broker_id: int) -> pb.BrokerStatus:
+        """What a broker tells of itself: pid, version, counters. Raises LeaderNotAvailable if it is not registered."""
+        self._cluster.describe()
+        return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic, by name."""
+        return self._cluster.describe_topics()
+
+    def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicInfo]:
+        """Some topics, in the order asked; every one if `names` is None. Raises UnknownTopic."""
+        if names is None:
+            return self.topics()
+        names = list(names)
+        return self._cluster.describe_topics(names) if names else []
+
+    def create_topic(
+        self, name: str, partitions: int | None = None, config: Mapping[str, Any] | None = None
+    ) -> TopicInfo:
+        """Make a topic.
+
+        Args:
+            partitions: the broker's num.partitions if None.
+            config: topic settings by dotted name.
+
+        Raises:
+            TopicExists, InvalidTopicName, InvalidPartitions, UnknownSetting, InvalidSetting.
+        """
+        request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts(config))
+        return topic_info(self._cluster.call("CreateTopic", request, repeatable=False))
+
+    def alter_topic(
+        self,
+        name: str,
+        set: Mapping[str, Any] | None = None,
+        unset: Iterable[str] = (),
+        partitions: int | None = None,
+    ) -> TopicInfo:
+        """Change a topic's settings, or give it more partitions.
+
+        Raises:
+            UnknownTopic, UnknownSetting, InvalidSetting.
+            InvalidPartitions: fewer than there are.
+        """
+        request = pb.AlterTopicRequest(name=name, set=_texts(set), unset=list(unset), partitions=_positive(partitions))
+        topic = topic_info(self._cluster.call("AlterTopic", request, repeatable=False))
+        self._cluster.remember(topic)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records. Raises UnknownTopic."""
+        self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
+        self._cluster.forget(name)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records before an offset of each partition; -1 deletes all there are.
+
+        Returns:
+            Where each partition starts now.
+
+        Raises:
+            UnknownTopic, UnknownPartition.
+            OffsetOutOfRange: an offset is past the end.
+        """
+        return {partition: self._delete_before(partition, offset) for partition, offset in before.items()}
+
+    def _delete_before(self, partition: TopicPartition, offset: int) -> int:
+        def attempt() -> int:
+            topic, leader = self._cluster.leader_of(partition)
+            request = pb.DeleteRecordsRequest(
+                topic_id=topic.topic_id, partition=partition.partition, before_offset=offset
+            )
+            return self._cluster.call("DeleteRecords", request, broker_id=leader.broker_id).log_start_offset
+
+        return with_fresh_leaders(self._cluster, [partition.topic], attempt)
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, str | AtTimestamp]) -> dict[TopicPartition, ListedOffset]:
+        """Where partitions start ("earliest") or end ("latest") now, or reach a timestamp.
+
+        Raises:
+            UnknownTopic, UnknownPartition, LeaderNotAvailable.
+        """
+        return list_offsets(self._cluster, wanted)
+
+    def committed(self, group: str, topics: Iterable[str] = ()) -> dict[TopicPartition, int]:
+        """A group's offsets, of every topic if none is named; partitions without one are left out."""
+        return committed_offsets(self._cluster, group, topics)
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write a group's offsets, each the next to be consumed. Raises UnknownTopic, UnknownPartition."""
+        commit_offsets(self._cluster, group, offsets)
+
+
+def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """A group's offsets in some topics, in all if none is named."""
+    reply = cluster.call("CommittedOffsets", pb.CommittedOffsetsRequest(group=group, topics=list(topics)))
+    return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
+
+
+def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Write a group's offsets. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
+    request = pb.CommitOffsetsRequest(group=group)
+    for (topic, number), offset in offsets.items():
+        if offset < 0:
+            raise InvalidArgument(reason=f"offset {offset} of {topic}-{number} is negative")
+        request.offsets.add(topic=topic, partition=number, offset=offset)
+    cluster.call("CommitOffsets", request)
+
+
+def _positive(partitions: int | None) -> int:
+    if partitions is None:
+        return 0
+    if not 1 <= partitions < 1 << 31:
+        raise InvalidArgument(reason=f"{partitions} is not a number of partitions: it must be at least 1")
+    return partitions
+
+
+def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Settings as the wire has them: booleans in lower case, the rest as they print."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (config or {}).items()
+    }
+

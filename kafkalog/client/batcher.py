@@ -1,0 +1,366 @@
+"""Records to batches, and a partition's batches from the first send to the ack. Pure: no threads, no I/O, no clock.
+
+One `PartitionQueue` holds the batches of one partition in order:
+
+    open -> ready -> unacked (flying | to be sent again) -> acked or failed
+
+Sequence numbers are given when a batch first leaves `ready`. The rules that keep retries from doubling or reordering:
+- A batch is sent again under the (producer id, epoch, sequence) of its first time, so that the broker knows it.
+- After any failure nothing more of the partition is sent until every batch in flight is answered; then all that are
+  not acked are sent again in order, each with an answer of its own.
+- A batch that fails for good leaves a gap that the broker refuses; then, all being answered, the partition goes on
+  under a higher epoch from sequence 0. Of the batches behind the gap only those go along that are known not to be in
+  the log; one whose fate is unknown fails with it (OutcomeUnknown): under a new number the broker would not know it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kafkalog.client.encoder import Body
+from kafkalog.errors import (
+    DeliveryTimedOut,
+    InternalError,
+    KafkalogError,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    RequestTimedOut,
+    StorageFailed,
+)
+from kafkalog.format.batch import SEQUENCE_MODULUS
+from kafkalog.format.columns import Columns, Headers
+from kafkalog.records import RecordMetadata, TopicPartition
+
+EPOCH_MAX = (1 << 15) - 1
+_MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError)
+"""Answers that leave it open whether the batch is in the log."""
+
+OnDelivery = Callable[["RecordMetadata | None", "KafkalogError | None"], object]
+
+
+class Identity(NamedTuple):
+    """Who a producer is to the broker."""
+
+    producer_id: int
+    epoch: int
+
+
+class Batch:
+    """Records of one partition that are sent, acknowledged or refused together. The producer's lock guards its fields.
+
+    Attributes:
+        values, timestamps_us, keys, headers: a record at each index; None where no record has one. Emptied once `body`
+            is made; the timestamps stay, for the metadata.
+        count: records; `size`: their bytes in the encoded batch, about; `charged`: what they count in buffer.memory.
+        linger_until, deadline: by the monotonic clock, in seconds.
+        columns: the records of a table, instead of values and so on.
+        body: the encoded columns, made when first sent.
+        identity, sequence: what it is sent under; None until then, and always if not idempotent.
+        base_offset, error: the outcome, once `done`. `observed`: somebody was told, or asked; `awaited`: somebody waits.
+    """
+
+    __slots__ = (
+        "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error", "flying",
+        "headers", "identity", "keys", "linger_until", "lost", "maybe_written", "observed", "queue", "sends", "sequence", "size",
+        "timestamps_us", "values",
+    )  # fmt: skip
+
+    def __init__(self, queue: PartitionQueue, linger_until: float, deadline: float) -> None:
+        self.queue = queue
+        self.linger_until = linger_until
+        self.deadline = deadline
+        self.values: list[bytes | None] = []
+        self.timestamps_us: list[int] | int = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.callbacks: list[tuple[int, OnDelivery]] | None = None
+        self.count = self.size = self.charged = self.sends = 0
+        self.columns: Columns | None = None
+        self.body: Body | None = None
+        self.identity: Identity | None = None
+        self.sequence = -1
+        self.flying = self.lost = self.maybe_written = self.done = self.observed = self.awaited = False
+        self.base_offset = -1
+        self.error: KafkalogError | None = None
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Where its record at an index stands."""
+        stamps = self.timestamps_us
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        partition = self.queue.topic_partition
+        return RecordMetadata(*partition, offset, stamps if isinstance(stamps, int) else stamps[index])
+
+
+Failed = list[tuple[Batch, KafkalogError]]
+"""Batches that are out of the queue for good, and why."""
+
+
+class PartitionQueue:
+    """The batches of one partition, in order. Not thread-safe: the producer's lock guards it.
+
+    Args:
+        topic_partition: names it.
+        topic_id: of the topic the batches are for.
+        idempotent: whether batches get sequence numbers; `identity` is then to be set before `take`.
+        window: batches that may be unacknowledged at once.
+        delivery_timeout_ms: named in the error of a batch that is late.
+        backoff, backoff_max: seconds before a batch is sent again; doubles with every failure in a row.
+
+    Attributes:
+        identity: set from outside when `needs_identity` says so; of another producer id than `used_up`.
+        flying: batches whose answer is awaited.
+    """
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        *,
+        idempotent: bool,
+        window: int,
+        delivery_timeout_ms: int,
+        backoff: float,
+        backoff_max: float,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.leader = -1
+        self.open: Batch | None = None
+        self.ready: deque[Batch] = deque()
+        self.unacked: deque[Batch] = deque()
+        self.flying = 0
+        self.identity: Identity | None = None
+        self.last_failure: KafkalogError | None = None
+        self._idempotent = idempotent
+        self._window = window
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._backoff = self._next_backoff = backoff
+        self._backoff_max = backoff_max
+        self._retry_at = 0.0
+        self._next_sequence = 0
+        self._broken = False
+        self.used_up: int | None = None
+
+    # --- filling
+
+    def start_batch(self, linger_until: float, deadline: float) -> Batch:
+        """Open an empty batch, closing the one before."""
+        self.close_batch()
+        self.open = Batch(self, linger_until, deadline)
+        return self.open
+
+    def close_batch(self) -> None:
+        """Let the open batch, if there is one, be sent."""
+        if self.open is not None:
+            self.ready.append(self.open)
+            self.open = None
+
+    def put(self, batch: Batch) -> None:
+        """Add a whole batch behind all others."""
+        self.close_batch()
+        self.ready.append(batch)
+
+    # --- sending
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.open or self.ready or self.unacked)
+
+    @property
+    def needs_identity(self) -> bool:
+        return self._idempotent and self.identity is None and bool(self.ready or self.unacked)
+
+    def can_send(self, now: float) -> bool:
+        """Whether `take` would give something."""
+        if len(self.unacked) > self.flying:
+            return not self._must_settle() and now >= self._retry_at
+        return bool(self.ready) and self.flying < self._window and now >= self._retry_at
+
+    def _must_settle(self) -> bool:
+        return self.flying > 0 or self._broken
+
+    def wake_at(self) -> float | None:
+        """When something falls due by itself: a linger, a pause, a deadline; None if nothing is held here."""
+        times = []
+        if self.open is not None:
+            times.append(self.open.linger_until)
+        waiting = len(self.unacked) > self.flying
+        if waiting or self.ready:
+            if not self.flying:
+                times.append(self._retry_at)
+            first = next((batch for batch in self.unacked if not batch.flying), None) if waiting else self.ready[0]
+            assert first is not None
+            times.append(first.deadline)
+        return min(times, default=None)
+
+    def take(self, now: float, bytes_max: int) -> list[Batch]:
+        """The batches to send now, in order, at least one if `can_send`; they count as flying from here on."""
+        if not self.can_send(now):
+            return []
+        again = len(self.unacked) > self.flying
+        taken: list[Batch] = []
+        source = iter(list(self.unacked)) if again else iter(())
+        size = 0
+        while self.flying < self._window:
+            if again:
+                batch = next(source, None)
+                if batch is None:
+                    break
+            elif self.ready:
+                batch = self.ready[0]
+            else:
+                break
+            if taken and size + batch.size > bytes_max:
+                break
+            if not again:
+                self.ready.popleft()
+                self.unacked.append(batch)
+            if self._idempotent and batch.identity is None:
+                assert self.identity is not None
+                batch.identity, batch.sequence = self.identity, self._next_sequence
+                self._next_sequence = (self._next_sequence + batch.count) % SEQUENCE_MODULUS
+            batch.flying = True
+            batch.sends += 1
+            self.flying += 1
+            size += batch.size
+            taken.append(batch)
+        return taken
+
+    # --- answers
+
+    def acked(self, batch: Batch) -> Failed:
+        """The batch is in the log."""
+        self._landed(batch)
+        self.unacked.remove(batch)  # nearly always the first
+        self._next_backoff = self._backoff
+        return self._settled()
+
+    def refused(self, batch: Batch, error: KafkalogError, now: float) -> Failed:
+        """The broker answered a batch that was sent alone with an error."""
+        self._landed(batch)
+        self.last_failure = error
+        batch.maybe_written = isinstance(error, _MAY_BE_WRITTEN)
+        failed: Failed = []
+        if error.retriable:
+            if isinstance(error, OutOfOrderSequence) and self.unacked[0] is batch:
+                self._broken = True  # nothing of ours is missing before it: the broker has forgotten us
+            self._pause(now)
+        else:
+            self.unacked.remove(batch)
+            self._broken = self._idempotent
+            failed.append((batch, error))
+        return failed + self._settled()
+
+    def refused_together(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
+        """The broker answered batches with one error, which may be that of any: each is sent again, to find out."""
+        self.last_failure = error
+        for batch in batches:
+            self._landed(batch)
+            batch.maybe_written = True
+        self._pause(now)
+        return self._settled()
+
+    def lost(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
+        """No answer will come: the connection is gone, and the batches may be in the log or not."""
+        self.last_failure = error
+        for batch in batches:
+            self._landed(batch)
+            batch.maybe_written = batch.lost = True
+        self._pause(now)
+        return self._settled()
+
+    def unsent(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
+        """They did not leave: no connection could be made."""
+        self.last_failure = error
+        for batch in batches:
+            self._landed(batch)
+        self._pause(now)
+        return self._settled()
+
+    def dropped(self, batch: Batch) -> None:
+        """Done with a batch of which no answer is expected (acks=0)."""
+        self._landed(batch)
+        self.unacked.remove(batch)
+
+    def _landed(self, batch: Batch) -> None:
+        assert batch.flying
+        batch.flying = False
+        self.flying -= 1
+
+    def _pause(self, now: float) -> None:
+        self._retry_at = now + self._next_backoff
+        self._next_backoff = min(self._next_backoff * 2, self._backoff_max)
+
+    def hold(self, error: KafkalogError, now: float) -> None:
+        """Something that sending needs failed: pause as after a failed send."""
+        self.last_failure = error
+        self._pause(now)
+
+    def _settled(self) -> Failed:
+        """Once all is answered, close a gap in the sequence: a higher epoch, from 0."""
+        if not self._broken or self.flying:
+            return []
+        self._broken = False
+        failed: Failed = []
+        for batch in [batch for batch in self.unacked if batch.lost or batch.maybe_written]:
+            self.unacked.remove(batch)
+            failed.append((batch, OutcomeUnknown(partition=str(self.topic_partition), reason=str(self.last_failure))))
+        self._renumber()
+        return failed
+
+    def _renumber(self) -> None:
+        """Start a new epoch; one whose epochs are used up needs another producer id (`needs_identity`)."""
+        if self.identity is not None:
+            producer_id, epoch = self.identity
+            if epoch < EPOCH_MAX:
+                self.identity = Identity(producer_id, epoch + 1)
+            else:
+                self.identity, self.used_up = None, producer_id
+        self._next_sequence = 0
+        for batch in self.unacked:
+            batch.identity = None
+
+    def expired(self, now: float) -> Failed:
+        """Take out what waits beyond its deadline. What flies has an answer or a lost connection to come."""
+        failed: Failed = []
+        for waiting in (self.unacked, self.ready):
+            late = [batch for batch in waiting if not batch.flying and batch.deadline <= now]
+            for batch in late:
+                waiting.remove(batch)
+                failed.append((batch, self._timed_out()))
+                if batch.identity is not None:
+                    self._broken = True
+        return failed + self._settled() if failed else failed
+
+    def _timed_out(self) -> DeliveryTimedOut:
+        return DeliveryTimedOut(
+            partition=str(self.topic_partition),
+            timeout_ms=self._delivery_timeout_ms,
+            reason=str(self.last_failure or "none, it waited for others"),
+        )
+
+    def retarget(self, topic_id: bytes) -> bool:
+        """Go on with a topic made anew under the name; what was sent to the old one is gone with it, and sent again.
+
+        Returns:
+            Whether it was possible: not while an answer is awaited.
+        """
+        if self.flying:
+            return False
+        self.topic_id = topic_id
+        for batch in self.unacked:
+            batch.lost = batch.maybe_written = False
+        self._broken = False
+        self._renumber()
+        return True
+
+    def clear(self) -> list[Batch]:
+        """Give up: every batch that is left, flying ones too."""
+        self.close_batch()
+        left = [*self.unacked, *self.ready]
+        self.unacked.clear()
+        self.ready.clear()
+        self.flying = 0
+        return left

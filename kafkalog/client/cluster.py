@@ -1,0 +1,373 @@
+"""Who leads what: brokers, topics and their leaders as the cluster last told, and the connections to them.
+
+Any broker can be asked for any of it, and those named at the start serve to find the rest. A call is tried at one
+broker after the other, with pauses, until it is answered or the time for it is over. Thread-safe. After a fork the
+child has connections of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
+from kafkalog.config import Values
+from kafkalog.connection import ControlConnection, DataConnection, after_fork, format_address
+from kafkalog.errors import (
+    BrokerStopping,
+    BrokerUnreachable,
+    Closed,
+    KafkalogError,
+    LeaderNotAvailable,
+    NoBrokers,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_from_wire
+
+_IDLE_CONNECTIONS_MAX = 8  # kept for each broker
+_ELSEWHERE = (BrokerUnreachable, BrokerStopping, NoBrokers)
+"""Failures after which another broker may answer, or the same one later."""
+
+
+class BrokerInfo(NamedTuple):
+    """A live broker."""
+
+    broker_id: int
+    host: str
+    grpc_port: int
+    data_port: int
+    rack: str
+    version: str
+
+
+class PartitionInfo(NamedTuple):
+    """A partition; `leader` is a broker's id, -1 if there is none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicInfo(NamedTuple):
+    """A topic. `config` is what was set, `effective` every topic setting with the value in force, as text."""
+
+    name: str
+    topic_id: bytes
+    config: Mapping[str, str]
+    effective: Mapping[str, str]
+    partitions: tuple[PartitionInfo, ...]
+    created_us: int
+
+    @property
+    def max_message_bytes(self) -> int:
+        return int(self.effective["max.message.bytes"])
+
+    def partition(self, number: int) -> PartitionInfo:
+        """Raises UnknownPartition."""
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartition(topic=self.name, partition=number, partitions=len(self.partitions))
+        return self.partitions[number]
+
+
+class ClusterInfo(NamedTuple):
+    """A cluster, its live brokers by id."""
+
+    cluster_id: str
+    brokers: tuple[BrokerInfo, ...]
+    zookeeper_connect: str
+    zookeeper_chroot: str
+
+
+def topic_info(description: pb.TopicDescription) -> TopicInfo:
+    return TopicInfo(
+        description.name,
+        description.topic_id,
+        dict(description.config),
+        dict(description.effective),
+        tuple(
+            PartitionInfo(each.partition, each.leader, each.leader_epoch, tuple(each.replicas), tuple(each.isr))
+            for each in description.partitions
+        ),
+        description.created_us,
+    )
+
+
+def _cluster_info(description: pb.ClusterDescription) -> ClusterInfo:
+    brokers = tuple(
+        BrokerInfo(each.broker_id, each.host, each.grpc_port, each.data_port, each.rack, each.version)
+        for each in description.brokers
+    )
+    return ClusterInfo(description.cluster_id, brokers, description.zookeeper_connect, description.zookeeper_chroot)
+
+
+class Cluster:
+    """A cluster's metadata and connections.
+
+    Args:
+        bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between.
+        settings: of `CLIENT_SETTINGS`, or values parsed already.
+        **given: the same as keywords.
+
+    Raises:
+        InvalidSetting, UnknownSetting: of the arguments; nothing connects yet.
+    """
+
+    def __init__(self, bootstrap_servers: str | Iterable[str], settings: Values | None = None, **given: Any) -> None:
+        self._bootstrap = parse_bootstrap(bootstrap_servers)
+        self.settings = CLIENT_SETTINGS.parse(given) if settings is None else settings
+        self._lock = threading.Lock()  # guards all below; held for no I/O
+        self._brokers: dict[int, BrokerInfo] = {}
+        self._topics: dict[str, tuple[TopicInfo, float]] = {}
+        self._control: dict[tuple[str, int], ControlConnection] = {}
+        self._idle: dict[int, list[DataConnection]] = {}
+        self._ever_answered = False
+        self._stopped = threading.Event()
+        after_fork(self)
+
+    @property
+    def address(self) -> str:
+        """The bootstrap servers, as errors name them."""
+        return ", ".join(format_address(*address) for address in self._bootstrap)
+
+    # --- calls
+
+    def call(self, method: str, request: Any, *, broker_id: int | None = None, repeatable: bool = True) -> Any:
+        """Call a broker's gRPC method, any broker's unless one is named.
+
+        Args:
+            broker_id: of the broker that has to answer.
+            repeatable: whether the call may be made again when it may have been heard.
+
+        Raises:
+            BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
+            KafkalogError: what the broker answered.
+        """
+        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable))
+
+    def retrying(self, attempt: Callable[[], Any]) -> Any:
+        """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
+        settings = self.settings
+        started = time.monotonic()
+        pause = settings.retry_backoff_ms / 1000
+        while True:
+            try:
+                return attempt()
+            except _NotSure as error:
+                raise error.cause from None
+            except (*_ELSEWHERE, LeaderNotAvailable) as error:
+                limit_ms = settings.retry_timeout_ms if self._ever_answered else settings.bootstrap_timeout_ms
+                if self._stopped.is_set():
+                    raise Closed(what="client") from None
+                if time.monotonic() + pause >= started + limit_ms / 1000:
+                    raise error from None
+            if self._stopped.wait(pause):
+                raise Closed(what="client")
+            pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
+
+    def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
+        failures: list[KafkalogError] = []
+        for address in self._addresses(broker_id):
+            try:
+                control = self._connected(address)
+            except _ELSEWHERE as error:
+                failures.append(error)
+                continue
+            try:
+                return control.call(method, request, self.settings.request_timeout_ms)
+            except BrokerUnreachable as error:
+                self._forget(address, control)
+                if not repeatable:
+                    raise _NotSure(error) from None
+                failures.append(error)
+            except (BrokerStopping, NoBrokers) as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        addresses = ", ".join(format_address(*address) for address in self._addresses(broker_id))
+        raise BrokerUnreachable(address=addresses, reason="; ".join(_reason(error) for error in failures))
+
+    def _addresses(self, broker_id: int | None) -> list[tuple[str, int]]:
+        with self._lock:
+            if broker_id is not None:
+                broker = self._brokers.get(broker_id)
+                if broker is None:
+                    raise LeaderNotAvailable(partition="asked for", broker_id=broker_id)
+                return [(broker.host, broker.grpc_port)]
+            known = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
+            connected = [address for address in self._control if address in known or address in self._bootstrap]
+            return list(dict.fromkeys([*connected, *self._bootstrap, *known]))
+
+    def _connected(self, address: tuple[str, int]) -> ControlConnection:
+        with self._lock:
+            if self._stopped.is_set():
+                raise Closed(what="client")
+            known = self._control.get(address)
+        if known is not None:
+            return known
+        control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
+        description = control.connect()
+        with self._lock:
+            self._take_in(description)
+            kept = self._control.setdefault(address, control)
+        if kept is not control:
+            control.close()
+        return kept
+
+    def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:
+        with self._lock:
+            if self._control.get(address) is control:
+                del self._control[address]
+        control.close()
+
+    def _take_in(self, description: pb.ClusterDescription) -> None:
+        self._ever_answered = True
+        if description.brokers:
+            self._brokers = {broker.broker_id: broker for broker in _cluster_info(description).brokers}
+
+    # --- metadata
+
+    def describe(self) -> ClusterInfo:
+        """The cluster as it is now."""
+        description = self.call("DescribeCluster", pb.DescribeClusterRequest())
+        with self._lock:
+            self._take_in(description)
+        return _cluster_info(description)
+
+    def describe_topics(self, names: Iterable[str] = ()) -> list[TopicInfo]:
+        """Topics as they are now, in the order asked; all of them, by name, if none is named. Raises UnknownTopic."""
+        names = list(names)
+        found = []
+        for description in self.call("DescribeTopics", pb.DescribeTopicsRequest(names=names)).topics:
+            if description.HasField("error"):
+                self.forget(description.name)
+                raise error_from_wire(description.error)
+            found.append(topic_info(description))
+        self.remember(*found)
+        return found
+
+    def remember(self, *topics: TopicInfo) -> None:
+        """Take in what was told of topics."""
+        now = time.monotonic()
+        with self._lock:
+            for topic in topics:
+                self._topics[topic.name] = (topic, now)
+
+    def forget(self, name: str) -> None:
+        """Ask again when the topic is next needed."""
+        with self._lock:
+            self._topics.pop(name, None)
+
+    def topic(self, name: str) -> TopicInfo:
+        """A topic as it was told within metadata.max.age.ms. Raises UnknownTopic."""
+        with self._lock:
+            known = self._topics.get(name)
+        if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
+            return known[0]
+        return self.describe_topics([name])[0]
+
+    def refresh(self, names: Iterable[str] = ()) -> None:
+        """Ask anew for the brokers and for some topics; what is not there any more is forgotten."""
+        self.describe()
+        for name in names:
+            try:
+                self.describe_topics([name])
+            except UnknownTopic:
+                continue  # forgotten by now; whoever asks for it is told
+
+    def leader(self, topic: TopicInfo, number: int) -> BrokerInfo:
+        """The broker that leads a partition. Raises UnknownPartition, LeaderNotAvailable."""
+        broker_id = topic.partition(number).leader
+        with self._lock:
+            broker = self._brokers.get(broker_id)
+        if broker is None:
+            raise LeaderNotAvailable(partition=str(TopicPartition(topic.name, number)), broker_id=broker_id)
+        return broker
+
+    def leader_of(self, partition: TopicPartition, topic_id: bytes | None = None) -> tuple[TopicInfo, BrokerInfo]:
+        """A partition's topic and leader as they were last told.
+
+        Raises:
+            UnknownTopicId: the topic of that name has not that id.
+            UnknownTopic, UnknownPartition, LeaderNotAvailable.
+        """
+        topic = self.topic(partition.topic)
+        if topic_id is not None and topic.topic_id != topic_id:
+            raise UnknownTopicId(topic_id=topic_id.hex())
+        return topic, self.leader(topic, partition.partition)
+
+    # --- data connections
+
+    def connect_data(self, broker_id: int) -> DataConnection:
+        """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable, LeaderNotAvailable."""
+        with self._lock:
+            if self._stopped.is_set():
+                raise Closed(what="client")
+            broker = self._brokers.get(broker_id)
+        if broker is None:
+            raise LeaderNotAvailable(partition="asked for", broker_id=broker_id)
+        return DataConnection(
+            broker.host,
+            broker.data_port,
+            connect_timeout_ms=self.settings.connect_timeout_ms,
+            request_timeout_ms=self.settings.request_timeout_ms,
+        )
+
+    def borrow_data(self, broker_id: int) -> DataConnection:
+        """An idle connection to a broker's data port, or a new one; to be given back, or closed if in doubt."""
+        with self._lock:
+            idle = self._idle.get(broker_id)
+            if idle:
+                return idle.pop()
+        return self.connect_data(broker_id)
+
+    def give_back(self, broker_id: int, connection: DataConnection) -> None:
+        """Keep a connection that has no answer outstanding for the next who needs one."""
+        with self._lock:
+            idle = self._idle.setdefault(broker_id, [])
+            if not self._stopped.is_set() and len(idle) < _IDLE_CONNECTIONS_MAX:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all connections; calls that wait fail with Closed."""
+        self._stopped.set()
+        with self._lock:
+            control, self._control = self._control, {}
+            idle, self._idle = self._idle, {}
+        for connection in control.values():
+            connection.close()
+        for connections in idle.values():
+            for data in connections:
+                data.close()
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        stopped, self._stopped = self._stopped.is_set(), threading.Event()
+        if stopped:
+            self._stopped.set()
+        for control in self._control.values():
+            control.abandon()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abandon()
+        self._control, self._idle = {}, {}
+
+
+class _NotSure(Exception):
+    """A call that must not be repeated may have been heard."""
+
+    def __init__(self, cause: KafkalogError) -> None:
+        self.cause = cause
+
+
+def _reason(error: KafkalogError) -> str:
+    return str(error.facts.get("reason", error))

@@ -1,0 +1,152 @@
+"""What a producer has taken and not yet seen acknowledged: its lock, its memory, and who waits for what.
+
+`send` fills the queues (`batcher.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks run
+without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from kafkalog.client.batcher import Batch, Failed
+from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+RECORD_COST = 100  # bytes of buffer.memory for a record's objects, beside its bytes
+_ROOM_SHARE = 0.75  # senders that wait go on once so little is used: waking them for every ack would be all one does
+_FAILURES_KEPT = 100
+
+
+class Outbox:
+    """Unacknowledged records. `lock` guards it, all queues and all batches; methods say whether they want it held.
+
+    Args:
+        memory: bytes, see buffer.memory.
+        max_block_ms: longest wait for room.
+        address: of the cluster, for errors.
+    """
+
+    def __init__(self, memory: int, max_block_ms: int, address: str) -> None:
+        self.memory = memory
+        self.buffered = 0
+        self.closed: KafkalogError | None = None
+        self.own_threads: set[int] = set()
+        self._address = address
+        self._max_block_ms = max_block_ms
+        self._unfinished: dict[Batch, None] = {}
+        self._failures: deque[Batch] = deque(maxlen=_FAILURES_KEPT)
+        self._blocked = 0
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """At the start, and in a forked child, where nobody is left to release them."""
+        self.lock = threading.Lock()
+        self._room = threading.Condition(self.lock)
+        self._delivered = threading.Condition(self.lock)
+
+    def started(self, batch: Batch) -> None:
+        """Lock held: a batch is being filled."""
+        self._unfinished[batch] = None
+
+    def wait_for_room(self, charge: int) -> None:
+        """Lock held: wait until `charge` bytes fit, or nothing is buffered.
+
+        Raises:
+            BufferExhausted: they did not fit within max.block.ms; at once, if called from a callback.
+            Closed: the producer was closed meanwhile.
+        """
+        limit_ms = 0 if threading.get_ident() in self.own_threads else self._max_block_ms
+        started = time.monotonic()
+        self._blocked += 1
+        try:
+            while self.buffered and self.buffered + charge > self.memory:
+                left = started + limit_ms / 1000 - time.monotonic()
+                if left <= 0 or not self._room.wait(left):
+                    if self.buffered and self.buffered + charge > self.memory:
+                        raise BufferExhausted(limit=self.memory, waited_ms=limit_ms)
+                if self.closed is not None:
+                    raise Closed(what="producer")
+        finally:
+            self._blocked -= 1
+
+    def finish(self, outcomes: Iterable[tuple[Batch, KafkalogError | None]]) -> list[Batch]:
+        """Lock held: batches are acknowledged (their `base_offset` is set) or failed. Returns those with callbacks."""
+        called = []
+        awaited = False
+        for batch, error in outcomes:
+            if batch.done:  # given up while its answer was on its way
+                continue
+            batch.error = error
+            batch.done = True
+            self.buffered -= batch.charged
+            self._unfinished.pop(batch, None)
+            awaited = awaited or batch.awaited
+            if batch.callbacks is not None:
+                called.append(batch)
+                batch.observed = batch.observed or len(batch.callbacks) == batch.count
+            if error is not None and not batch.observed:
+                self._failures.append(batch)
+            batch.values, batch.keys, batch.headers, batch.columns, batch.body = [], None, None, None, None
+        if awaited:
+            self._delivered.notify_all()
+        if self._blocked and self.buffered <= self.memory * _ROOM_SHARE:
+            self._room.notify_all()
+        return called
+
+    @staticmethod
+    def call_back(batches: Iterable[Batch]) -> None:
+        """Lock not held: run the callbacks of finished batches."""
+        for batch in batches:
+            assert batch.callbacks is not None
+            for index, on_delivery in batch.callbacks:
+                metadata = None if batch.error is not None else batch.metadata(index)
+                try:
+                    on_delivery(metadata, batch.error)
+                except Exception:
+                    log.exception("on_delivery_failed", partition=str(batch.queue.topic_partition))
+            batch.callbacks = None
+
+    def give_up(self, failed: Failed) -> None:
+        """Lock not held: batches failed."""
+        with self.lock:
+            called = self.finish(failed)
+        self.call_back(called)
+
+    def wait_done(self, batches: Iterable[Batch], timeout: float | None, what: str) -> None:
+        """Lock held: wait until all are acknowledged or failed.
+
+        Raises:
+            RequestTimedOut: they were not within `timeout` seconds.
+            InvalidArgument: called from a callback, which would wait for itself.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for batch in batches:
+            while not batch.done:
+                if threading.get_ident() in self.own_threads:
+                    raise InvalidArgument(reason=f"{what} can not be waited for in on_delivery: acks come on that thread")
+                batch.awaited = True
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    assert timeout is not None
+                    raise RequestTimedOut(what=what, address=self._address, timeout_ms=int(timeout * 1000))
+                self._delivered.wait(left)
+
+    def unfinished(self) -> list[Batch]:
+        """Lock held: what is not acknowledged, the latest first (when it is, most others are)."""
+        return list(reversed(self._unfinished))
+
+    def take_failure(self) -> KafkalogError | None:
+        """Lock held: the first failure that nobody was told of or asked for; it counts as told now."""
+        failures = [batch for batch in self._failures if not batch.observed]
+        self._failures.clear()
+        return failures[0].error if failures else None
+
+    def close(self) -> None:
+        """Lock held: take nothing more, and let those who wait for room know."""
+        self.closed = Closed(what="producer")
+        self._room.notify_all()

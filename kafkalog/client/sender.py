@@ -1,0 +1,476 @@
+"""One producer's link to one broker: a thread that sends batches, and per connection one that reads the acks.
+
+A request carries batches of one partition; requests are pipelined and answered in order. What goes wrong with a
+connection is told to the queues of all that was in flight on it, which say what is sent again (`batcher.py`). Knows no
+`send`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.encoder import Body, encode_records
+from kafkalog.client.outbox import Outbox
+from kafkalog.connection import DataConnection
+from kafkalog.errors import (
+    BrokerUnreachable,
+    InternalError,
+    KafkalogError,
+    LeaderNotAvailable,
+    ProtocolError,
+    RequestTimedOut,
+)
+from kafkalog.format.batch import NO_PRODUCER, encode_batch
+from kafkalog.format.columns import encode_columns
+from kafkalog.log import get_logger
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire, frame_start
+
+log = get_logger(__name__)
+
+_TURN_BYTES = 4 << 20  # sent in one go; then answers and lingering are looked after
+_CORRELATION_ID_MAX = (1 << 32) - 1
+NO_IDENTITY = Identity(NO_PRODUCER, -1)
+
+
+class Owner(Protocol):
+    """What a link needs of its producer."""
+
+    def identity(self, not_this: int | None) -> Identity:
+        """The producer's id, a new one if that was used up. Lock not held; asks the cluster."""
+
+    def take_in_topics(self) -> Failed:
+        """Look at what the cluster tells of the topics now, and give partitions to the links of their leaders.
+        Lock held; returns what has no partition any more."""
+
+    def topics(self) -> list[str]:
+        """The topics that were sent to. Lock held."""
+
+
+class _Request(NamedTuple):
+    """An append that is not answered yet."""
+
+    correlation_id: int
+    queue: PartitionQueue
+    batches: list[Batch]
+    deadline: float
+
+
+class BrokerLink:
+    """Sends to one broker. `broker_id` -1 has the partitions without a leader: it only waits until they have one.
+
+    Args:
+        acks: 0 or 1 (-1 for all), as in the requests.
+    """
+
+    def __init__(
+        self, broker_id: int, cluster: Cluster, outbox: Outbox, owner: Owner, *, acks: int, codec: int, request_bytes: int
+    ) -> None:
+        self.broker_id = broker_id
+        self._cluster = cluster
+        self._outbox = outbox
+        self._owner = owner
+        self._acks = acks
+        self._codec = codec
+        self._request_bytes = request_bytes
+        self._request_timeout = cluster.settings.request_timeout_ms / 1000
+        self._work = threading.Condition(outbox.lock)
+        # All below: guarded by the outbox's lock.
+        self._active: dict[PartitionQueue, None] = {}
+        self._awaiting: deque[_Request] = deque()
+        self._connection: DataConnection | None = None
+        self._sleeps_until: float | None = None
+        self._sleeps = False
+        self._stopping = False
+        self._stale = broker_id < 0
+        self._next_correlation_id = 1
+        self._readers: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name=f"producer-{broker_id}", daemon=True)
+
+    # --- what the producer calls, lock held
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def has_work(self, queue: PartitionQueue, at: float) -> None:
+        """Something of a queue is to be sent at a time (monotonic)."""
+        self._active[queue] = None
+        if self._sleeps and (self._sleeps_until is None or at < self._sleeps_until):
+            self._sleeps = False
+            self._work.notify()
+
+    def drop(self, queue: PartitionQueue) -> None:
+        """A queue that has another leader now."""
+        self._active.pop(queue, None)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._work.notify()
+        if self._connection is not None:
+            self._connection.shut_down()
+
+    # --- lock not held
+
+    def join(self) -> None:
+        self._thread.join()
+        for reader in self._readers:
+            reader.join()
+
+    def abandon(self) -> None:
+        """In a forked child: let the parent's connection alone."""
+        if self._connection is not None:
+            self._connection.abandon()
+        self._connection = None
+
+    # --- the sending thread
+
+    def _run(self) -> None:
+        self._outbox.own_threads.add(threading.get_ident())
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except Exception as error:  # a defect of ours: told to whoever waits, and logged
+                log.exception("producer_link_failed", broker_id=self.broker_id)
+                self._fail_everything(InternalError(reason=f"{type(error).__name__}: {error}"))
+
+    def _turn(self) -> bool:
+        """Wait for work and do it; whether there is a next turn."""
+        with self._outbox.lock:
+            now = time.monotonic()
+            requests, called, wake_at, in_need = self._collect(now)
+            if self._stopping:
+                return False
+            stale = self._stale and bool(self._active)
+            if not (requests or called or in_need or stale):
+                self._sleep(wake_at, now)
+                return True
+        self._outbox.call_back(called)
+        if stale:
+            self._refresh()
+        if in_need:
+            self._give_identities(in_need)
+        if requests:
+            self._send(requests)
+        return True
+
+    def _sleep(self, wake_at: float | None, now: float) -> None:
+        self._sleeps_until, self._sleeps = wake_at, True
+        self._work.wait(None if wake_at is None else max(0.0, wake_at - now))
+        self._sleeps = False
+
+    def _collect(self, now: float) -> tuple[list[_Request], list[Batch], float | None, list[PartitionQueue]]:
+        """Lock held: what to send, whose callbacks to run, when to look again, and who needs a producer id."""
+        requests: list[_Request] = []
+        failed: Failed = []
+        in_need: list[PartitionQueue] = []
+        wake_at: float | None = None
+        size = 0
+        if self._awaiting:
+            wake_at = self._awaiting[0].deadline
+            if wake_at <= now:
+                self._give_up_connection()
+                wake_at = None
+        for queue in list(self._active):
+            if queue.open is not None and queue.open.linger_until <= now:
+                queue.close_batch()
+            failed += queue.expired(now)
+            if queue.needs_identity:
+                if queue.can_hold_on(now):
+                    in_need.append(queue)
+            else:
+                while size < _TURN_BYTES and (batches := queue.take(now, self._request_bytes)):
+                    size += sum(batch.size for batch in batches)
+                    requests += self._requests(queue, batches, now)
+                if size >= _TURN_BYTES:
+                    self._active[queue] = self._active.pop(queue)  # its turn comes after the others'
+                    break
+            if queue.is_idle:
+                del self._active[queue]
+            else:
+                at = queue.wake_at()
+                if at is not None and (wake_at is None or at < wake_at):
+                    wake_at = at
+        return requests, self._outbox.finish(failed), wake_at, in_need
+
+    def _requests(self, queue: PartitionQueue, batches: list[Batch], now: float) -> list[_Request]:
+        """Batches of their first time travel together. One that is sent again travels alone, so that its own answer
+        says what became of it; and so does each where the broker can not tell what it has."""
+        deadline = now + self._request_timeout
+        together = batches[0].identity is not None and batches[0].sends == 1
+        groups = [batches] if together else [[batch] for batch in batches]
+        requests = []
+        for group in groups:
+            limit = min(deadline, max(batch.deadline for batch in group))
+            requests.append(_Request(self._next_correlation_id, queue, group, limit))
+            self._next_correlation_id = self._next_correlation_id % _CORRELATION_ID_MAX + 1
+        return requests
+
+    def _refresh(self) -> None:
+        """Ask who leads what. That it fails says nothing new: the queues have their failures and deadlines."""
+        with self._outbox.lock:
+            self._stale = False
+            names = self._owner.topics()
+        failure: KafkalogError | None = None
+        try:
+            self._cluster.refresh(names, patient=False)
+        except KafkalogError as error:
+            failure = error
+        with self._outbox.lock:
+            called = self._outbox.finish(self._owner.take_in_topics())
+            if self.broker_id < 0:
+                now = time.monotonic()
+                for queue in self._active:
+                    queue.hold(failure or LeaderNotAvailable(partition=str(queue.topic_partition), broker_id=-1), now)
+                if self._active:
+                    self._work.wait(self._cluster.settings.retry_backoff_max_ms / 1000)
+                    self._stale = True
+        self._outbox.call_back(called)
+
+    def _give_identities(self, queues: list[PartitionQueue]) -> None:
+        for queue in queues:
+            try:
+                identity = self._owner.identity(queue.used_up)
+            except KafkalogError as error:
+                with self._outbox.lock:
+                    queue.hold(error, time.monotonic())
+                continue
+            with self._outbox.lock:
+                queue.identity = identity
+
+    def _send(self, requests: list[_Request]) -> None:
+        try:
+            connection = self._connected()
+        except KafkalogError as error:
+            self._not_sent(requests, error)
+            return
+        pieces: list[bytes | memoryview] = []
+        for request in requests:
+            pieces += self._frame(request)
+        if self._acks:
+            with self._outbox.lock:
+                if self._connection is not connection:
+                    lost: KafkalogError | None = BrokerUnreachable(
+                        address=connection.address, reason="it closed the connection"
+                    )
+                else:
+                    lost = None
+                    self._awaiting.extend(requests)
+            if lost is not None:
+                self._not_sent(requests, lost)
+                return
+        try:
+            connection.send(pieces)
+        except KafkalogError as error:
+            self._connection_lost(connection, error)
+            if not self._acks:
+                self._finish_unanswered(requests, error)
+            return
+        if not self._acks:
+            self._finish_unanswered(requests, None)
+
+    def _connected(self) -> DataConnection:
+        if self._connection is not None:
+            return self._connection
+        connection = self._cluster.connect_data(self.broker_id)
+        reader = threading.Thread(
+            target=self._read, args=(connection,), name=f"producer-{self.broker_id}-acks", daemon=True
+        )
+        with self._outbox.lock:
+            self._connection = connection
+            self._readers = [thread for thread in self._readers if thread.is_alive()]
+            self._readers.append(reader)
+            reader.start()
+            if self._stopping:
+                connection.shut_down()
+        return connection
+
+    def _frame(self, request: _Request) -> list[bytes | memoryview]:
+        pieces: list[bytes | memoryview] = [b""]
+        length = 0
+        for batch in request.batches:
+            body = batch.body
+            if body is None:
+                body = batch.body = self._body(batch)
+            producer_id, epoch = batch.identity or NO_IDENTITY
+            encoded = encode_batch(
+                memoryview(body.data),
+                codec=self._codec,
+                attributes=body.attributes,
+                record_count=body.record_count,
+                min_timestamp_us=body.min_timestamp_us,
+                max_timestamp_us=body.max_timestamp_us,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=batch.sequence if batch.identity is not None else -1,
+            )
+            pieces.append(encoded.header)
+            pieces.append(encoded.body)
+            if encoded.padding:
+                pieces.append(encoded.padding)
+            length += encoded.length
+        header = pb.RequestHeader(correlation_id=request.correlation_id)
+        append = header.append
+        append.acks = self._acks
+        append.timeout_ms = int(self._request_timeout * 1000)
+        queue = request.queue
+        append.partitions.add(topic_id=queue.topic_id, partition=queue.topic_partition.partition, length=length)
+        pieces[0] = frame_start(header.SerializeToString(), length)
+        return pieces
+
+    def _body(self, batch: Batch) -> Body:
+        columns = batch.columns
+        if columns is not None:
+            data = encode_columns(columns.batch, self._codec)
+            return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
+        stamps = batch.timestamps_us
+        assert not isinstance(stamps, int)
+        return encode_records(batch.values, stamps, batch.keys, batch.headers, self._codec)
+
+    # --- outcomes
+
+    def _finish_unanswered(self, requests: list[_Request], error: KafkalogError | None) -> None:
+        """acks=0: done once handed over, and never sent again: part of it may have arrived."""
+        outcomes: list[tuple[Batch, KafkalogError | None]] = []
+        with self._outbox.lock:
+            for request in requests:
+                for batch in request.batches:
+                    request.queue.dropped(batch)
+                    outcomes.append((batch, error))
+            called = self._outbox.finish(outcomes)
+        self._outbox.call_back(called)
+
+    def _not_sent(self, requests: list[_Request], error: KafkalogError) -> None:
+        failed: Failed = []
+        with self._outbox.lock:
+            now = time.monotonic()
+            self._stale = True
+            for queue, batches in _by_queue(requests).items():
+                failed += queue.unsent(batches, error, now)
+            called = self._outbox.finish(failed)
+        log.debug("broker_not_reached", broker_id=self.broker_id, reason=str(error))
+        self._outbox.call_back(called)
+
+    def _give_up_connection(self) -> None:
+        """Lock held: the oldest request is unanswered for too long."""
+        if self._connection is not None:
+            timeout_ms = int(self._request_timeout * 1000)
+            error = RequestTimedOut(what="an append", address=self._connection.address, timeout_ms=timeout_ms)
+            failed = self._lose(self._connection, error)
+            assert not failed, "what just flew is sent again, or expires at the next look"
+
+    def _connection_lost(self, connection: DataConnection, error: KafkalogError) -> None:
+        with self._outbox.lock:
+            called = self._outbox.finish(self._lose(connection, error))
+        self._outbox.call_back(called)
+
+    def _lose(self, connection: DataConnection, error: KafkalogError) -> Failed:
+        """Lock held: nothing more comes from a connection; what it had in flight may be in the log or not."""
+        connection.shut_down()
+        if self._connection is not connection:
+            return []
+        self._connection = None
+        self._stale = True
+        lost, self._awaiting = self._awaiting, deque()
+        failed: Failed = []
+        now = time.monotonic()
+        for queue, batches in _by_queue(lost).items():
+            failed += queue.lost(batches, error, now)
+            self.has_work(queue, now)
+        log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
+        return failed
+
+    def _fail_everything(self, error: KafkalogError) -> None:
+        with self._outbox.lock:
+            if self._connection is not None:
+                self._lose(self._connection, error)
+            failed = [(batch, error) for queue in self._active for batch in queue.clear()]
+            called = self._outbox.finish(failed)
+        self._outbox.call_back(called)
+
+    # --- the acks' thread
+
+    def _read(self, connection: DataConnection) -> None:
+        self._outbox.own_threads.add(threading.get_ident())
+        try:
+            while True:
+                replies = connection.receive_some()
+                with self._outbox.lock:
+                    called = self._take_replies(connection, replies)
+                self._outbox.call_back(called)
+        except KafkalogError as error:
+            self._connection_lost(connection, error)
+        except Exception as error:
+            log.exception("producer_acks_failed", broker_id=self.broker_id)
+            self._connection_lost(connection, InternalError(reason=f"{type(error).__name__}: {error}"))
+        finally:
+            connection.close()
+            self._outbox.own_threads.discard(threading.get_ident())
+
+    def _take_replies(self, connection: DataConnection, replies: list[pb.ReplyHeader]) -> list[Batch]:
+        """Lock held: some answers came, in the order of the requests."""
+        if self._connection is not connection:
+            return []
+        outcomes: list[tuple[Batch, KafkalogError | None]] = []
+        touched: dict[PartitionQueue, None] = {}
+        now = time.monotonic()
+        fault: KafkalogError | None = None
+        for reply in replies:
+            if not self._awaiting or self._awaiting[0].correlation_id != reply.correlation_id:
+                fault = ProtocolError(address=connection.address, reason="an answer to a request that was not made")
+                if reply.HasField("error"):  # of the connection as a whole, which the broker closes now
+                    fault = error_from_wire(reply.error)
+                break
+            request = self._awaiting.popleft()
+            outcomes += self._take_answer(request, reply, now)
+            touched[request.queue] = None
+        for queue in touched:
+            if not queue.is_idle:
+                self.has_work(queue, now)
+        if fault is not None:
+            outcomes += self._lose(connection, fault)
+        return self._outbox.finish(outcomes)
+
+    def _take_answer(
+        self, request: _Request, reply: pb.ReplyHeader, now: float
+    ) -> list[tuple[Batch, KafkalogError | None]]:
+        queue, batches = request.queue, request.batches
+        refusal: pb.Error | None = None
+        if reply.HasField("error"):
+            refusal = reply.error
+        else:
+            answer = reply.append.partitions[0]
+            if answer.HasField("error"):
+                refusal = answer.error
+        outcomes: list[tuple[Batch, KafkalogError | None]] = []
+        if refusal is None:
+            offset = answer.base_offset
+            for batch in batches:
+                batch.base_offset = offset
+                offset += batch.count
+                outcomes.append((batch, None))
+                outcomes += queue.acked(batch)
+            return outcomes
+        error = error_from_wire(refusal)
+        self._stale = True
+        log.debug("append_refused", partition=str(queue.topic_partition), reason=str(error), batches=len(batches))
+        if len(batches) == 1:
+            outcomes += queue.refused(batches[0], error, now)
+        else:
+            outcomes += queue.refused_together(batches, error, now)
+        return outcomes
+
+
+def _by_queue(requests: list[_Request] | deque[_Request]) -> dict[PartitionQueue, list[Batch]]:
+    found: dict[PartitionQueue, list[Batch]] = {}
+    for request in requests:
+        found.setdefault(request.queue, []).extend(request.batches)
+    return found
+
+

@@ -1,0 +1,84 @@
+"""Writing: a batch's and a stream's writers, whose `write` runs in the tasks. Knows the client's producer.
+
+Delivery is at least once: a task writes straight into the log and returns when everything it wrote is acknowledged; a
+task that Spark runs again writes its rows again. Rows of one task keep their order within a partition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kafkalog.errors import InvalidArgument
+from pyspark_kafkalog.columns import batches_by_topic, sink_columns
+from pyspark_kafkalog.options import SinkOptions, parse_sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from kafkalog.client.producer import Delivery, Producer
+    from pyspark.sql.types import StructType
+
+_producers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Producer] = {}
+"""This process's producers by process id (a forked child must not use its parent's), servers and settings. Spark's
+Python workers live through many tasks and micro-batches, one task at a time."""
+
+
+def write_rows(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, columns: tuple[str, ...]
+) -> WriterCommitMessage:
+    """Write a task's rows and wait until all are acknowledged; the first failure fails the task.
+
+    A producer is kept for the process's next task only if this one ends well: what a failed one still holds must not
+    reach the log later.
+    """
+    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    producer = _producers.pop(key, None) or _new_producer(options)
+    try:
+        unacknowledged: deque[Delivery] = deque()
+        for batch in batches:
+            for topic, records in batches_by_topic(batch, columns, options.topic):
+                unacknowledged.append(producer.send_arrow(topic, records))
+            while unacknowledged and unacknowledged[0].done():
+                unacknowledged.popleft().result()
+        producer.flush()
+        for delivery in unacknowledged:
+            delivery.result()
+    except BaseException:
+        producer.close(timeout=0)
+        raise
+    _producers[key] = producer
+    return WriterCommitMessage()
+
+
+def _new_producer(options: SinkOptions) -> Producer:
+    from kafkalog.client.producer import Producer
+
+    return Producer(options.bootstrap_servers, **options.client)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch write. Pickled whole into every task."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidArgument(reason="rows can only be added to a topic: write with mode('append')")
+        self._options = parse_sink(options)
+        self._columns = sink_columns(schema, self._options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_rows(iterator, self._options, self._columns)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One stream's write; micro-batches in complete mode are written whole each time, as by the Kafka sink."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        self._options = parse_sink(options)
+        self._columns = sink_columns(schema, self._options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_rows(iterator, self._options, self._columns)

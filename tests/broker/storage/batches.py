@@ -1,0 +1,83 @@
+"""Batches for tests of the log: small, deterministic, told apart by their values."""
+
+from __future__ import annotations
+
+from broker.config import TOPIC_SETTINGS
+from broker.storage.log import Batch, Log
+from kafkalog.config import Values
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch, iter_batches
+from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
+
+TOPIC_ID = bytes(range(16))
+
+
+def make_batch(
+    values: list[bytes | None],
+    timestamps_us: list[int] | int = 1_000,
+    *,
+    codec: str = "none",
+    producer: tuple[int, int, int] | None = None,
+) -> Batch:
+    """A batch as `Log.append` takes it. `producer`: id, epoch, base sequence."""
+    columns = columns_from_lists(values, timestamps_us)
+    producer_id, epoch, sequence = producer or (-1, -1, -1)
+    encoded = encode_batch(
+        encode_columns(columns.batch, CODECS[codec]),
+        codec=CODECS[codec],
+        attributes=columns.attributes,
+        record_count=len(values),
+        min_timestamp_us=columns.min_timestamp_us,
+        max_timestamp_us=columns.max_timestamp_us,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    data = memoryview(bytearray(encoded.tobytes()))
+    return check_batch(data), data
+
+
+def numbered(first: int, count: int = 1, size: int = 20, **more: object) -> Batch:
+    """A batch of `count` records whose values are the numbers from `first` on."""
+    return make_batch([b"%0*d" % (size, first + i) for i in range(count)], **more)  # type: ignore[arg-type]
+
+
+def topic(**settings: object) -> Values:
+    """Topic settings with small segments; `retention_ms=5` is retention.ms."""
+    given = {"segment.bytes": 4096, "index.interval.bytes": 512}
+    given |= {name.replace("_", "."): value for name, value in settings.items()}
+    return TOPIC_SETTINGS.parse(given)
+
+
+def values_of(header: BatchHeader, batch: bytes | memoryview) -> list[tuple[int, bytes | None]]:
+    """(offset, value) of a batch's records."""
+    column = decode_columns(header, memoryview(batch)).column("value")
+    return [(header.base_offset + i, value.as_py()) for i, value in enumerate(column)]
+
+
+def read_batches(log: Log, offset: int, max_bytes: int = 1 << 20) -> list[tuple[BatchHeader, bytes]]:
+    """What one read gives: its whole batches, each checked as a client checks them."""
+    with log.read(offset, max_bytes) as found:
+        data = found.read()
+        assert len(data) == found.length
+    return [(header, bytes(batch)) for header, batch in iter_batches(memoryview(data))]
+
+
+def read_all(log: Log) -> dict[int, bytes | None]:
+    """Every readable record by offset; every damaged offset as the value None. Values in these tests are never null."""
+    found: dict[int, bytes | None] = {}
+    offset, end = log.start_offset, log.visible_offset
+    while offset < end:
+        try:
+            batches = read_batches(log, offset, 1500)
+        except CorruptBatch as error:
+            damaged_to = error.facts["end_offset"]
+            assert damaged_to > offset
+            found |= dict.fromkeys(range(offset, min(damaged_to, end)))
+            offset = damaged_to
+            continue
+        assert batches, f"nothing at {offset} before the end {end}"
+        for header, batch in batches:
+            found |= {at: value for at, value in values_of(header, batch) if offset <= at}
+            offset = header.end_offset
+    return found

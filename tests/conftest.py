@@ -1,0 +1,71 @@
+"""Fixtures for what needs real parts: a cluster and a Spark session for the whole run, a topic name for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from broker.local import LocalCluster
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_topic_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """A running cluster of one broker, shared by all tests: use topics of your own."""
+    from broker.local import LocalCluster
+
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def new_topic(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Makes topic names that no other test uses."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", request.node.name)[:100]
+    return lambda: f"{name}.{next(_topic_numbers)}"
+
+
+@pytest.fixture
+def topic(new_topic: Callable[[], str]) -> str:
+    """A topic name that no other test uses; the topic is not made."""
+    return new_topic()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A Spark session on two cores, which finds the format as users' sessions do: by the package's name."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("kafkalog tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

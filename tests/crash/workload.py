@@ -1,0 +1,202 @@
+"""Everything a log does to its disk, in a fixed order, with a record of what was promised at each moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.storage.directory import LogDirectory
+from broker.storage.disk import Disk
+from broker.storage.log import Appended, Log
+from kafkalog.clock import ManualClock
+from kafkalog.errors import CorruptBatch, DiskFull
+from kafkalog.format.batch import BatchHeader
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+
+PATH = Path("/data")
+PRODUCER = 7
+RECORDS = 3
+
+
+def open_directory(disk: Disk, clock: ManualClock | None = None) -> LogDirectory:
+    return LogDirectory(PATH, disk=disk, clock=clock or ManualClock(), producer_batches_remembered=5)
+
+
+def open_log(directory: LogDirectory, leader_epoch: int = 0) -> Log:
+    return directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_ms=60_000, retention_ms=300_000), leader_epoch)
+
+
+class Workload:
+    """Appends of one idempotent producer, mixed with all that rolls, cuts, flushes and restarts.
+
+    Attributes:
+        written: value by offset of what append returned for.
+        in_flight: the same of an append that has not returned.
+        flushed_to: end of what a flush returned for.
+        start: start offset as last returned; `start_in_flight`: what a call that has not returned may move it to.
+        cut_in_flight: where a truncation that has not returned cuts.
+        last: the last batch appended, to be sent again.
+    """
+
+    def __init__(self, disk: Disk, *, flush: bool) -> None:
+        self.disk = disk
+        self.clock = ManualClock()
+        self.flush = flush
+        self.written: dict[int, bytes] = {}
+        self.in_flight: dict[int, bytes] = {}
+        self.flushed_to = 0
+        self.start = self.start_in_flight = 0
+        self.cut_in_flight: int | None = None
+        self.last: tuple[BatchHeader, memoryview, int] | None = None
+        self.sequence = 0
+        self.epoch = 0
+        self.refused = 0
+
+    @property
+    def end(self) -> int:
+        return max(self.written, default=self.start - 1) + 1
+
+    def run(self) -> None:
+        directory = open_directory(self.disk, self.clock)
+        directory.claim("c", 1)
+        log = open_log(directory)
+        self._append(log, 12)
+        log.checkpoint()
+        self._append(log, 3)
+        self._delete_before(log, 5)
+        self._append(log, 10, together=5)
+        self.clock.advance(61)
+        self._cut(log, log.roll_if_old)
+        self._append(log, 2)
+        self._flushed(log, log.checkpoint)
+        self.clock.advance(250)
+        self._append(log, 1)
+        self._cut(log, log.apply_retention)
+        directory.close()
+        self.flushed_to = self.end
+
+        directory = open_directory(self.disk, self.clock)
+        log = open_log(directory)
+        self._append(log, 11)
+        self._truncate(log, self.end - 2 * RECORDS)
+        self._append(log, 2)
+        self._truncate(log, self.end - 10 * RECORDS)
+        self._append(log, 4)
+        log.update_settings(topic(retention_bytes=2000))
+        self._cut(log, log.apply_retention)
+        self._append(log, 2)
+        self._delete_before(log, self.end)
+        self._append(log, 2)
+        self.clock.advance(10_000)
+        log.update_settings(topic(retention_ms=1000))
+        self._cut(log, log.apply_retention)
+        self._append(log, 1)
+        directory.close()
+        self.flushed_to = self.end
+
+    def _append(self, log: Log, count: int, together: int = 1) -> None:
+        """`count` batches, some in one call each; what a full disk refuses is sent again, as a producer does."""
+        for _ in range(count // together):
+            batches = []
+            for number in range(together):
+                sequence = self.sequence + number * RECORDS
+                offset = self.end + number * RECORDS
+                batches.append(
+                    numbered(offset, RECORDS, producer=(PRODUCER, self.epoch, sequence), timestamps_us=offset)
+                )
+                self.in_flight |= {offset + i: b"%020d" % (offset + i) for i in range(RECORDS)}
+            while batches:
+                outcomes = log.append(batches)
+                for outcome, (header, data) in zip(outcomes, list(batches), strict=True):
+                    if isinstance(outcome, DiskFull):
+                        self.refused += 1
+                        continue
+                    assert isinstance(outcome, Appended), outcome
+                    batches.remove((header, data))
+                    self.last = header, data, outcome.base_offset
+                    for offset in range(outcome.base_offset, outcome.end_offset):
+                        self.written[offset] = self.in_flight.pop(offset)
+            self.sequence += together * RECORDS
+            if self.flush:
+                log.flush()
+                self.flushed_to = self.end
+
+    def _flushed(self, log: Log, action: object) -> None:
+        assert callable(action)
+        action()
+        self.flushed_to = self.end
+
+    def _delete_before(self, log: Log, offset: int) -> None:
+        self.start_in_flight = offset
+        while True:
+            try:
+                log.delete_before(offset)
+                break
+            except DiskFull:
+                self.refused += 1
+        self._started(log)
+
+    def _cut(self, log: Log, action: object) -> None:
+        assert callable(action)
+        self.start_in_flight = self.end
+        while True:
+            try:
+                action()
+                break
+            except DiskFull:
+                self.refused += 1
+        self._started(log)
+
+    def _started(self, log: Log) -> None:
+        self.start = self.start_in_flight = log.start_offset
+        self.flushed_to = max(self.flushed_to, log.flushed_offset)
+
+    def _truncate(self, log: Log, offset: int) -> None:
+        self.cut_in_flight = offset
+        while True:
+            try:
+                assert log.truncate_to(offset) == offset
+                break
+            except DiskFull:
+                self.refused += 1
+        for cut in [at for at in self.written if at >= offset]:
+            del self.written[cut]
+        self.cut_in_flight = None
+        self.flushed_to = min(self.flushed_to, offset)
+        self.epoch += 1  # the producer's batches are gone: it starts again, as after every permanent error
+        self.sequence = 0
+        self.last = None
+
+
+def check_survivor(disk: Disk, done: Workload, *, power_cut: bool) -> None:
+    """Reopen what a crash left: all that was promised is there, and nothing that was never written."""
+    directory = open_directory(disk, done.clock)
+    log = open_log(directory, leader_epoch=1)
+    promised_to = done.flushed_to if power_cut else done.end
+    if done.cut_in_flight is not None:
+        promised_to = min(promised_to, done.cut_in_flight)
+    assert done.start <= log.start_offset <= max(done.start_in_flight, done.start)
+    assert log.end_offset >= max(promised_to, log.start_offset)
+    known = done.written | done.in_flight
+    found = read_all(log)
+    for offset, value in found.items():
+        assert value == known[offset] or (power_cut and value is None and offset >= promised_to), offset
+    assert set(found) == set(range(log.start_offset, log.end_offset))
+    if done.last is not None and not power_cut and not done.in_flight and done.cut_in_flight is None:
+        header, data, offset = done.last
+        (again,) = log.append([(header, data)])
+        assert isinstance(again, Appended) and again.duplicate and again.base_offset == offset
+    end = log.end_offset
+    (appended,) = log.append([numbered(end, 2)])
+    assert appended == Appended(end, end + 2, done.clock.now_us(), False)
+    assert read_all(log)[end + 1] == b"%020d" % (end + 1)
+    directory.close()
+    directory = open_directory(disk, done.clock)
+    log = open_log(directory, leader_epoch=2)
+    assert directory.was_clean
+    again_found = read_all(log)
+    assert {offset: again_found[offset] for offset in found} == found
+    try:
+        log.read(end, 1).close()
+    except CorruptBatch:
+        raise AssertionError("a batch appended after the crash is damaged") from None
+    directory.close()

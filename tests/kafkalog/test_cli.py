@@ -1,0 +1,451 @@
+"""The `kafkalog` command: what it prints, what it exits with, and that a failure is one sentence."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Message, Producer, TopicPartition
+from kafkalog.cli import doctor, output, records
+from kafkalog.cli.main import run
+from kafkalog.errors import InvalidArgument
+
+COMMANDS = (
+    [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
+    ["topics", "describe"], ["topics", "alter"], ["topics", "delete"], ["produce"], ["consume"], ["offsets"], ["log"],
+    ["log", "dump"], ["log", "verify"], ["doctor"],
+)  # fmt: skip
+KAFKALOG = [sys.executable, "-m", "kafkalog.cli"]
+
+
+class Ran:
+    """A command line run in this process: its exit code and what it wrote."""
+
+    def __init__(self, capture: pytest.CaptureFixture[bytes], *arguments: str) -> None:
+        capture.readouterr()
+        self.code = run(arguments)
+        written = capture.readouterr()
+        self.out, self.err = written.out.decode(errors="surrogateescape"), written.err.decode()
+
+    def fails_with(self, sentence: str) -> None:
+        """It failed, with that in one line on stderr and nothing else."""
+        assert self.code == 1
+        assert sentence in self.err
+        assert self.err.startswith("kafkalog: ") and self.err.count("\n") == 1, self.err
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A topic of two partitions, and KAFKALOG_BOOTSTRAP set so that commands find it."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)
+    os.environ["KAFKALOG_BOOTSTRAP"] = cluster.bootstrap_servers
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(name, partitions=2)
+        yield name
+        if name in [each.name for each in admin.topics()]:
+            admin.delete_topic(name)
+    del os.environ["KAFKALOG_BOOTSTRAP"]
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# --- usage and failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(command: list[str], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    ran = Ran(capfdbinary, *command, "--help")
+    assert ran.code == 0
+    assert ran.out.startswith("Usage: kafkalog") and ran.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["topics", "create"],
+        ["topics", "create", "t", "--partitions", "0"],
+        ["topics", "create", "t", "--config", "retention.ms"],
+        ["topics", "alter", "t"],
+        ["consume", "t", "--format", "xml"],
+        ["produce", "t", "--key-separator", ""],
+        ["local", "--brokers", "0"],
+        ["local", "--port", "65535", "--brokers", "2"],
+        ["broker"],
+        ["log", "verify", "/nonexistent"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2(arguments: list[str], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    ran = Ran(capfdbinary, *arguments)
+    assert ran.code == 2
+    assert "Error: " in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["topics", "list"], ["topics", "describe"], ["produce", "t"], ["consume", "t"], ["offsets", "t"]]
+)
+def test_an_unreachable_cluster_is_one_sentence_with_its_address(
+    arguments: list[str], capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"a\n")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets it, and it refuses
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        Ran(capfdbinary, *arguments, "--bootstrap", address).fails_with(address)
+
+
+def test_a_wrong_address_is_one_sentence(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    Ran(capfdbinary, "topics", "list", "--bootstrap", "nowhere").fails_with("nowhere")
+
+
+def test_a_defect_is_one_sentence_and_its_traceback_is_kept_for_who_asks(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(doctor, "check_packages", broken)
+    monkeypatch.delenv("KAFKALOG_DEBUG", raising=False)
+    Ran(capfdbinary, "doctor").fails_with("a defect of kafkalog: RuntimeError: two lines")
+    monkeypatch.setenv("KAFKALOG_DEBUG", "1")
+    assert "Traceback" in Ran(capfdbinary, "doctor").err
+
+
+# --- topics and offsets ------------------------------------------------------------------------------------------
+
+
+def test_topics_are_made_listed_described_altered_and_deleted(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    name = f"{topic}-more"
+    made = Ran(capfdbinary, "topics", "create", name, "--partitions", "3", "--config", "retention.ms=60000")
+    assert (made.code, made.out) == (0, f"made topic {name} with 3 partitions\n")
+    Ran(capfdbinary, "topics", "create", name).fails_with(f"topic '{name}' exists already")
+    assert name in Ran(capfdbinary, "topics", "list").out.splitlines()
+    assert {topic, name} <= set(json.loads(Ran(capfdbinary, "topics", "list", "--json").out))
+
+    [described] = json.loads(Ran(capfdbinary, "topics", "describe", name, "--json").out)
+    assert described["topic"] == name and len(described["partitions"]) == 3
+    assert described["config"] == {"retention.ms": "60000"}
+    assert described["effective"]["segment.bytes"] == str(1 << 30)
+    text = Ran(capfdbinary, "topics", "describe", name).out
+    assert text.splitlines()[0].startswith(name) and "retention.ms=60000" in text and "PARTITION" in text
+
+    altered = Ran(
+        capfdbinary, "topics", "alter", name, "--set", "segment.bytes=65536", "--unset", "retention.ms",
+        "--partitions", "4",
+    )  # fmt: skip
+    assert altered.out == f"topic {name} has 4 partitions, segment.bytes=65536\n"
+    Ran(capfdbinary, "topics", "alter", name, "--set", "segment.byte=1").fails_with("did you mean 'segment.bytes'?")
+    assert Ran(capfdbinary, "topics", "delete", name).out == f"deleted topic {name}\n"
+    Ran(capfdbinary, "topics", "describe", name).fails_with(f"there is no topic '{name}'")
+
+
+def test_offsets_tell_start_end_and_a_groups_lag(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 3})
+        admin.commit("watchers", {TopicPartition(topic, 0): 7})
+    rows = json.loads(Ran(capfdbinary, "offsets", topic, "--group", "watchers", "--json").out)
+    assert [(row["partition"], row["start_offset"], row["end_offset"]) for row in rows] == [(0, 3, 10), (1, 0, 0)]
+    assert [(row["committed"], row["lag"]) for row in rows] == [(7, 3), (None, 0)]
+    assert rows[0]["size_bytes"] > 0
+    table = Ran(capfdbinary, "offsets", topic).out.splitlines()
+    assert table[0].split() == ["PARTITION", "START", "OFFSET", "END", "OFFSET", "SIZE", "BYTES"]
+    assert table[1].split()[:3] == ["0", "3", "10"]
+
+
+# --- records -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_come_back_as_they_were_sent(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [b"plain", b"", b"\xff not utf-8", "Grüße".encode(), b"a" * 100_000]
+    feed(monkeypatch, b"\n".join(lines))  # the last line without its end
+    assert Ran(capfdbinary, "produce", topic, "--partition", "1").code == 0
+    ran = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "5")
+    assert ran.out.encode(errors="surrogateescape") == b"".join(line + b"\n" for line in lines)
+
+
+def test_keys_choose_the_partition_and_come_back(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"".join(b"k%d=>v%d=>x\n" % (number % 7, number) for number in range(50)))
+    config = ["--config", "compression.type=zstd"]
+    assert Ran(capfdbinary, "produce", topic, "--key-separator", "=>", *config).code == 0
+    ran = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "50", "--format", "json")
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert sorted(int(row["value"][1:-3]) for row in found) == list(range(50))
+    assert all(row["key"] == f"k{int(row['value'][1:-3]) % 7}" for row in found)
+    partition_of = {row["key"]: row["partition"] for row in found}
+    assert all(partition_of[row["key"]] == row["partition"] for row in found)
+    pairs = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "50", "--format", "key-value")
+    assert set(pairs.out.splitlines()) == {f"k{number % 7}\tv{number}=>x" for number in range(50)}
+
+
+def test_a_line_without_the_separator_is_named(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"a:1\nb2\n")
+    Ran(capfdbinary, "produce", topic, "--key-separator", ":").fails_with("line 2 of the input has no key separator")
+
+
+def test_produce_says_which_setting_is_wrong(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"a\n")
+    Ran(capfdbinary, "produce", topic, "--config", "linger=5").fails_with("did you mean 'linger.ms'?")
+    Ran(capfdbinary, "produce", topic, "--partition", "9").fails_with(f"topic '{topic}' has no partition 9")
+    Ran(capfdbinary, "produce", topic, "--config", "acks=all").fails_with("acks=all is not supported")
+    Ran(capfdbinary, "produce", f"{topic}-not").fails_with(f"there is no topic '{topic}-not'")
+
+
+def test_a_group_goes_on_where_it_committed(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    seen = []
+    for count in ("4", "6"):
+        ran = Ran(
+            capfdbinary, "consume", topic, "--group", "readers", "--from-beginning", "--max-messages", count
+        )  # fmt: skip
+        seen.append(ran.out.split())
+    assert seen == [["0", "1", "2", "3"], ["4", "5", "6", "7", "8", "9"]]
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed("readers")[TopicPartition(topic, 0)] == 10
+
+
+def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
+    with subprocess.Popen([*KAFKALOG, "consume", topic], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        seen = b""
+        with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+            # When it has started is not told: send until it shows one.
+            os.set_blocking(consumer.stdout.fileno(), False)
+            while not seen and consumer.poll() is None:
+                producer.send(topic, b"x").result(30)
+                seen = consumer.stdout.read() or b""
+        consumer.send_signal(signal.SIGINT)
+        assert consumer.wait(30) == 0
+        assert consumer.stderr.read() == b""
+        assert set(seen.split()) == {b"x"}
+
+
+def test_a_reader_that_goes_away_ends_consume_without_a_word(topic: str, cluster: LocalCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(50_000):
+            producer.send(topic, b"%d" % number, partition=0)
+    command = f"{' '.join(KAFKALOG)} consume {topic} --from-beginning | head -n 2; exit ${{PIPESTATUS[0]}}"
+    piped = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"0\n1\n", b"")
+
+
+def test_json_of_a_record_keeps_what_is_not_text() -> None:
+    message = Message("t", 0, 5, 1_000, None, b"\xff", (("h", b"1"), ("h", None), ("b", b"\xfe")))
+    told = json.loads(records._json_line(message))
+    assert told["key"] is None and base64.b64decode(told["value_base64"]) == b"\xff" and "value" not in told
+    assert told["headers"] == [
+        {"key": "h", "value": "1"},
+        {"key": "h", "value": None},
+        {"key": "b", "value_base64": base64.b64encode(b"\xfe").decode()},
+    ]
+
+
+def test_key_and_value_part_at_the_first_separator() -> None:
+    assert records._key_and_value(b"a::b::c", b"::", 1) == (b"a", b"b::c")
+    assert records._key_and_value(b"a::b", None, 1) == (None, b"a::b")
+    with pytest.raises(InvalidArgument, match="line 7"):
+        records._key_and_value(b"ab", b"::", 7)
+
+
+def test_no_bar_in_a_pipe_and_one_for_who_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    with output.progress("counted", 3) as advance:
+        advance(3)
+    assert capfd.readouterr() == ("", "")
+    with output.progress("counted", 3, watched=True) as advance:
+        advance(3)
+    out, err = capfd.readouterr()
+    assert out == "" and "counted" in err
+
+
+# --- servers -----------------------------------------------------------------------------------------------------
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for number in range(1, count):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", port + number))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None:
+    port = _free_ports(4)
+    addresses = f"127.0.0.1:{port},127.0.0.1:{port + 2}"
+    command = [*KAFKALOG, "local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path / "kept")]
+    for turn in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == f"bootstrap servers: {addresses}\n"
+            with Admin(addresses) as admin:
+                assert [broker.grpc_port for broker in admin.describe_cluster().brokers] == [port, port + 2]
+                if turn == 0:
+                    admin.create_topic("kept", partitions=2)
+                assert [each.name for each in admin.topics()] == ["kept"]
+            with Producer(addresses) as producer:
+                assert producer.send("kept", b"x", partition=1).result(30).offset == turn
+            if turn == 0:
+                taken = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                assert (taken.returncode, taken.stdout) == (1, "")
+                assert taken.stderr.startswith("kafkalog: ") and taken.stderr.count("\n") == 1, taken.stderr
+                assert f"127.0.0.1:{port}" in taken.stderr or "in use" in taken.stderr
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert "Traceback" not in process.stderr.read()
+
+
+def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
+    port = _free_ports(3)
+    config = tmp_path / "broker.properties"
+    config.write_text(
+        f"# one broker\nbroker.id=7\nzookeeper.connect=127.0.0.1:{port + 2}\nlog.dir={tmp_path / 'log'}\n"
+        f"grpc.port={port}\ndata.port={port + 1}\n"
+    )
+    zookeeper = subprocess.Popen(
+        [*KAFKALOG, "zookeeper", "--port", str(port + 2)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with zookeeper:
+        assert zookeeper.stdout is not None
+        assert zookeeper.stdout.readline() == f"ZooKeeper: 127.0.0.1:{port + 2}\n"
+        with subprocess.Popen([*KAFKALOG, "broker", "--config", str(config)], stderr=subprocess.PIPE) as server:
+            with Admin(f"127.0.0.1:{port}", bootstrap_timeout_ms=60_000) as admin:
+                assert [broker.broker_id for broker in admin.describe_cluster().brokers] == [7]
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        zookeeper.send_signal(signal.SIGINT)
+        assert zookeeper.wait(60) == 0
+
+
+def test_a_broker_with_a_wrong_config_is_one_sentence(tmp_path: Path) -> None:
+    config = tmp_path / "broker.properties"
+    config.write_text("grpc.prot=1\n")
+    ran = subprocess.run([*KAFKALOG, "broker", "--config", str(config)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert "did you mean 'grpc.port'?" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_log_dump_and_verify_read_a_stopped_brokers_files(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with LocalCluster(data=tmp_path) as cluster:
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.create_topic("seen", partitions=1)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(3):
+                producer.send("seen", b"value %d" % number, key=b"key").result(30)
+    [segment] = [path for path in tmp_path.rglob("*.log") if re.fullmatch(r"\d{20}\.log", path.name)]
+    for path in (segment, segment.parent):
+        ran = Ran(capfdbinary, "log", "verify", str(path))
+        assert ran.code == 0, ran.err
+        assert "3 records" in ran.out
+        assert "value 2" in Ran(capfdbinary, "log", "dump", str(path), "--records").out
+    lines = Ran(capfdbinary, "log", "dump", str(segment), "--records", "--json").out.splitlines()
+    last = json.loads(lines[-1])
+    assert (last["kind"], last["offset"], last["key"], last["value"]) == ("record", 2, "key", "value 2")
+    damaged = bytearray(segment.read_bytes())
+    damaged[100] ^= 1
+    segment.write_bytes(damaged)
+    ran = Ran(capfdbinary, "log", "verify", str(segment))
+    ran.fails_with("1 problems")
+    assert "damaged: offsets 0 to 0" in ran.out
+
+
+# --- doctor ------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_all_well(topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    ran = Ran(capfdbinary, "doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(ran.out)}
+    assert ran.code == 0, ran.err
+    assert findings["java"]["state"] == findings["cluster"]["state"] == "ok"
+    assert findings["broker 0 data port"]["state"] == findings["spark format"]["state"] == "ok"
+    table = Ran(capfdbinary, "doctor")
+    assert table.code == 0 and "workers' python" in table.out
+
+
+def test_doctor_says_what_to_do(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", "127.0.0.1:1")
+    ran = Ran(capfdbinary, "doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(ran.out)}
+    assert ran.code == 1 and ran.err.startswith("kafkalog: 3 of ")
+    assert "set JAVA_HOME" in findings["java"]["advice"]
+    assert findings["workers' python"]["advice"] == f"export PYSPARK_PYTHON={sys.executable}"
+    assert "kafkalog local" in findings["cluster"]["advice"] and "127.0.0.1:1" in findings["cluster"]["found"]
+
+
+def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'java version \"1.8.0_292\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    [finding] = doctor.check_java()
+    assert finding.state == "failed" and "is version 8" in finding.found
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    findings = list(doctor.check_workers_python())
+    assert findings[0].state == "failed" and "lacks pyarrow" in findings[0].found
+
+
+@pytest.mark.parametrize(
+    "text, major", [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_292"', 8), ("no java", None)]
+)
+def test_java_versions_are_read(text: str, major: int | None) -> None:
+    assert doctor.java_major(text) == major
+
+
+def test_our_requirements_are_plain_and_versions_are_compared() -> None:
+    for requirement in metadata.requires(doctor.DISTRIBUTION) or []:
+        if "extra ==" not in requirement:
+            name, bounds = doctor.parse_requirement(requirement)
+            assert bounds, requirement
+            assert doctor.within(metadata.version(name), bounds), requirement
+    assert doctor.parse_requirement("click<9,>=8.1") == ("click", ["<9", ">=8.1"])
+    assert doctor.within("8.10.1", ["<9", ">=8.2"]) and not doctor.within("9.0", ["<9"])
+    assert doctor.within("4.3.0.dev1", [">=4.3"]) and not doctor.within("4.2.9", [">=4.3"])

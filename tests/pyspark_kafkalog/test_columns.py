@@ -1,0 +1,291 @@
+"""Columns without Spark and broker: fetched batches to Spark's, small ones joined; Spark's batches to records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kafkalog.errors import InvalidArgument
+from kafkalog.format.batch import BatchHeader, check_batch, encode_batch, stamp
+from kafkalog.format.columns import Headers, columns_from_lists, decode_columns, encode_columns
+from pyspark_kafkalog import columns
+from pyspark_kafkalog.columns import JOINED_BYTES, JOINED_ROWS, Rows
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+FULL = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField("headers", HEADERS),
+    ]
+)
+ARROW = to_arrow_schema(FULL, timezone="UTC")
+
+Fetched = tuple[BatchHeader, pa.RecordBatch]
+
+
+def fetched(
+    base_offset: int,
+    values: Sequence[bytes | None],
+    timestamps_us: Sequence[int] | int = 1,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+) -> Fetched:
+    """A batch as a fetch hands it out: encoded, stamped, checked and decoded."""
+    records = columns_from_lists(values, timestamps_us, keys, headers)
+    batch = bytearray(
+        encode_batch(
+            encode_columns(records.batch, 0),
+            codec=0,
+            attributes=records.attributes,
+            record_count=len(values),
+            min_timestamp_us=records.min_timestamp_us,
+            max_timestamp_us=records.max_timestamp_us,
+        ).tobytes()
+    )
+    stamp(batch, base_offset, 0, 0)
+    header = check_batch(batch)
+    return header, decode_columns(header, memoryview(batch))
+
+
+def spark_batches(groups: Sequence[list[Fetched]], start: int = 0, schema: pa.Schema = ARROW) -> list[pa.RecordBatch]:
+    batches = list(Rows(schema, "flights", 3).batches(groups, start))
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema.equals(schema)
+    return batches
+
+
+def test_rows_have_the_kafka_sources_columns() -> None:
+    batch = fetched(7, [b"v", None], [1_000_000, 2_000_000], [None, b"k"], [None, [("h", b"x"), ("h", None)]])
+    (rows,) = spark_batches([[batch]])
+    assert rows.to_pylist() == [
+        {
+            "key": None,
+            "value": b"v",
+            "topic": "flights",
+            "partition": 3,
+            "offset": 7,
+            "timestamp": datetime.fromtimestamp(1, UTC),
+            "timestampType": 0,
+            "headers": None,
+        },
+        {
+            "key": b"k",
+            "value": None,
+            "topic": "flights",
+            "partition": 3,
+            "offset": 8,
+            "timestamp": datetime.fromtimestamp(2, UTC),
+            "timestampType": 0,
+            "headers": [{"key": "h", "value": b"x"}, {"key": "h", "value": None}],
+        },
+    ]
+
+
+def test_small_batches_of_different_columns_are_joined_in_order() -> None:
+    groups = [
+        [fetched(0, [b"a", b"b"]), fetched(2, [b"c"], 5, [b"k"])],
+        [fetched(3, [b"d", b"e"], [8, 9], None, [[], [("h", b"x")]])],
+        [],
+        [fetched(5, [b"f"], 7)],
+    ]
+    (rows,) = spark_batches(groups)
+    assert rows.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert rows.column("offset").to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert rows.column("timestamp").cast(pa.int64()).to_pylist() == [1, 1, 5, 8, 9, 7]
+    assert rows.column("key").to_pylist() == [None, None, b"k", None, None, None]
+    # A record without headers has NULL, whether it was written without any or with an empty list.
+    assert rows.column("headers").to_pylist() == [None, None, None, None, [{"key": "h", "value": b"x"}], None]
+
+
+def test_joining_stops_at_the_rows_that_pay() -> None:
+    groups = [[fetched(base, [b"v"] * 1000)] for base in range(0, 25_000, 1000)]
+    batches = spark_batches(groups)
+    assert [batch.num_rows for batch in batches] == [JOINED_ROWS, JOINED_ROWS, 5_000]
+    assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(25_000))
+
+
+def test_joining_stops_at_the_bytes_that_pay() -> None:
+    value = bytes(100_000)
+    batches = spark_batches([[fetched(base, [value])] for base in range(50)])
+    assert sum(batch.num_rows for batch in batches) == 50
+    assert all(batch.nbytes <= JOINED_BYTES + 200_000 for batch in batches)
+    assert 2 <= len(batches) <= 4
+
+
+def test_a_large_batch_is_not_copied_and_keeps_its_place_among_small_ones() -> None:
+    large = fetched(2, [b"v"] * JOINED_ROWS)
+    groups = [[fetched(0, [b"v"]), fetched(1, [b"v"])], [large, fetched(2 + JOINED_ROWS, [b"v"])]]
+    batches = spark_batches(groups)
+    assert [batch.num_rows for batch in batches] == [2, JOINED_ROWS, 1]
+    assert [batch.column("offset")[0].as_py() for batch in batches] == [0, 2, 2 + JOINED_ROWS]
+    theirs, ours = large[1].column("value").buffers(), batches[1].column("value").buffers()
+    assert [buffer.address for buffer in ours[1:]] == [buffer.address for buffer in theirs[1:]]
+
+
+def test_a_batch_trimmed_at_its_head_has_the_offsets_that_are_left() -> None:
+    header, records = fetched(10, [b"a", b"b", b"c", b"d"], [1, 2, 3, 4])
+    trimmed = records.slice(2, 1)
+    (rows,) = spark_batches([[(header, trimmed)], [fetched(14, [b"e"])]], start=12)
+    assert rows.column("offset").to_pylist() == [12, 14]
+    assert rows.column("value").to_pylist() == [b"c", b"e"]
+    assert rows.column("timestamp").cast(pa.int64()).to_pylist() == [3, 1]
+
+
+def test_explicit_offsets_are_taken_as_they_are() -> None:
+    header, records = fetched(10, [b"a", b"b"])
+    sparse = records.append_column("offset", pa.array([10, 17]))
+    header = header._replace(attributes=header.attributes | 8, last_offset_delta=9)
+    (rows,) = spark_batches([[(header, sparse)], [fetched(20, [b"c"])]])
+    assert rows.column("offset").to_pylist() == [10, 17, 20]
+
+
+def test_constants_grow_with_a_batch_larger_than_any_before() -> None:
+    count = 3 * JOINED_ROWS
+    (rows,) = spark_batches([[fetched(0, [b"v"] * count)]])
+    assert rows.column("topic").unique().to_pylist() == ["flights"]
+    assert len(rows.column("partition")) == count
+
+
+def test_a_projection_has_its_columns_in_its_order() -> None:
+    schema = to_arrow_schema(StructType([FULL["offset"], FULL["value"]]), timezone="UTC")
+    (rows,) = spark_batches([[fetched(5, [b"a"])]], schema=schema)
+    assert rows.to_pylist() == [{"offset": 5, "value": b"a"}]
+
+
+def test_no_batches_give_no_rows() -> None:
+    assert spark_batches([]) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ([], "the schema has no column"),
+        ([StructField("body", BinaryType())], "no column 'body'"),
+        ([StructField("Value", BinaryType())], "no column 'Value'"),
+        ([StructField("value", StringType())], "column 'value' is of type binary, not string"),
+        ([StructField("offset", IntegerType())], "column 'offset' is of type bigint, not int"),
+        ([StructField("value", BinaryType(), False)], "can not say NOT NULL"),
+        ([StructField("value", BinaryType()), StructField("value", BinaryType())], "names a column twice"),
+    ],
+)
+def test_a_wrong_projection_names_the_column(fields: list[StructField], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        columns.check_projection(StructType(fields))
+
+
+def test_the_sources_own_schema_is_a_projection() -> None:
+    columns.check_projection(FULL)
+    named = columns.source_schema(include_headers=True)
+    assert named == ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in FULL.fields)
+    assert columns.source_schema(include_headers=False) == named.rpartition(", headers")[0]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def rows_to_write(**of_columns: Any) -> pa.RecordBatch:
+    types = {"partition": pa.int32(), "headers": ARROW.field("headers").type}
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array(values, types.get(name, pa.string())) for name, values in of_columns.items()}
+    )
+
+
+def written(batch: pa.RecordBatch, topic_option: str | None = None) -> list[tuple[str, list[dict[str, Any]]]]:
+    names = tuple(name for name in batch.schema.names if name != "topic" or topic_option is None)
+    return [(topic, part.to_pylist()) for topic, part in columns.batches_by_topic(batch, names, topic_option)]
+
+
+def test_the_option_topic_beats_the_column() -> None:
+    batch = rows_to_write(value=["a", "b"], topic=["x", None])
+    assert written(batch, "out") == [("out", [{"value": b"a"}, {"value": b"b"}])]
+
+
+def test_rows_go_to_their_topics_in_order() -> None:
+    batch = rows_to_write(value=["1", "2", "3", "4"], topic=["b", "a", "b", "a"], partition=[0, None, 1, 2])
+    assert written(batch) == [
+        ("b", [{"value": b"1", "partition": 0}, {"value": b"3", "partition": 1}]),
+        ("a", [{"value": b"2", "partition": None}, {"value": b"4", "partition": 2}]),
+    ]
+
+
+def test_strings_become_bytes_without_a_copy() -> None:
+    batch = rows_to_write(value=["a" * 1000] * 10)
+    ((_, records),) = columns.batches_by_topic(batch, ("value",), "out")
+    assert records.column("value").type == pa.binary()
+    assert records.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
+
+
+def test_columns_that_are_null_throughout_are_left_out() -> None:
+    batch = rows_to_write(value=[None], key=[None], partition=[None], headers=[None])
+    assert written(batch, "out") == [("out", [{"value": None}])]
+
+
+def test_headers_keep_order_and_doubles() -> None:
+    pairs = [{"key": "h", "value": b"2"}, {"key": "h", "value": None}, {"key": "a", "value": b""}]
+    assert written(rows_to_write(value=["v", "w"], headers=[pairs, None]), "out") == [
+        ("out", [{"value": b"v", "headers": pairs}, {"value": b"w", "headers": None}])
+    ]
+
+
+def test_no_rows_are_no_records() -> None:
+    assert written(rows_to_write(value=[], topic=[])) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        (rows_to_write(value=["v", "w"], topic=["t", None]), "null in column 'topic'"),
+        (rows_to_write(value=["v"], topic=["t"], headers=[[{"key": None, "value": b"x"}]]), "a header without a key"),
+        (rows_to_write(value=["v"], topic=["t"], headers=[[None]]), "a header without a key"),
+    ],
+)
+def test_a_row_that_can_not_be_written_is_an_error(batch: pa.RecordBatch, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        written(batch)
+
+
+def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
+    schema = StructType([StructField("n", IntegerType()), StructField("value", StringType()), FULL["key"]])
+    assert columns.sink_columns(schema, "out") == ("value", "key")
+    assert columns.sink_columns(FULL, None) == ("key", "value", "topic", "partition", "headers")
+    assert "topic" not in columns.sink_columns(FULL, "out")
+
+
+@pytest.mark.parametrize(
+    ("fields", "topic", "says"),
+    [
+        ([StructField("key", BinaryType())], "out", "need a column 'value'; they have key"),
+        ([StructField("Value", BinaryType())], "out", "need a column 'value'"),
+        ([StructField("value", BinaryType())], None, "need the option topic, or a column 'topic'"),
+        ([StructField("value", LongType())], "out", "'value' is of type bigint; it must be string or binary"),
+        ([FULL["value"], StructField("key", LongType())], "out", "'key' is of type bigint"),
+        ([FULL["value"], StructField("topic", BinaryType())], None, "'topic' is of type binary; it must be string"),
+        ([FULL["value"], StructField("partition", LongType())], "out", "'partition' is of type bigint; it must be int"),
+        ([FULL["value"], StructField("headers", StringType())], "out", "'headers' is of type string"),
+    ],
+)
+def test_wrong_columns_to_write_are_named(fields: list[StructField], topic: str | None, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        columns.sink_columns(StructType(fields), topic)

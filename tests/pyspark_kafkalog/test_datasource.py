@@ -1,0 +1,95 @@
+"""The format as Spark finds it: by its package's name, light to import, its errors one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+SERVERS = "127.0.0.1:1"
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    """A failing import here would hide every Python data source, and a stream's process has 10 s to start."""
+    heavy = ("pyarrow", "numpy", "grpc", "google.protobuf", "structlog", "kafkalog", "pandas")
+    script = (
+        "import sys; import pyspark.sql.datasource; before = set(sys.modules); import pyspark_kafkalog;"
+        f"print([name for name in {heavy!r} if name in set(sys.modules) - before])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_spark_finds_the_format_by_itself_and_knows_its_schema_without_a_broker(spark: SparkSession) -> None:
+    reader = spark.read.format("kafkalog").option("kafkalog.bootstrap.servers", SERVERS).option("subscribe", "t")
+    assert reader.load().schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
+    )
+    assert reader.option("includeHeaders", "true").load().schema["headers"].dataType.simpleString() == (
+        "array<struct<key:string,value:binary>>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"subscribes": "t"}, "the format kafkalog has no option 'subscribes'; did you mean 'subscribe'?"),
+        ({}, "a read needs one of the options subscribe, subscribePattern, assign"),
+        ({"subscribe": "t", "startingOffsets": "now"}, "startingOffsets='now' is not valid"),
+        ({"subscribe": "t", "kafkalog.linger.mss": "5"}, "did you mean 'kafkalog.linger.ms'?"),
+        ({"subscribe": "t", "kafkalog.fetch.max.bytes": "0"}, "fetch.max.bytes=0 is not valid"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_wrong_option_is_told_at_load(
+    spark: SparkSession, streaming: bool, options: dict[str, str], says: str
+) -> None:
+    reader = spark.readStream if streaming else spark.read
+    with pytest.raises(AnalysisException) as raised:
+        reader.format("kafkalog").option("kafkalog.bootstrap.servers", SERVERS).options(**options).load()
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "says"),
+    [
+        (None, {"startingOffsets": "latest"}, "startingOffsets of a batch read can not be latest"),
+        (None, {"endingOffsets": "earliest"}, "endingOffsets of a batch read can not be earliest"),
+        ("body binary", {}, "a read has no column 'body'"),
+        ("value binary", {"includeHeaders": "maybe"}, "includeHeaders='maybe' is not valid"),
+        ("value string", {}, "column 'value' is of type binary, not string"),
+    ],
+)
+def test_what_a_batch_read_can_not_do_is_told_at_the_first_action(
+    spark: SparkSession, schema: str | None, options: dict[str, str], says: str
+) -> None:
+    reader = spark.read.format("kafkalog").option("kafkalog.bootstrap.servers", SERVERS).option("subscribe", "t")
+    reader = reader.schema(schema) if schema else reader
+    with pytest.raises(Exception, match="kafkalog") as raised:
+        reader.options(**options).load().collect()
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("select", "mode", "options", "says"),
+    [
+        ("id AS value", "append", {"topic": "t"}, "column 'value' is of type bigint; it must be string or binary"),
+        ("'v' AS body", "append", {"topic": "t"}, "need a column 'value'; they have body"),
+        ("'v' AS value", "append", {}, "need the option topic, or a column 'topic'"),
+        ("'v' AS value", "append", {"topics": "t"}, "no option 'topics'; did you mean 'topic'?"),
+        ("'v' AS value", "overwrite", {"topic": "t"}, "write with mode('append')"),
+        ("'v' AS value", "append", {"topic": "t", "kafkalog.acks": "2"}, "acks='2' is not valid"),
+    ],
+)
+def test_a_wrong_write_is_told_before_any_task(
+    spark: SparkSession, select: str, mode: str, options: dict[str, str], says: str
+) -> None:
+    writer = spark.range(1).selectExpr(select).write.format("kafkalog").mode(mode)
+    with pytest.raises(AnalysisException) as raised:
+        writer.option("kafkalog.bootstrap.servers", SERVERS).options(**options).save()
+    assert says in str(raised.value)

@@ -1,0 +1,207 @@
+"""Writing with Spark into a running cluster: batches and streams, and the writer called as Spark calls it in a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Message, TopicPartition
+from kafkalog.client.partitioner import partition_for_key
+from kafkalog.errors import InvalidArgument, KafkalogError, RecordTooLarge, UnknownPartition, UnknownTopic
+from pyspark_kafkalog import sink
+from pyspark_kafkalog.sink import BatchWriter
+
+VALUES = StructType([StructField("value", StringType())])
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as admin:
+        yield admin
+
+
+@pytest.fixture
+def options(cluster: LocalCluster, topic: str) -> dict[str, str]:
+    return {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
+
+
+def messages_in(cluster: LocalCluster, topic: str) -> list[Message]:
+    """Every record of a topic, partition by partition."""
+    with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers) as consumer:
+        partitions = [TopicPartition(topic, each.partition) for each in admin.describe_topics([topic])[0].partitions]
+        ends = {
+            partition: each.offset
+            for partition, each in admin.list_offsets(dict.fromkeys(partitions, "latest")).items()
+        }
+        consumer.assign(dict.fromkeys(partitions, "earliest"))
+        found = list(consumer.messages(max_messages=sum(ends.values()), timeout=60))
+    return sorted(found, key=lambda message: (message.partition, message.offset))
+
+
+def test_rows_arrive_with_all_their_columns(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+) -> None:
+    admin.create_topic(topic, partitions=3)
+    rows = spark.createDataFrame(
+        [
+            ("k", "a", 2, [("h", bytearray(b"1")), ("h", None)], 7),
+            (None, None, 0, None, 8),
+            ("k2", "ü", 2, [], 9),
+        ],
+        "key string, value string, partition int, headers array<struct<key:string,value:binary>>, other int",
+    )
+    rows.coalesce(1).write.format("kafkalog").options(**options).mode("append").save()
+    assert [(m.partition, m.key, m.value, m.headers) for m in messages_in(cluster, topic)] == [
+        (0, None, None, ()),
+        (2, b"k", b"a", (("h", b"1"), ("h", None))),
+        (2, b"k2", "ü".encode(), ()),
+    ]
+
+
+def test_rows_go_to_the_topic_that_they_name(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], new_topic: Callable[[], str]
+) -> None:
+    one, two = new_topic(), new_topic()
+    admin.create_topic(one)
+    admin.create_topic(two)
+    del options["topic"]
+    rows = spark.range(0, 1000, 1, 1).selectExpr(
+        "cast(id AS string) AS value", f"if(id % 3 = 0, '{one}', '{two}') AS topic"
+    )
+    rows.write.format("kafkalog").options(**options).mode("append").save()
+    assert [int(m.value or b"") for m in messages_in(cluster, one)] == list(range(0, 1000, 3))
+    assert [int(m.value or b"") for m in messages_in(cluster, two)] == [n for n in range(1000) if n % 3]
+
+
+def test_keys_choose_partitions_as_the_producer_does_and_order_is_kept(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+) -> None:
+    admin.create_topic(topic, partitions=4)
+    rows = spark.range(0, 50_000, 1, 1).selectExpr("cast(id % 100 AS string) AS key", "cast(id AS string) AS value")
+    rows.write.format("kafkalog").options(**options).mode("append").save()
+    messages = messages_in(cluster, topic)
+    assert len(messages) == 50_000
+    last = {}
+    for message in messages:
+        assert message.partition == partition_for_key(message.key, 4)
+        assert int(message.value or b"") % 100 == int(message.key or b"")
+        assert int(message.value or b"") > last.get(message.partition, -1)
+        last[message.partition] = int(message.value or b"")
+
+
+def test_rows_without_keys_are_spread(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    rows = spark.range(0, 40_000, 1, 1).selectExpr("cast(id AS binary) AS value")
+    rows.write.format("kafkalog").options(**options).mode("append").save()
+    offsets = admin.list_offsets({TopicPartition(topic, n): "latest" for n in range(2)})
+    counts = [listed.offset for listed in offsets.values()]
+    assert sum(counts) == 40_000
+    assert min(counts) >= 10_000
+
+
+def test_a_stream_writes_what_it_reads(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    admin: Admin,
+    options: dict[str, str],
+    new_topic: Callable[[], str],
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    source = new_topic()
+    admin.create_topic(source, partitions=2)
+    admin.create_topic(topic)
+    numbers = spark.range(0, 10_000, 1, 2).selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
+    numbers.write.format("kafkalog").options(**{**options, "topic": source}).mode("append").save()
+    read = spark.readStream.format("kafkalog").options(
+        **{"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": source},
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=4000,
+    )
+    query = (
+        read.load()
+        .select("value")
+        .writeStream.format("kafkalog")
+        .options(**options, checkpointLocation=str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert sorted(int(m.value or b"") for m in messages_in(cluster, topic)) == list(range(10_000))
+    assert [progress["sink"]["numOutputRows"] for progress in query.recentProgress] == [4000, 4000, 2000]
+
+
+def test_a_failed_write_tells_one_sentence(spark: SparkSession, options: dict[str, str], topic: str) -> None:
+    with pytest.raises(Exception, match=f"there is no topic '{topic}'"):
+        spark.range(1).selectExpr("'v' AS value").write.format("kafkalog").options(**options).mode("append").save()
+
+
+# --- the writer in a task --------------------------------------------------------------------------------------------
+
+
+def batch_of(values: list[Any], **more: list[Any]) -> pa.RecordBatch:
+    columns = {"value": pa.array(values, pa.string())}
+    types = {"partition": pa.int32(), "key": pa.binary()}
+    columns |= {name: pa.array(of, types[name]) for name, of in more.items()}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
+    admin: Admin, options: dict[str, str], topic: str
+) -> None:
+    writer = BatchWriter(VALUES, options, overwrite=False)
+    with pytest.raises(UnknownTopic, match=topic):
+        writer.write(iter([batch_of(["v"])]))
+    admin.create_topic(topic, partitions=2, config={"max.message.bytes": 10_000})
+    with pytest.raises(RecordTooLarge, match="larger than its max.message.bytes of 10000"):
+        writer.write(iter([batch_of(["v" * 20_000])]))
+    with_partition = StructType([*VALUES.fields, StructField("partition", IntegerType())])
+    with pytest.raises(UnknownPartition, match=f"'{topic}' has no partition 2"):
+        BatchWriter(with_partition, options, overwrite=False).write(iter([batch_of(["v"], partition=[2])]))
+
+
+def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
+    admin: Admin, options: dict[str, str], topic: str, cluster: LocalCluster
+) -> None:
+    admin.create_topic(topic)
+    options["kafkalog.linger.ms"] = "60000"
+    writer = BatchWriter(VALUES, options, overwrite=False)
+    before = set(sink._producers.values())
+    writer.write(iter([batch_of(["a"])]))
+    (kept,) = set(sink._producers.values()) - before
+    writer.write(iter([]))
+    assert set(sink._producers.values()) - before == {kept}
+
+    def fails() -> Iterator[pa.RecordBatch]:
+        yield batch_of(["b"])
+        raise InvalidArgument(reason="the task failed")
+
+    with pytest.raises(InvalidArgument, match="the task failed"):
+        writer.write(fails())
+    assert set(sink._producers.values()) == before
+    with pytest.raises(KafkalogError):
+        kept.send(topic, b"c")
+    writer.write(iter([batch_of(["d"])]))
+    assert [m.value for m in messages_in(cluster, topic) if m.value != b"b"] == [b"a", b"d"]
+
+
+def test_everything_is_acknowledged_when_write_returns(admin: Admin, options: dict[str, str], topic: str) -> None:
+    admin.create_topic(topic)
+    schema = StructType([StructField("value", StringType()), StructField("key", BinaryType())])
+    writer = BatchWriter(schema, {**options, "kafkalog.linger.ms": "60000"}, overwrite=False)
+    writer.write(batch_of(["v"] * 1000, key=[b"k"] * 1000) for _ in range(5))
+    assert admin.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset == 5000
+
+
+def test_overwrite_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="write with mode\\('append'\\)"):
+        BatchWriter(VALUES, options, overwrite=True)

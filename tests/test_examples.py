@@ -1,0 +1,83 @@
+"""Notebooks and spark-submit jobs, run whole as their readers run them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_to_its_end_and_draws(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.read(path, as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "commit notebooks without their outputs"
+    kernel = {"name": "python3"}  # this interpreter's: nbclient starts sys.executable for it
+    NotebookClient(
+        notebook, timeout=240, kernel_name=kernel["name"], resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
+    images = [
+        output["data"]["image/png"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert images and all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
+
+
+def test_the_pipeline_runs_by_spark_submit_on_executors_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    flights = [
+        {"origin": origin, "dep_delay": delay, "flight": number}
+        for number, (origin, delay) in enumerate((o, d) for o in ("EWR", "JFK", "LGA") for d in (-5, 60, 61, None, 300))
+    ]
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic("submitted-flights", partitions=3)
+        admin.create_topic("submitted-late", partitions=2)
+
+    def send(rows: list[dict[str, object]]) -> None:
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number, row in enumerate(rows):
+                producer.send("submitted-flights", json.dumps(row).encode(), partition=number % 3)
+
+    command = [
+        str(Path(sys.executable).parent / "spark-submit"), "--master", "local-cluster[2,1,1024]",
+        "--properties-file", str(ROOT / "conf" / "spark-defaults.conf"), "--conf", "spark.ui.enabled=false",
+        "--conf", "spark.executorEnv.PYTHONPATH=" + str(ROOT),
+        str(EXAMPLES / "pipelines" / "late_flights.py"), "--bootstrap", cluster.bootstrap_servers,
+        "--from", "submitted-flights", "--to", "submitted-late", "--minutes", "60",
+        "--checkpoint", str(tmp_path / "checkpoint"),
+    ]  # fmt: skip
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
+    environment.pop("SPARK_HOME", None)
+
+    def submit() -> None:
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr[-5000:]
+
+    send(flights)
+    submit()
+    with Admin(cluster.bootstrap_servers) as admin:
+        partitions = [TopicPartition("submitted-late", number) for number in range(2)]
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    total = sum(end.offset for end in ends.values())
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign(dict.fromkeys(partitions, "earliest"))
+        found = [(message.key, json.loads(message.value or b"")) for message in consumer.messages(max_messages=total)]
+    late = [flight for flight in flights if isinstance(flight["dep_delay"], int) and flight["dep_delay"] > 60]
+    assert sorted(row["flight"] for _, row in found) == [flight["flight"] for flight in late]
+    assert all(key is not None and key.decode() == row["origin"] for key, row in found)

@@ -1,0 +1,98 @@
+"""The built wheel alone, in a virtual environment outside the checkout: the command runs, Spark finds the format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+import kafkalog
+assert not kafkalog.__file__.startswith(sys.argv[2]), kafkalog.__file__
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+options = {"kafkalog.bootstrap.servers": sys.argv[1]}
+rows = spark.createDataFrame([("k", "from the wheel")], "key string, value string")
+rows.write.format("kafkalog").options(**options, topic="t").mode("append").save()
+[row] = spark.read.format("kafkalog").options(**options, subscribe="t").load().collect()
+print(bytes(row.value).decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    subprocess.run([*command, str(source)], check=True, timeout=120)
+    [built] = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment's bin: the wheel is installed in it, and what it requires is borrowed from ours."""
+    home = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
+    python = home / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True, timeout=120)
+    [packages] = home.glob("lib/python*/site-packages")
+    # Only a path: what is installed editable there (the checkout) is found by .pth files, which are not read from here.
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(name for name in names if name.endswith("/METADATA"))
+        text = archive.read(metadata).decode()
+    packed = {name for name in names if ".dist-info/" not in name}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert packed - {name for name in packed if name.endswith(".pyi")} == wanted
+    assert "License-Expression: Apache-2.0" in text and "Requires-Python: >=3.11" in text
+    assert any(name.endswith("LICENSE") for name in names)
+
+
+def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
+    environment |= {"PYSPARK_PYTHON": str(installed / "python"), "KAFKALOG_BOOTSTRAP": f"127.0.0.1:{port}"}
+    common = {"env": environment, "cwd": tmp_path, "text": True}
+    command = [str(installed / "kafkalog"), "local", "--port", str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **common) as local:
+        assert local.stdout is not None
+        assert local.stdout.readline() == f"bootstrap servers: 127.0.0.1:{port}\n"
+        kafkalog = [str(installed / "kafkalog")]
+        subprocess.run([*kafkalog, "topics", "create", "t"], check=True, timeout=60, capture_output=True, **common)
+        told = subprocess.run([*kafkalog, "doctor"], timeout=120, capture_output=True, **common)
+        assert told.returncode == 0, told.stdout + told.stderr
+        job = [str(installed / "python"), "-c", JOB, f"127.0.0.1:{port}", str(ROOT)]
+        ran = subprocess.run(job, timeout=180, capture_output=True, **common)
+        assert ran.returncode == 0, ran.stderr[-5000:]
+        assert ran.stdout.strip().endswith("from the wheel")
+        local.terminate()
+        assert local.wait(60) == 0
