@@ -1,8 +1,9 @@
 """The guard of a local cluster: the process that owns its ZooKeeper and brokers, and stops them when its parent goes.
 
-It lives in a session of its own, so that a Ctrl-C at the terminal reaches the parent only. Commands come as lines of JSON
-on standard input, each answered by a line on standard output. It ends, stopping everything in order, when told so, at the
-end of its input, when its parent dies (a pidfd tells, also when a forked child still holds the pipe), or on SIGTERM.
+It lives in a session of its own, so that a Ctrl-C at the terminal reaches the parent only. Commands come as lines of
+JSON on standard input, each answered by a line on standard output. It ends, stopping everything in order, when told so,
+at the end of its input, when its parent dies (a pidfd tells, also when a forked child still holds the pipe), or on
+SIGTERM.
 
 When the guard itself is killed, the brokers see the end of their input and stop in order, and ZooKeeper dies with it.
 """
@@ -142,7 +143,8 @@ class BrokerChild:
     def await_ready(self) -> dict[str, Any]:
         """Its ports and pid, once it serves. Raises the error that kept it from starting."""
         process = self._process
-        assert process is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdout is not None
         line = LineReader(process.stdout.fileno(), self._watch).next_line(_START_SECONDS)
         if not line:
             self.kill()

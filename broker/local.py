@@ -209,7 +209,8 @@ class LocalCluster:
         """Stop everything in order, and remove the temporary directory. Safe to call twice."""
         guard, self._guard = self._guard, None
         if guard is not None:
-            assert guard.stdin is not None and guard.stdout is not None
+            assert guard.stdin is not None
+            assert guard.stdout is not None
             try:
                 guard.stdin.write(b'{"do": "close"}\n')
                 guard.stdin.close()
@@ -257,7 +258,8 @@ class LocalCluster:
             guard = self._guard
             if guard is None:
                 raise Closed(what="cluster")
-            assert guard.stdin is not None and guard.stdout is not None
+            assert guard.stdin is not None
+            assert guard.stdout is not None
             try:
                 guard.stdin.write(json.dumps(command).encode() + b"\n")
                 guard.stdin.flush()

@@ -51,7 +51,13 @@ class Broker:
 
     Args:
         settings: of `BROKER_SETTINGS`.
+
+    Attributes:
+        catalog: what it hosts; there from `start` on.
+        grpc_port, data_port: where it listens, also when a free port was asked for.
     """
+
+    catalog: Catalog
 
     def __init__(self, settings: Values, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -99,7 +105,7 @@ class Broker:
         cluster_id = registry.cluster_id(session, self._clock.now_us())
         directory.claim(cluster_id, settings.broker_id)
 
-        catalog = Catalog(settings.broker_id, directory, session, settings, self._clock)
+        catalog = self.catalog = Catalog(settings.broker_id, directory, session, settings, self._clock)
         self._undo.append(catalog.close)
         self._undo.append(catalog.stop_following)
         catalog.start()

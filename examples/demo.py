@@ -141,16 +141,17 @@ def departures(spark: SparkSession, bootstrap: str) -> DataFrame:
 
 def spark_session() -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers take python3 from PATH otherwise
-    return (
+    spark = (
         SparkSession.builder.master("local[*]")
         .appName("kafkalog demo")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", PARTITIONS)
         .getOrCreate()
     )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
 
 
 def print_table(console: Console, title: str, frame: DataFrame) -> None:

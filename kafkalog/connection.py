@@ -118,6 +118,18 @@ class DataConnection:
         """Whether bytes of a further frame have been read already."""
         return self._end > self._start
 
+    def is_quiet(self) -> bool:
+        """Whether it is open and nothing has come, as it should be while no answer is awaited."""
+        if self.has_buffered:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send pieces one after the other. Raises BrokerUnreachable, RequestTimedOut."""
         try:

@@ -1,4 +1,4 @@
-"""Logging: an event's name and its values (`segment_rolled partition=t-0 base_offset=500`), over the standard `logging`.
+"""Logging: an event's name and its values (`segment_rolled partition=t-0 base_offset=500`), over standard `logging`.
 
 A logger is a standard one underneath, so handlers, levels and files are the user's configuration; nothing is
 configured at import. `log_to_stderr` is for programs of our own (broker, command line). Knows no event.

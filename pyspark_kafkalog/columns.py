@@ -247,7 +247,7 @@ def sink_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...
 def batches_by_topic(
     batch: pa.RecordBatch, columns: tuple[str, ...], topic_option: str | None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(topic, records) of a batch of Spark's, in the order of its rows within a topic.
+    """(topic, records) of a batch of Spark's, in the order of its rows within a topic; types are left to the client.
 
     Args:
         batch: as Spark hands it over.
@@ -255,13 +255,11 @@ def batches_by_topic(
         topic_option: every row's topic; None: the column `topic` tells.
 
     Raises:
-        InvalidArgument: a row without a topic, or a header without a key.
+        InvalidArgument: a row without a topic.
     """
     if batch.num_rows == 0:
         return
-    records = pa.RecordBatch.from_pydict(
-        {name: _log_column(name, batch.column(name)) for name in columns if name != "topic" and _worth(name, batch)}
-    )
+    records = batch.select([name for name in columns if name != "topic"])
     if topic_option is not None:
         yield topic_option, records
         return
@@ -274,19 +272,3 @@ def batches_by_topic(
         return
     for topic in different:
         yield topic.as_py(), records.filter(pc.equal(topics, topic))
-
-
-def _worth(name: str, batch: pa.RecordBatch) -> bool:
-    return name == "value" or batch.column(name).null_count < batch.num_rows
-
-
-def _log_column(name: str, column: pa.Array) -> pa.Array:
-    """A column of Spark's in the log's type; strings become the bytes of their UTF-8 without a copy."""
-    if name == "partition":
-        return column
-    if name != "headers":
-        return column if column.type == BINARY else column.cast(BINARY)
-    pairs = pc.list_flatten(column)
-    if pairs.null_count or pc.struct_field(pairs, "key").null_count:
-        raise InvalidArgument(reason="a row to write has a header without a key in column 'headers'")
-    return column.cast(HEADERS)

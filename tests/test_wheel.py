@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,11 @@ def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_
     environment |= {"PYSPARK_PYTHON": str(installed / "python"), "KAFKALOG_BOOTSTRAP": f"127.0.0.1:{port}"}
     common = {"env": environment, "cwd": tmp_path, "text": True}
     command = [str(installed / "kafkalog"), "local", "--port", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **common) as local:
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **common) as local,
+        ExitStack() as stack,
+    ):
+        stack.callback(local.kill)
         assert local.stdout is not None
         assert local.stdout.readline() == f"bootstrap servers: 127.0.0.1:{port}\n"
         kafkalog = [str(installed / "kafkalog")]

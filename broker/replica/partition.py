@@ -1,6 +1,6 @@
-"""One replica of a partition on this broker: its log, who leads it, and who waits for it. Knows no sockets, no ZooKeeper.
+"""One replica of a partition on this broker: its log, who leads it, who waits for it. Knows no sockets, no ZooKeeper.
 
-Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and each registration is good for one.
+Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and a registration is good for one.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ def commit_offsets(request: pb.CommitOffsetsRequest, catalog: Catalog) -> pb.Com
     for committed in request.offsets:
         topic = catalog.topic(committed.topic)
         if committed.partition >= len(topic.replicas):
-            raise UnknownPartition(
-                topic=topic.name, partition=committed.partition, partitions=len(topic.replicas)
-            )
+            raise UnknownPartition(topic=topic.name, partition=committed.partition, partitions=len(topic.replicas))
         if committed.offset < 0:
             raise InvalidRequest(reason=f"offset {committed.offset} of {topic.name}-{committed.partition} is negative")
         offsets[TopicPartition(committed.topic, committed.partition)] = committed.offset

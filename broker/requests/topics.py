@@ -1,4 +1,4 @@
-"""Topics: describe, create, alter, delete. Any broker answers; what changes is one write in ZooKeeper, which all follow.
+"""Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
 
 A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log (bounded:
 a leader that just died opens nothing), so that a client may use it at once.
@@ -50,7 +50,9 @@ def create_topic(request: pb.CreateTopicRequest, catalog: Catalog) -> pb.TopicDe
     if not paths.is_valid_name(request.name):
         raise InvalidTopicName(topic=request.name)
     if request.replicas > 1:
-        raise InvalidRequest(reason=f"topic '{request.name}' with {request.replicas} replicas: there is no replication yet")
+        raise InvalidRequest(
+            reason=f"topic '{request.name}' with {request.replicas} replicas: there is no replication yet"
+        )
     count = request.partitions or catalog.settings.num_partitions
     _check_count(request.name, count, catalog)
     config = _checked_config(dict(request.config))
@@ -124,9 +126,7 @@ def _check_count(topic: str, count: int, catalog: Catalog) -> None:
 
 
 def _place(catalog: Catalog, count: int) -> list[tuple[int, ...]]:
-    hosted = Counter(
-        broker for topic in catalog.topics.values() for replicas in topic.replicas for broker in replicas
-    )
+    hosted = Counter(broker for topic in catalog.topics.values() for replicas in topic.replicas for broker in replicas)
     return registry.place_partitions(registry.live_brokers(catalog.session), hosted, count)
 
 

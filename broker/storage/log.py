@@ -488,19 +488,15 @@ class Log:
                 return view.start_offset
             if offset == self._end_offset and self._active.size:
                 self._roll()
-            elif offset > self._flushed_offset:
-                try:  # a start offset must not outlive the records before it
-                    self._active.sync()
-                except OSError as error:
-                    self._fail(error, "fdatasync")
-                self._mark_flushed(self._end_offset, self._active.size)
-                self._ask_flush()
             self._start_at(offset)
             log.info("records_deleted", partition=self.label, start_offset=offset)
             return offset
 
     def _start_at(self, offset: int) -> None:
-        """Move the start offset, for good, and delete the segments before it, which is what a start would do."""
+        """Move the start offset, for good, and delete the segments before it, which is what a start would do.
+
+        With it the recovery point: what is not read any more may be missing.
+        """
         checkpoint = Checkpoint(offset, max(self._checkpoint.recovery_point, offset))
         keep = bisect_right([segment.base_offset for segment in self._segments], offset) - 1
         written = True
@@ -549,13 +545,16 @@ class Log:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         position, end_offset = self._reader.boundary(view, number, offset)
-        # What is about to go must not be missed by a start: neither by the recovery point, nor by an old index.
+        # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
         start_offset = min(self._checkpoint.start_offset, end_offset)
         self._write_checkpoint(Checkpoint(start_offset, min(self._checkpoint.recovery_point, end_offset)))
         for later in reversed(self._segments[number + 1 :]):
             later.delete()
             self._disk.sync_dir(self.directory)
         segment.forget_saved_index()
+        for later_offset in snapshot_offsets(self._disk, self.directory):
+            if later_offset > end_offset:
+                self._disk.unlink(snapshot_path(self.directory, later_offset))
         self._disk.sync_dir(self.directory)
         segment.close()
         segment.open_for_append()

@@ -1,15 +1,14 @@
 """One connection of the data port: frames in, replies in order, slices out by sendfile. One thread, one poll.
 
-    receive -> parse every whole frame -> append all appends of one wake-up at once -> answer what is due, in order -> poll
+    receive -> parse every whole frame -> append all of one wake-up at once -> answer what is due, in order -> poll
 
-The poll is over the socket and an eventfd: appends, flushes, the budget and `stop` wake it. Appends are written when they
-are parsed, so they never wait for earlier acks; a fetch is looked up when its turn to be answered comes. A fetch that
-waits for data is answered at once when anything queues behind it.
+The poll is over the socket and an eventfd: appends, flushes, the budget and `stop` wake it. Appends are written when
+they are parsed, so they never wait for earlier acks; a fetch is looked up when its turn to be answered comes. A fetch
+that waits for data is answered at once when anything queues behind it.
 
-Limits: a body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit; a longer
-one, or a frame header over 1 MiB, or one that cannot be parsed, closes the connection after the error. A body above 64 KiB
-is read only once its bytes are reserved, and has 30 s (`send.timeout.ms`) and a second for each MB to come. Under acks=0
-any error closes the connection, after the replies before it.
+A body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit; a longer one,
+a frame header over 1 MiB or one that cannot be parsed closes the connection after the error. Under acks=0 any error
+closes the connection, after the replies before it. Memory is `intake.py`'s business.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
 from broker.storage.file_slice import FileSlice
-from broker.transport.budget import Budgets, Reservation
-from broker.transport.receive_buffer import BASE_CAPACITY, Frame, OversizedBody, OversizedHeader, ReceiveBuffer
+from broker.transport.budget import Budgets
+from broker.transport.intake import Intake
+from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeader
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, ProtocolError, RequestTooLarge
@@ -39,15 +39,12 @@ from kafkalog.wire import frames
 
 log = get_logger(__name__)
 
-_READ_AHEAD = 1 << 20
 _PENDING_MAX = 10_000
 _CALLS_AT_ONCE = 1000
 _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 2.0
 _ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
-_BODY_BYTES_PER_SECOND = 1_000_000
-_IDLE_BUFFER_SECONDS = 5.0
 _WRITTEN = memoryview(b"")
 
 
@@ -107,24 +104,17 @@ class Connection:
         budgets: Budgets,
         on_end: Callable[[Connection], None],
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: others iterate over it
         self._sock = sock
         self._peer = peer
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
-        self._budgets = budgets
         self._on_end = on_end
-        self._send_timeout = settings.send_timeout_ms / 1000
-        self._buffer = ReceiveBuffer(settings.request_max_bytes)
-        self._ahead: Reservation | None = None  # what a buffer of 1 MiB stands on
-        self._large: Reservation | None = None  # what a buffer for one large frame stands on, or waits for
-        self._was_filled = False  # by the last receive: there is probably more
-        self._body_deadline: float | None = None
+        self._intake = Intake(sock, settings, clock, budgets, self.wake)
         self._pending: deque[_Ack | _Fetch | _Refusal] = deque()
         self._registered: list[Partition] = []
         self._out: list[bytes] = []
-        self._to_discard = 0
         self._last_request = clock.monotonic()
         self._end_of_input = False  # the peer sends no more, or we read no more: answer what is pending, then end
         self._stopping = False
@@ -165,6 +155,10 @@ class Connection:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
+    def counters(self) -> dict[str, int]:
+        """What happened on this connection, by name."""
+        return {**self._served, "received_bytes": self._intake.received_bytes}
+
     # --- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -185,9 +179,7 @@ class Connection:
         """Give back everything the connection holds."""
         self._unregister()
         self._pending.clear()
-        for reservation in (self._ahead, self._large):
-            if reservation is not None:
-                reservation.release()
+        self._intake.close()
         self._sock.close()
         with self._wake_lock:
             os.close(self._wake_fd)
@@ -197,7 +189,7 @@ class Connection:
     def _greet(self) -> bool:
         """Exchange hellos; whether the client speaks this version."""
         deadline = self._clock.monotonic() + _HELLO_SECONDS
-        while len(self._buffer) < frames.HELLO_SIZE:
+        while len(self._intake) < frames.HELLO_SIZE:
             if self._stopping:
                 return False
             if self._clock.monotonic() > deadline:
@@ -206,12 +198,12 @@ class Connection:
             self._receive()
             if self._end_of_input:
                 raise _Gone("closed before its hello")
-        view = self._buffer.take(frames.HELLO_SIZE)
+        hello = self._intake.take(frames.HELLO_SIZE)
         try:
-            frames.check_hello(view, self._peer)
+            frames.check_hello(hello, self._peer)
         except ProtocolError as error:
             log.info("hello_refused", peer=self._peer, reason=str(error))
-            if view.startswith(frames.HELLO_MAGIC):
+            if hello.startswith(frames.HELLO_MAGIC):
                 self._send(frames.hello())
             return False
         self._send(frames.hello())
@@ -219,13 +211,15 @@ class Connection:
 
     def _serve(self) -> None:
         while True:
-            self._take_frames()
+            took_all = self._take_frames()
             if self._stopping:
                 self._end_of_input = True
             self._answer()
             if self._end_of_input and not self._pending:
                 return
-            self._fit_buffer()
+            if not took_all and len(self._pending) < _PENDING_MAX:
+                continue  # what is left in the buffer makes no poll return
+            self._intake.fit()
             self._poll(self._next_deadline())
             self._check_deadlines()
             self._receive()
@@ -234,7 +228,7 @@ class Connection:
 
     def _poll(self, deadline: float | None) -> None:
         """Wait for input (if there is room for it), a wake or a deadline."""
-        wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._has_room()
+        wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._intake.has_room
         if wants != self._reading:
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
@@ -245,160 +239,90 @@ class Connection:
             elif not self._reading and events & (select.POLLERR | select.POLLHUP):
                 raise _Gone("the peer has closed the connection")
 
-    def _has_room(self) -> bool:
-        return self._buffer.needed <= self._buffer.capacity
-
     def _receive(self) -> None:
-        """Take in what has arrived, if there is room for it."""
-        if not self._reading:
-            return
-        space = self._buffer.space()
-        if self._large is not None:
-            # No more than the frame at hand: then nothing stands in the way of giving the large buffer back after it.
-            space = space[: self._buffer.needed - len(self._buffer)]
-        try:
-            count = self._sock.recv_into(space)
-        except BlockingIOError:
-            return
-        if count == 0:
+        if self._reading and not self._intake.receive():
             self._end_of_input = True
-            return
-        self._buffer.received(count)
-        self.counters["received_bytes"] += count
-        self._was_filled = count == len(space)
-
-    # The buffer has one of three sizes: 64 KiB; 1 MiB while the read-ahead budget has it, never waited for; exactly one
-    # large frame, waited for. Who waits holds nothing that others wait for, so all waits end.
-
-    def _read_ahead(self) -> bool:
-        self._ahead = self._ahead or self._budgets.read_ahead.try_reserve(_READ_AHEAD, self.wake)
-        if self._ahead is None:
-            return False
-        self._buffer.resize(_READ_AHEAD)
-        return True
-
-    def _fit_buffer(self) -> None:
-        """Make room for the frame at hand, or give room back that it does not need."""
-        buffer, large = self._buffer, self._large
-        if large is not None and large.granted and len(buffer) >= frames.PREFIX_SIZE:
-            if not _READ_AHEAD < buffer.needed <= large.size:  # the next frame is another kind of frame
-                self._give_back_large()
-        if self._was_filled and self._has_room() and buffer.capacity < _READ_AHEAD:
-            self._read_ahead()
-        elif not self._has_room():
-            if self._large is None:
-                if buffer.needed <= _READ_AHEAD and self._read_ahead():
-                    return
-                self._large = self._budgets.bodies.reserve(buffer.needed, self.wake)
-            if self._large.granted and buffer.capacity < buffer.needed:
-                buffer.resize(buffer.needed)
-                if self._ahead is not None:
-                    self._ahead.release()
-                    self._ahead = None
-                patience = self._send_timeout + buffer.needed / _BODY_BYTES_PER_SECOND
-                self._body_deadline = self._clock.monotonic() + patience
-        elif not buffer and buffer.capacity > BASE_CAPACITY and self._is_idle():
-            self._give_back_all()
-
-    def _is_idle(self) -> bool:
-        """Whether a buffer that is not in use should go: others want it, or it was of no use for a while."""
-        if self._large is not None and self._budgets.bodies.is_wanted:
-            return True
-        return self._clock.monotonic() >= self._last_request + _IDLE_BUFFER_SECONDS
-
-    def _give_back_large(self) -> None:
-        self._buffer.resize(max(BASE_CAPACITY, len(self._buffer)))
-        assert self._large is not None
-        self._large.release()
-        self._large = None
-        self._body_deadline = None
-
-    def _give_back_all(self) -> None:
-        self._buffer.resize(BASE_CAPACITY)
-        for reservation in (self._ahead, self._large):
-            if reservation is not None:
-                reservation.release()
-        self._ahead = self._large = self._body_deadline = None
 
     def _next_deadline(self) -> float:
-        deadline = self._last_request + self._settings.connections_max_idle_ms / 1000
-        if self._pending:
-            head = self._pending[0]
-            if not isinstance(head, _Refusal):
-                deadline = head.deadline
-        elif not self._buffer and self._buffer.capacity > BASE_CAPACITY:
-            deadline = min(deadline, self._last_request + _IDLE_BUFFER_SECONDS)
-        if self._body_deadline is not None:
-            deadline = min(deadline, self._body_deadline)
-        return deadline
+        head = self._pending[0] if self._pending else None
+        if isinstance(head, _Ack | _Fetch):
+            deadline = head.deadline
+        else:
+            deadline = self._last_request + self._settings.connections_max_idle_ms / 1000
+        intake_deadline = self._intake.deadline
+        return deadline if intake_deadline is None else min(deadline, intake_deadline)
 
     def _check_deadlines(self) -> None:
-        now = self._clock.monotonic()
-        if self._body_deadline is not None and self._buffer and now > self._body_deadline:
+        if self._intake.is_too_slow:
             raise _Gone("its request came too slowly")
-        if not self._pending and now > self._last_request + self._settings.connections_max_idle_ms / 1000:
+        idle_seconds = self._settings.connections_max_idle_ms / 1000
+        if not self._pending and self._clock.monotonic() > self._last_request + idle_seconds:
             raise _Gone("it was idle for connections.max.idle.ms")
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _take_frames(self) -> None:
-        """Take every whole frame: write the appends, queue what is to be answered."""
+    def _take_frames(self) -> bool:
+        """Take every whole frame: write the appends, queue what is to be answered. False if some had to be left."""
         calls: list[tuple[int, appends.Call]] = []
-        buffer, pending = self._buffer, self._pending
-        before = self.counters["requests"]
         taken = 0
-        while len(pending) < _PENDING_MAX:
-            if self._to_discard:
-                self._to_discard -= buffer.discard(self._to_discard)
-                if self._to_discard:
-                    break
-            frame = buffer.next_frame()
+        while len(self._pending) < _PENDING_MAX:
+            frame = self._intake.next_frame()
             if frame is None:
                 break
             taken += 1
             request = self._parse(frame)
-            if request is None:
-                break
-            if type(frame) is Frame and request.HasField("append"):
+            if request is not None and request.HasField("append") and type(frame) is Frame:
                 calls.append((request.correlation_id, appends.Call(request.append, frame.body)))
                 if len(calls) < _CALLS_AT_ONCE:
                     continue
             if calls:
                 self._append(calls)
                 calls = []
+            if request is None:
+                self._refuse_stream(frame)
+                break
             if type(frame) is OversizedBody:
                 self._refuse_body(request, frame.body_length)
-            elif request.HasField("fetch"):
-                wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
-                deadline = self._clock.monotonic() + wait_ms / 1000
-                pending.append(_Fetch(request.correlation_id, request.fetch, deadline))
             elif not request.HasField("append"):
-                reason = "the frame's header names no request that this broker knows"
-                pending.append(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
+                self._queue(request)
         if calls:
             self._append(calls)
         if taken:
             self._last_request = self._clock.monotonic()
-            self._body_deadline = None
-            self.counters["requests"] = before + taken
+            self._served["requests"] += taken
+        return len(self._pending) < _PENDING_MAX
 
     def _parse(self, frame: Frame | OversizedBody | OversizedHeader) -> pb.RequestHeader | None:
-        """The frame's header; None if the stream cannot be followed any further, which is then told."""
-        if type(frame) is OversizedHeader:
-            limit = frames.HEADER_LENGTH_MAX
-            error: KafkalogError = RequestTooLarge(size=frame.header_length, setting="frame header limit", limit=limit)
+        """The frame's header; None if the stream cannot be followed any further."""
+        if isinstance(frame, OversizedHeader):
+            return None
+        try:
+            return pb.RequestHeader.FromString(frame.header)
+        except DecodeError:
+            return None
+
+    def _queue(self, request: pb.RequestHeader) -> None:
+        """Queue a request other than an append."""
+        if request.HasField("fetch"):
+            wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
+            deadline = self._clock.monotonic() + wait_ms / 1000
+            self._pending.append(_Fetch(request.correlation_id, request.fetch, deadline))
         else:
-            try:
-                return pb.RequestHeader.FromString(frame.header)
-            except DecodeError:
-                error = InvalidRequest(reason="the frame's header is no RequestHeader message")
+            reason = "the frame's header names no request that this broker knows"
+            self._pending.append(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
+
+    def _refuse_stream(self, frame: Frame | OversizedBody | OversizedHeader) -> None:
+        """Tell that the stream cannot be followed, after what was asked before, and read no more of it."""
+        error: KafkalogError = InvalidRequest(reason="the frame's header is no RequestHeader message")
+        if isinstance(frame, OversizedHeader):
+            limit = frames.HEADER_LENGTH_MAX
+            error = RequestTooLarge(size=frame.header_length, setting="limit of a frame's header", limit=limit)
         self._pending.append(_Refusal(0, error, fatal=True))
         self._read_no_more()
-        return None
 
     def _read_no_more(self) -> None:
         self._end_of_input = True
-        self._buffer.discard(len(self._buffer))
+        self._intake.drop()
 
     def _refuse_body(self, request: pb.RequestHeader, body_length: int) -> None:
         limit = self._settings.request_max_bytes
@@ -409,7 +333,7 @@ class Connection:
         if fatal:
             self._read_no_more()
         else:
-            self._to_discard = body_length
+            self._intake.discard(body_length)
 
     def _append(self, calls: list[tuple[int, appends.Call]]) -> None:
         """Write what some append requests bring, and queue their acks."""
@@ -435,9 +359,9 @@ class Connection:
         pending = self._pending
         while pending:
             head = pending[0]
-            if type(head) is _Ack:
+            if isinstance(head, _Ack):
                 done = self._answer_append(head)
-            elif type(head) is _Fetch:
+            elif isinstance(head, _Fetch):
                 done = self._answer_fetch(head)
             else:
                 done = self._answer_refusal(head)
@@ -448,7 +372,7 @@ class Connection:
 
     def _answer_append(self, ack: _Ack) -> bool:
         call = ack.call
-        if call.waits_for and not call.is_acked():
+        if not call.is_acked():
             self._register(call.waiting_at())
             if not call.is_acked() and self._clock.monotonic() < ack.deadline:  # it may have been before we registered
                 return False
@@ -509,7 +433,7 @@ class Connection:
         """Whether a fetch is to be answered with what there is: its time is up, or something queues behind it."""
         return (
             len(self._pending) > 1
-            or len(self._buffer) > 0
+            or len(self._intake) > 0
             or self._end_of_input
             or self._clock.monotonic() >= fetch.deadline
         )
@@ -552,7 +476,7 @@ class Connection:
                 raise _Gone("the log was cut while it was sent")
             position += sent
             left -= sent
-        self.counters["sendfile_bytes"] += piece.length
+        self._served["sendfile_bytes"] += piece.length
 
     def _wait_writable(self) -> None:
         poller = select.poll()
@@ -565,7 +489,7 @@ class Connection:
         replies. So say that we are done, and drop what still comes until it closes too, for a moment."""
         self._sock.shutdown(socket.SHUT_WR)
         deadline = self._clock.monotonic() + _LINGER_SECONDS
-        scratch = bytearray(BASE_CAPACITY)
+        scratch = bytearray(16384)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         while (left := deadline - self._clock.monotonic()) > 0:

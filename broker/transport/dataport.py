@@ -101,7 +101,7 @@ class DataPort:
         with self._lock:
             totals = Counter(self._closed_counters)
             for connection in self._connections:
-                totals.update(connection.counters)
+                totals.update(connection.counters())
             totals["connections"] = len(self._connections)
         totals["reserved_bytes"] = self._budgets.bodies.used + self._budgets.read_ahead.used
         return {f"dataport.{name}": count for name, count in sorted(totals.items())}
@@ -160,7 +160,7 @@ class DataPort:
     def _connection_ended(self, connection: Connection) -> None:
         with self._lock:
             self._connections.discard(connection)
-            self._closed_counters.update(connection.counters)
+            self._closed_counters.update(connection.counters())
 
     def _refuse(self, accepted: socket.socket, peer: str) -> None:
         """Tell a connection that there are too many. It is closed a moment later, for a close with unread bytes in

@@ -1,7 +1,7 @@
 """The gRPC port: the control service of broker.proto, with the standard health and reflection services.
 
-Turns messages into calls of `broker/requests` and errors into statuses; knows nothing else of them. gRPC in Python makes
-2.5 k calls/s whatever is tried, so the hot paths are on the data port; `Append` and `Pull` are for simple clients.
+Turns messages into calls of `broker/requests` and errors into statuses; knows nothing else of them. gRPC in Python
+makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 A message from a client is at most 4 MiB and a little, for gRPC holds it in memory, and several times over; 8 threads
 answer, of which at most 4 wait in a `Pull`.
@@ -184,7 +184,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 partition.unregister(changed.set)
 
 
-class _Translator(grpc.ServerInterceptor):  # type: ignore[misc]
+class _Translator(grpc.ServerInterceptor):
     """Turns what a method raises into a status with the error in its metadata."""
 
     def __init__(self, broker_id: int) -> None:

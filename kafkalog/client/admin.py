@@ -1,4 +1,4 @@
-"""Topics, offsets and groups: what an operator asks of a cluster. Every call is one request, answered before it returns."""
+"""Topics, offsets and groups: what an operator asks of a cluster. A call returns once it is answered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class ListedOffset(NamedTuple):
 _AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
 
 
-def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp]) -> dict[TopicPartition, ListedOffset]:
+def list_offsets(
+    cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp]
+) -> dict[TopicPartition, ListedOffset]:
     """Where partitions start or end now, or reach a timestamp; one request to each leader.
 
     Raises:
@@ -253,4 +255,3 @@ def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (config or {}).items()
     }
-

@@ -58,13 +58,14 @@ class Batch:
         columns: the records of a table, instead of values and so on.
         body: the encoded columns, made when first sent.
         identity, sequence: what it is sent under; None until then, and always if not idempotent.
-        base_offset, error: the outcome, once `done`. `observed`: somebody was told, or asked; `awaited`: somebody waits.
+        base_offset, error: the outcome, once `done`.
+        observed, awaited: somebody was told or has asked; somebody waits.
     """
 
     __slots__ = (
-        "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error", "flying",
-        "headers", "identity", "keys", "linger_until", "lost", "maybe_written", "observed", "queue", "sends", "sequence", "size",
-        "timestamps_us", "values",
+        "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error",
+        "flying", "headers", "identity", "keys", "linger_until", "lost", "maybe_written", "observed", "queue", "sends",
+        "sequence", "size", "timestamps_us", "values",
     )  # fmt: skip
 
     def __init__(self, queue: PartitionQueue, linger_until: float, deadline: float) -> None:
@@ -172,14 +173,17 @@ class PartitionQueue:
     def needs_identity(self) -> bool:
         return self._idempotent and self.identity is None and bool(self.ready or self.unacked)
 
+    def is_held(self, now: float) -> bool:
+        """Whether a pause after a failure is on."""
+        return now < self._retry_at
+
     def can_send(self, now: float) -> bool:
         """Whether `take` would give something."""
+        if now < self._retry_at:
+            return False
         if len(self.unacked) > self.flying:
-            return not self._must_settle() and now >= self._retry_at
-        return bool(self.ready) and self.flying < self._window and now >= self._retry_at
-
-    def _must_settle(self) -> bool:
-        return self.flying > 0 or self._broken
+            return not self.flying
+        return bool(self.ready) and self.flying < self._window and not self._broken
 
     def wake_at(self) -> float | None:
         """When something falls due by itself: a linger, a pause, a deadline; None if nothing is held here."""
@@ -326,6 +330,8 @@ class PartitionQueue:
         """Take out what waits beyond its deadline. What flies has an answer or a lost connection to come."""
         failed: Failed = []
         for waiting in (self.unacked, self.ready):
+            if not waiting or waiting[0].deadline > now:
+                continue
             late = [batch for batch in waiting if not batch.flying and batch.deadline <= now]
             for batch in late:
                 waiting.remove(batch)

@@ -139,17 +139,28 @@ class Cluster:
 
     # --- calls
 
-    def call(self, method: str, request: Any, *, broker_id: int | None = None, repeatable: bool = True) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        broker_id: int | None = None,
+        repeatable: bool = True,
+        patient: bool = True,
+    ) -> Any:
         """Call a broker's gRPC method, any broker's unless one is named.
 
         Args:
             broker_id: of the broker that has to answer.
             repeatable: whether the call may be made again when it may have been heard.
+            patient: whether to go on trying when no broker answers.
 
         Raises:
             BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
             KafkalogError: what the broker answered.
         """
+        if not patient:
+            return self._call_once(method, request, broker_id, True)
         return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable))
 
     def retrying(self, attempt: Callable[[], Any]) -> Any:
@@ -199,7 +210,7 @@ class Cluster:
             if broker_id is not None:
                 broker = self._brokers.get(broker_id)
                 if broker is None:
-                    raise LeaderNotAvailable(partition="asked for", broker_id=broker_id)
+                    raise _unregistered(broker_id)
                 return [(broker.host, broker.grpc_port)]
             known = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
             connected = [address for address in self._control if address in known or address in self._bootstrap]
@@ -234,18 +245,19 @@ class Cluster:
 
     # --- metadata
 
-    def describe(self) -> ClusterInfo:
+    def describe(self, *, patient: bool = True) -> ClusterInfo:
         """The cluster as it is now."""
-        description = self.call("DescribeCluster", pb.DescribeClusterRequest())
+        description = self.call("DescribeCluster", pb.DescribeClusterRequest(), patient=patient)
         with self._lock:
             self._take_in(description)
         return _cluster_info(description)
 
-    def describe_topics(self, names: Iterable[str] = ()) -> list[TopicInfo]:
+    def describe_topics(self, names: Iterable[str] = (), *, patient: bool = True) -> list[TopicInfo]:
         """Topics as they are now, in the order asked; all of them, by name, if none is named. Raises UnknownTopic."""
         names = list(names)
         found = []
-        for description in self.call("DescribeTopics", pb.DescribeTopicsRequest(names=names)).topics:
+        request = pb.DescribeTopicsRequest(names=names)
+        for description in self.call("DescribeTopics", request, patient=patient).topics:
             if description.HasField("error"):
                 self.forget(description.name)
                 raise error_from_wire(description.error)
@@ -265,20 +277,26 @@ class Cluster:
         with self._lock:
             self._topics.pop(name, None)
 
-    def topic(self, name: str) -> TopicInfo:
+    def known_topic(self, name: str) -> TopicInfo | None:
+        """A topic as it was last told; None if it was never asked for, or is gone."""
+        with self._lock:
+            known = self._topics.get(name)
+        return known[0] if known is not None else None
+
+    def topic(self, name: str, *, patient: bool = True) -> TopicInfo:
         """A topic as it was told within metadata.max.age.ms. Raises UnknownTopic."""
         with self._lock:
             known = self._topics.get(name)
         if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
             return known[0]
-        return self.describe_topics([name])[0]
+        return self.describe_topics([name], patient=patient)[0]
 
-    def refresh(self, names: Iterable[str] = ()) -> None:
+    def refresh(self, names: Iterable[str] = (), *, patient: bool = True) -> None:
         """Ask anew for the brokers and for some topics; what is not there any more is forgotten."""
-        self.describe()
+        self.describe(patient=patient)
         for name in names:
             try:
-                self.describe_topics([name])
+                self.describe_topics([name], patient=patient)
             except UnknownTopic:
                 continue  # forgotten by now; whoever asks for it is told
 
@@ -306,13 +324,13 @@ class Cluster:
     # --- data connections
 
     def connect_data(self, broker_id: int) -> DataConnection:
-        """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable, LeaderNotAvailable."""
+        """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable."""
         with self._lock:
             if self._stopped.is_set():
                 raise Closed(what="client")
             broker = self._brokers.get(broker_id)
         if broker is None:
-            raise LeaderNotAvailable(partition="asked for", broker_id=broker_id)
+            raise _unregistered(broker_id)
         return DataConnection(
             broker.host,
             broker.data_port,
@@ -322,10 +340,15 @@ class Cluster:
 
     def borrow_data(self, broker_id: int) -> DataConnection:
         """An idle connection to a broker's data port, or a new one; to be given back, or closed if in doubt."""
-        with self._lock:
-            idle = self._idle.get(broker_id)
-            if idle:
-                return idle.pop()
+        while True:
+            with self._lock:
+                idle = self._idle.get(broker_id)
+                if not idle:
+                    break
+                connection = idle.pop()
+            if connection.is_quiet():
+                return connection
+            connection.close()  # the broker has ended it
         return self.connect_data(broker_id)
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:
@@ -371,3 +394,7 @@ class _NotSure(Exception):
 
 def _reason(error: KafkalogError) -> str:
     return str(error.facts.get("reason", error))
+
+
+def _unregistered(broker_id: int) -> BrokerUnreachable:
+    return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster (any more)")

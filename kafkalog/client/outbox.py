@@ -1,7 +1,7 @@
 """What a producer has taken and not yet seen acknowledged: its lock, its memory, and who waits for what.
 
-`send` fills the queues (`batcher.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks run
-without it.
+`send` fills the queues (`batcher.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks
+run without it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from kafkalog.client.batcher import Batch, Failed
+from kafkalog.client.batcher import Batch, Failed, PartitionQueue
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.log import get_logger
 
@@ -29,13 +29,15 @@ class Outbox:
         memory: bytes, see buffer.memory.
         max_block_ms: longest wait for room.
         address: of the cluster, for errors.
+        hurry: lock held: has a queue's open batch sent without lingering.
     """
 
-    def __init__(self, memory: int, max_block_ms: int, address: str) -> None:
+    def __init__(self, memory: int, max_block_ms: int, address: str, hurry: Callable[[PartitionQueue], None]) -> None:
         self.memory = memory
         self.buffered = 0
         self.closed: KafkalogError | None = None
         self.own_threads: set[int] = set()
+        self.hurry = hurry
         self._address = address
         self._max_block_ms = max_block_ms
         self._unfinished: dict[Batch, None] = {}
@@ -66,9 +68,9 @@ class Outbox:
         try:
             while self.buffered and self.buffered + charge > self.memory:
                 left = started + limit_ms / 1000 - time.monotonic()
-                if left <= 0 or not self._room.wait(left):
-                    if self.buffered and self.buffered + charge > self.memory:
-                        raise BufferExhausted(limit=self.memory, waited_ms=limit_ms)
+                if left <= 0:
+                    raise BufferExhausted(limit=self.memory, waited_ms=limit_ms)
+                self._room.wait(left)
                 if self.closed is not None:
                     raise Closed(what="producer")
         finally:
@@ -128,7 +130,9 @@ class Outbox:
         for batch in batches:
             while not batch.done:
                 if threading.get_ident() in self.own_threads:
-                    raise InvalidArgument(reason=f"{what} can not be waited for in on_delivery: acks come on that thread")
+                    raise InvalidArgument(
+                        reason=f"{what} can not be waited for in on_delivery: acks come on that thread"
+                    )
                 batch.awaited = True
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:

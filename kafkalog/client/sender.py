@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
@@ -22,7 +21,7 @@ from kafkalog.errors import (
     BrokerUnreachable,
     InternalError,
     KafkalogError,
-    LeaderNotAvailable,
+    OutOfOrderSequence,
     ProtocolError,
     RequestTimedOut,
 )
@@ -63,14 +62,22 @@ class _Request(NamedTuple):
 
 
 class BrokerLink:
-    """Sends to one broker. `broker_id` -1 has the partitions without a leader: it only waits until they have one.
+    """Sends to one broker. That of broker -1 has the partitions without a leader; it never gets a connection.
 
     Args:
         acks: 0 or 1 (-1 for all), as in the requests.
     """
 
     def __init__(
-        self, broker_id: int, cluster: Cluster, outbox: Outbox, owner: Owner, *, acks: int, codec: int, request_bytes: int
+        self,
+        broker_id: int,
+        cluster: Cluster,
+        outbox: Outbox,
+        owner: Owner,
+        *,
+        acks: int,
+        codec: int,
+        request_bytes: int,
     ) -> None:
         self.broker_id = broker_id
         self._cluster = cluster
@@ -88,7 +95,8 @@ class BrokerLink:
         self._sleeps_until: float | None = None
         self._sleeps = False
         self._stopping = False
-        self._stale = broker_id < 0
+        self._stale = False  # what is known of the cluster is in doubt
+        self._refresh_at = time.monotonic() + cluster.settings.metadata_max_age_ms / 1000
         self._next_correlation_id = 1
         self._readers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_id}", daemon=True)
@@ -147,7 +155,7 @@ class BrokerLink:
             requests, called, wake_at, in_need = self._collect(now)
             if self._stopping:
                 return False
-            stale = self._stale and bool(self._active)
+            stale = bool(self._active) and (self._stale or now >= self._refresh_at)
             if not (requests or called or in_need or stale):
                 self._sleep(wake_at, now)
                 return True
@@ -175,14 +183,14 @@ class BrokerLink:
         if self._awaiting:
             wake_at = self._awaiting[0].deadline
             if wake_at <= now:
-                self._give_up_connection()
+                failed += self._give_up_connection()
                 wake_at = None
         for queue in list(self._active):
             if queue.open is not None and queue.open.linger_until <= now:
                 queue.close_batch()
             failed += queue.expired(now)
             if queue.needs_identity:
-                if queue.can_hold_on(now):
+                if not queue.is_held(now):
                     in_need.append(queue)
             else:
                 while size < _TURN_BYTES and (batches := queue.take(now, self._request_bytes)):
@@ -216,21 +224,14 @@ class BrokerLink:
         """Ask who leads what. That it fails says nothing new: the queues have their failures and deadlines."""
         with self._outbox.lock:
             self._stale = False
+            self._refresh_at = time.monotonic() + self._cluster.settings.metadata_max_age_ms / 1000
             names = self._owner.topics()
-        failure: KafkalogError | None = None
         try:
             self._cluster.refresh(names, patient=False)
         except KafkalogError as error:
-            failure = error
+            log.debug("refresh_failed", broker_id=self.broker_id, reason=str(error))
         with self._outbox.lock:
             called = self._outbox.finish(self._owner.take_in_topics())
-            if self.broker_id < 0:
-                now = time.monotonic()
-                for queue in self._active:
-                    queue.hold(failure or LeaderNotAvailable(partition=str(queue.topic_partition), broker_id=-1), now)
-                if self._active:
-                    self._work.wait(self._cluster.settings.retry_backoff_max_ms / 1000)
-                    self._stale = True
         self._outbox.call_back(called)
 
     def _give_identities(self, queues: list[PartitionQueue]) -> None:
@@ -357,13 +358,12 @@ class BrokerLink:
         log.debug("broker_not_reached", broker_id=self.broker_id, reason=str(error))
         self._outbox.call_back(called)
 
-    def _give_up_connection(self) -> None:
+    def _give_up_connection(self) -> Failed:
         """Lock held: the oldest request is unanswered for too long."""
-        if self._connection is not None:
-            timeout_ms = int(self._request_timeout * 1000)
-            error = RequestTimedOut(what="an append", address=self._connection.address, timeout_ms=timeout_ms)
-            failed = self._lose(self._connection, error)
-            assert not failed, "what just flew is sent again, or expires at the next look"
+        assert self._connection is not None
+        timeout_ms = int(self._request_timeout * 1000)
+        error = RequestTimedOut(what="an append", address=self._connection.address, timeout_ms=timeout_ms)
+        return self._lose(self._connection, error)
 
     def _connection_lost(self, connection: DataConnection, error: KafkalogError) -> None:
         with self._outbox.lock:
@@ -458,7 +458,7 @@ class BrokerLink:
                 outcomes += queue.acked(batch)
             return outcomes
         error = error_from_wire(refusal)
-        self._stale = True
+        self._stale = self._stale or not isinstance(error, OutOfOrderSequence)
         log.debug("append_refused", partition=str(queue.topic_partition), reason=str(error), batches=len(batches))
         if len(batches) == 1:
             outcomes += queue.refused(batches[0], error, now)
@@ -472,5 +472,3 @@ def _by_queue(requests: list[_Request] | deque[_Request]) -> dict[PartitionQueue
     for request in requests:
         found.setdefault(request.queue, []).extend(request.batches)
     return found
-
-

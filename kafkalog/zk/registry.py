@@ -360,7 +360,7 @@ def write_states(
         try:
             session.multi(operations)
         except (NodeExists, BadVersion, NoNode):
-            for number, operation in zip(chunk, operations, strict=True):
+            for operation in operations:
                 try:
                     session.multi([operation])
                 except (NodeExists, BadVersion, NoNode):
@@ -391,9 +391,7 @@ def _state_content(state: PartitionState) -> bytes:
     return _dump({"leader": state.leader, "leader_epoch": state.leader_epoch, "isr": list(state.isr)})
 
 
-def place_partitions(
-    brokers: Iterable[int], hosted: Mapping[int, int], count: int
-) -> list[tuple[int, ...]]:
+def place_partitions(brokers: Iterable[int], hosted: Mapping[int, int], count: int) -> list[tuple[int, ...]]:
     """Brokers for new partitions: round robin over the live ones, beginning with the one that hosts fewest.
 
     Args:
@@ -408,4 +406,3 @@ def place_partitions(
     if not order:
         raise NoBrokers()
     return [(order[number % len(order)],) for number in range(count)]
-

@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
 def parse_connect(text: str) -> Address:
     """The parts of a `zookeeper.connect` string; without a chroot it is /kafkalog. Raises InvalidSetting."""
-    hosts, slash, chroot = text.partition("/")
+    hosts, _, chroot = text.partition("/")
     for host in hosts.split(","):
         match = _ADDRESS.match(host.strip())
         if not match or not 0 < int(match.group(2)) < 65536:

@@ -19,10 +19,6 @@ from broker.storage.disk import Buffer, Disk
 SECTOR = 512
 
 
-class Killed(BaseException):
-    """The process is gone. No code under test may catch it."""
-
-
 @dataclass
 class File:
     """`durable` and, since the last sync, writes (position, bytes) and truncations (length, None)."""
@@ -53,18 +49,19 @@ def _apply(names: dict[str, File | Folder], changes: Sequence[tuple[str, File | 
             names[name] = what
 
 
-Step = Callable[[int, str], None]
-"""Called before each step with its number and its name; may raise."""
-
-
 class MemoryDisk(Disk):
-    """Attributes: `steps`: what was done so far; `before`: see Step. What it raises may say with a number `torn` how many
-    bytes a write still writes."""
+    """The disk.
+
+    Attributes:
+        steps: names of the steps done so far, such as `rename checkpoint`.
+        before: called before each step with its name; what it raises stops it.
+    """
 
     def __init__(self) -> None:
         self.root = Folder()
         self.steps: list[str] = []
-        self.before: Step | None = None
+        self.before: Callable[[str], None] = lambda step: None
+        self._writing: tuple[File, bytes, int] | None = None
         self._open: dict[int, File] = {}
         self._next_fd = 1000
 
@@ -73,8 +70,18 @@ class MemoryDisk(Disk):
     def after_kill(self) -> MemoryDisk:
         """What the next process finds: all that the operating system was given."""
         other = MemoryDisk()
-        other.root = copy.deepcopy(self.root)
+        other.root, other._writing = copy.deepcopy((self.root, self._writing))
         return other
+
+    def tear(self, length: int) -> None:
+        """Do the first bytes of the write before which this image was taken."""
+        assert self._writing is not None
+        file, data, position = self._writing
+        _write(file, data[:length], position)
+
+    @property
+    def is_within_write(self) -> bool:
+        return self._writing is not None
 
     def after_power_cut(self, chance: random.Random, keep: float) -> MemoryDisk:
         """What is left of it after a power cut; every unsynced sector and name is kept with probability `keep`."""
@@ -83,8 +90,7 @@ class MemoryDisk(Disk):
         return other
 
     def _step(self, name: str) -> None:
-        if self.before is not None:
-            self.before(len(self.steps), name)
+        self.before(name)
         self.steps.append(name)
 
     # --- the interface -------------------------------------------------------------------------------------------
@@ -129,17 +135,18 @@ class MemoryDisk(Disk):
     def open_files(self) -> int:
         return len(self._open)
 
+    def file_size(self, path: Path) -> int:
+        return len(self._file(path).data)
+
     def size(self, fd: int) -> int:
         return len(self._open[fd].data)
 
     def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        data = b"".join(bytes(buffer) for buffer in buffers)
-        try:
-            self._step("write")
-        except BaseException as stop:
-            _write(self._open[fd], data[: getattr(stop, "torn", 0)], position)
-            raise
-        _write(self._open[fd], data, position)
+        file, data = self._open[fd], b"".join(bytes(buffer) for buffer in buffers)
+        self._writing = file, data, position
+        self._step("write")
+        self._writing = None
+        _write(file, data, position)
         return len(data)
 
     def read(self, fd: int, length: int, position: int) -> bytes:

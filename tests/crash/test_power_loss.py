@@ -6,26 +6,40 @@ import random
 
 import pytest
 
+from broker.storage.log import Appended
+from tests.broker.storage.batches import numbered
 from tests.crash.memory_disk import MemoryDisk
-from tests.crash.test_kills import killed_at
-from tests.crash.workload import Workload, check_survivor
+from tests.crash.test_kills import FLUSHES
+from tests.crash.workload import PRODUCER, check_survivor, crashes, open_directory, open_log
 
 
-def steps(flush: bool) -> int:
-    disk = MemoryDisk()
-    Workload(disk, flush=flush).run()
-    return len(disk.steps)
-
-
-@pytest.mark.parametrize("flush", [True, False], ids=["flushed", "left-to-the-system"])
+@FLUSHES
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.9])
 def test_power_cut_before_every_step_keeps_what_was_flushed(flush: bool, keep: float) -> None:
-    for step in range(steps(flush)):
-        disk, work = killed_at(step, flush=flush, torn=300)
-        check_survivor(disk.after_power_cut(random.Random(step), keep), work, power_cut=True)
+    for number, crash in enumerate(crashes(flush)):
+        check_survivor(crash.disk.after_power_cut(random.Random(number), keep), crash.promises, power_cut=True)
 
 
 def test_power_cut_of_a_long_unsynced_tail_never_serves_a_wrong_record() -> None:
-    disk, work = killed_at(steps(flush=False) - 30, flush=False)
+    unsynced = max(crashes(flush=False), key=lambda crash: crash.promises.end - crash.promises.flushed_to)
+    assert unsynced.promises.end - unsynced.promises.flushed_to >= 20
     for seed in range(150):
-        check_survivor(disk.after_power_cut(random.Random(seed), 0.8), work, power_cut=True)
+        check_survivor(unsynced.disk.after_power_cut(random.Random(seed), 0.8), unsynced.promises, power_cut=True)
+
+
+def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part_cut_off() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    for offset in (0, 3, 6):
+        log.append([numbered(offset, 3, producer=(PRODUCER, 0, offset), timestamps_us=offset)])
+    log.checkpoint()
+    log.truncate_to(3)
+    for offset in (3, 6, 9):
+        log.append([numbered(offset, 3, timestamps_us=1000 + offset)])
+    log.flush()
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    assert log.end_offset == 12
+    assert log.offset_for_timestamp(500) == (3, 1003)
+    (appended,) = log.append([numbered(12, 3, producer=(PRODUCER, 0, 3))])
+    assert isinstance(appended, Appended)
+    assert not appended.duplicate

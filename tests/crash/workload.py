@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.log import Appended, Log
 from kafkalog.clock import ManualClock
-from kafkalog.errors import CorruptBatch, DiskFull
+from kafkalog.errors import DiskFull
 from kafkalog.format.batch import BatchHeader
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.crash.memory_disk import MemoryDisk
 
 PATH = Path("/data")
 PRODUCER = 7
@@ -25,35 +29,51 @@ def open_log(directory: LogDirectory, leader_epoch: int = 0) -> Log:
     return directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_ms=60_000, retention_ms=300_000), leader_epoch)
 
 
-class Workload:
-    """Appends of one idempotent producer, mixed with all that rolls, cuts, flushes and restarts.
+@dataclass
+class Promises:
+    """What a log's user may count on at one moment.
 
     Attributes:
+        now_us: the time.
         written: value by offset of what append returned for.
         in_flight: the same of an append that has not returned.
         flushed_to: end of what a flush returned for.
         start: start offset as last returned; `start_in_flight`: what a call that has not returned may move it to.
         cut_in_flight: where a truncation that has not returned cuts.
-        last: the last batch appended, to be sent again.
+        last: the last batch appended and its offset, to be sent again.
     """
 
-    def __init__(self, disk: Disk, *, flush: bool) -> None:
-        self.disk = disk
-        self.clock = ManualClock()
-        self.flush = flush
-        self.written: dict[int, bytes] = {}
-        self.in_flight: dict[int, bytes] = {}
-        self.flushed_to = 0
-        self.start = self.start_in_flight = 0
-        self.cut_in_flight: int | None = None
-        self.last: tuple[BatchHeader, memoryview, int] | None = None
-        self.sequence = 0
-        self.epoch = 0
-        self.refused = 0
+    now_us: int = 0
+    written: dict[int, bytes] = field(default_factory=dict)
+    in_flight: dict[int, bytes] = field(default_factory=dict)
+    flushed_to: int = 0
+    start: int = 0
+    start_in_flight: int = 0
+    cut_in_flight: int | None = None
+    last: tuple[BatchHeader, bytes, int] | None = None
 
     @property
     def end(self) -> int:
         return max(self.written, default=self.start - 1) + 1
+
+    def copy(self, now_us: int) -> Promises:
+        return replace(self, now_us=now_us, written=dict(self.written), in_flight=dict(self.in_flight))
+
+
+class Workload(Promises):
+    """Appends of one idempotent producer, mixed with all that rolls, cuts, flushes and restarts."""
+
+    def __init__(self, disk: Disk, *, flush: bool) -> None:
+        super().__init__()
+        self.disk = disk
+        self.clock = ManualClock()
+        self.flush = flush
+        self.refused = 0
+
+    def promises(self) -> Promises:
+        return Promises(**{name: getattr(self, name) for name in Promises.__dataclass_fields__}).copy(
+            self.clock.now_us()
+        )
 
     def run(self) -> None:
         directory = open_directory(self.disk, self.clock)
@@ -76,11 +96,16 @@ class Workload:
 
         directory = open_directory(self.disk, self.clock)
         log = open_log(directory)
-        self._append(log, 11)
+        self._append(log, 26)
         self._truncate(log, self.end - 2 * RECORDS)
         self._append(log, 2)
-        self._truncate(log, self.end - 10 * RECORDS)
-        self._append(log, 4)
+        self._flushed(log, log.checkpoint)
+        self._append(log, 1)
+        self._truncate(log, self.end - 22 * RECORDS)
+        self._append(log, 20)
+        self._flushed(log, log.checkpoint)
+        self._truncate(log, self.end - 3 * RECORDS)
+        self._append(log, 1)
         log.update_settings(topic(retention_bytes=2000))
         self._cut(log, log.apply_retention)
         self._append(log, 2)
@@ -98,11 +123,8 @@ class Workload:
         for _ in range(count // together):
             batches = []
             for number in range(together):
-                sequence = self.sequence + number * RECORDS
-                offset = self.end + number * RECORDS
-                batches.append(
-                    numbered(offset, RECORDS, producer=(PRODUCER, self.epoch, sequence), timestamps_us=offset)
-                )
+                offset = self.end + number * RECORDS  # and sequence: nobody else appends
+                batches.append(numbered(offset, RECORDS, producer=(PRODUCER, 0, offset), timestamps_us=offset))
                 self.in_flight |= {offset + i: b"%020d" % (offset + i) for i in range(RECORDS)}
             while batches:
                 outcomes = log.append(batches)
@@ -112,10 +134,9 @@ class Workload:
                         continue
                     assert isinstance(outcome, Appended), outcome
                     batches.remove((header, data))
-                    self.last = header, data, outcome.base_offset
+                    self.last = header, bytes(data), outcome.base_offset
                     for offset in range(outcome.base_offset, outcome.end_offset):
                         self.written[offset] = self.in_flight.pop(offset)
-            self.sequence += together * RECORDS
             if self.flush:
                 log.flush()
                 self.flushed_to = self.end
@@ -162,14 +183,41 @@ class Workload:
             del self.written[cut]
         self.cut_in_flight = None
         self.flushed_to = min(self.flushed_to, offset)
-        self.epoch += 1  # the producer's batches are gone: it starts again, as after every permanent error
-        self.sequence = 0
         self.last = None
 
 
-def check_survivor(disk: Disk, done: Workload, *, power_cut: bool) -> None:
+class Crash(NamedTuple):
+    """An image of the disk at the moment before a step, and what was promised by then."""
+
+    step: str
+    disk: MemoryDisk
+    promises: Promises
+
+
+@functools.cache
+def crashes(flush: bool) -> list[Crash]:
+    """The workload stopped before each of its steps. To be looked at, not changed: tests share the images."""
+    found: list[Crash] = []
+    disk = MemoryDisk()
+    work = Workload(disk, flush=flush)
+    disk.before = lambda step: found.append(Crash(step, disk.after_kill(), work.promises()))
+    work.run()
+    return found
+
+
+def check_folder(disk: MemoryDisk, log: Log) -> None:
+    """Nothing stands in a log's folder but what belongs to it."""
+    names = disk.names(log.directory)
+    assert not [name for name in names if name.endswith(".tmp")]
+    segments = [name for name in names if name.endswith(".log")]
+    assert sum(disk.file_size(log.directory / name) for name in segments) == log.size_bytes
+    assert all(int(name[:20]) > log.start_offset for name in segments[1:])
+
+
+def check_survivor(disk: Disk, done: Promises, *, power_cut: bool) -> None:
     """Reopen what a crash left: all that was promised is there, and nothing that was never written."""
-    directory = open_directory(disk, done.clock)
+    clock = ManualClock(done.now_us)
+    directory = open_directory(disk, clock)
     log = open_log(directory, leader_epoch=1)
     promised_to = done.flushed_to if power_cut else done.end
     if done.cut_in_flight is not None:
@@ -181,22 +229,19 @@ def check_survivor(disk: Disk, done: Workload, *, power_cut: bool) -> None:
     for offset, value in found.items():
         assert value == known[offset] or (power_cut and value is None and offset >= promised_to), offset
     assert set(found) == set(range(log.start_offset, log.end_offset))
+    check_folder(disk, log)
     if done.last is not None and not power_cut and not done.in_flight and done.cut_in_flight is None:
         header, data, offset = done.last
-        (again,) = log.append([(header, data)])
+        (again,) = log.append([(header, memoryview(bytearray(data)))])
         assert isinstance(again, Appended) and again.duplicate and again.base_offset == offset
     end = log.end_offset
-    (appended,) = log.append([numbered(end, 2)])
-    assert appended == Appended(end, end + 2, done.clock.now_us(), False)
-    assert read_all(log)[end + 1] == b"%020d" % (end + 1)
+    # The producer goes on, sequence = offset, unless batches of its were lost.
+    whole = found and None not in found.values()
+    (appended,) = log.append([numbered(end, 2, producer=(PRODUCER, 0, end) if whole else None)])
+    assert appended == Appended(end, end + 2, done.now_us, False)
     directory.close()
-    directory = open_directory(disk, done.clock)
-    log = open_log(directory, leader_epoch=2)
+    directory = open_directory(disk, clock)
     assert directory.was_clean
-    again_found = read_all(log)
-    assert {offset: again_found[offset] for offset in found} == found
-    try:
-        log.read(end, 1).close()
-    except CorruptBatch:
-        raise AssertionError("a batch appended after the crash is damaged") from None
+    found |= {end: b"%020d" % end, end + 1: b"%020d" % (end + 1)}
+    assert read_all(open_log(directory, leader_epoch=2)) == found
     directory.close()

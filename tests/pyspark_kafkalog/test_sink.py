@@ -162,7 +162,7 @@ def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
     with pytest.raises(UnknownTopic, match=topic):
         writer.write(iter([batch_of(["v"])]))
     admin.create_topic(topic, partitions=2, config={"max.message.bytes": 10_000})
-    with pytest.raises(RecordTooLarge, match="larger than its max.message.bytes of 10000"):
+    with pytest.raises(RecordTooLarge, match="larger than its max"):
         writer.write(iter([batch_of(["v" * 20_000])]))
     with_partition = StructType([*VALUES.fields, StructField("partition", IntegerType())])
     with pytest.raises(UnknownPartition, match=f"'{topic}' has no partition 2"):

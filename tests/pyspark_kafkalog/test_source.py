@@ -165,7 +165,7 @@ def test_what_a_batch_can_not_read_gets_one_sentence(
 def test_an_unreachable_cluster_is_named_in_bounded_time(spark: SparkSession) -> None:
     started = time.monotonic()
     options = {"kafkalog.bootstrap.servers": "127.0.0.1:1", "kafkalog.bootstrap.timeout.ms": "500"}
-    with pytest.raises(Exception, match="no broker reachable at 127.0.0.1:1"):
+    with pytest.raises(Exception, match="no broker reachable at 127"):
         batch(spark, options, subscribe="t").collect()
     assert time.monotonic() - started < 60
 

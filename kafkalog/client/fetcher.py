@@ -1,0 +1,288 @@
+"""Fetching: a partition's batches from an offset on, checked and in order. Used by the Consumer and by Spark.
+
+`PartitionReader` is one partition's place in its log: it writes its part of a request and takes its part of the answer.
+`fetch_range` reads a range of one partition, with the next request on its way before a batch is handed out. Batches are
+not copied: their columns stand on the memory that the answer was received into.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kafkalog.client.cluster import Cluster
+from kafkalog.connection import DataConnection
+from kafkalog.errors import (
+    BrokerStopping,
+    BrokerUnreachable,
+    CorruptBatch,
+    KafkalogError,
+    LeaderNotAvailable,
+    NotLeader,
+    OffsetOutOfRange,
+    ProtocolError,
+    RequestTimedOut,
+    TooManyConnections,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, read_header
+from kafkalog.format.columns import HAS_OFFSET, decode_columns
+from kafkalog.records import TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire, frame_start
+
+TRY_AGAIN = (
+    BrokerUnreachable,
+    BrokerStopping,
+    LeaderNotAvailable,
+    NotLeader,
+    RequestTimedOut,
+    TooManyConnections,
+    UnknownTopicId,
+)
+"""Failures after which leaders are asked for anew and the fetch is made again."""
+
+FETCH_BYTES = 4 << 20
+_WAIT_MS = 500
+
+
+class FetchedBatch(NamedTuple):
+    """A checked batch of which records from `start_offset` on are wanted."""
+
+    header: BatchHeader
+    data: memoryview
+    start_offset: int
+
+
+class PartitionReader:
+    """A partition's next offset, and where its batch stands on the broker's disk.
+
+    Args:
+        offset: the next to be fetched; may be set.
+    """
+
+    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self._offset = offset
+        self._hint: tuple[int, int] | None = None
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    @offset.setter
+    def offset(self, offset: int) -> None:
+        self._offset = offset
+        self._hint = None
+
+    def ask(self, request: pb.FetchRequest, max_bytes: int) -> None:
+        """Add this partition to a request."""
+        part = request.partitions.add(
+            topic_id=self.topic_id,
+            partition=self.topic_partition.partition,
+            offset=self._offset,
+            max_bytes=max_bytes,
+        )
+        if self._hint is not None:
+            part.hint.segment_base_offset, part.hint.position = self._hint
+
+    def take(self, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
+        """The whole batches of this partition's part of an answer; the next offset moves behind them.
+
+        Raises:
+            CorruptBatch: the first batch is damaged. If a later one is, those before it are returned.
+            KafkalogError: what the broker answered.
+        """
+        if answer.HasField("error"):
+            raise error_from_wire(answer.error)
+        where = str(self.topic_partition)
+        found: list[FetchedBatch] = []
+        position, end = 0, len(data)
+        offset = self._offset
+        try:
+            while end - position >= HEADER_SIZE:
+                header = read_header(data, position, where)
+                if end - position < header.length:
+                    break
+                batch = data[position : position + header.length]
+                fault = body_fault(header, batch)
+                if fault is None and header.end_offset <= offset and found:
+                    fault = f"it goes back, behind offset {offset}"
+                if fault is not None:
+                    raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault)
+                position += header.length
+                if header.end_offset > offset:
+                    found.append(FetchedBatch(header, batch, max(offset, header.base_offset)))
+                    offset = header.end_offset
+        except CorruptBatch:
+            if not found:
+                self._hint = None
+                raise
+        self._offset = offset
+        if answer.HasField("slice"):
+            self._hint = (answer.slice.segment_base_offset, answer.slice.position + position)
+        return found
+
+
+def decode(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
+    """The columns of a fetched batch, those records that are wanted and stand before `end_offset`. Raises CorruptBatch."""
+    header = batch.header
+    columns = decode_columns(header, batch.data, str(where))
+    if header.attributes & HAS_OFFSET:
+        offsets = columns.column("offset").to_numpy()
+        first = int(offsets.searchsorted(batch.start_offset))
+        last = len(offsets) if end_offset is None else int(offsets.searchsorted(end_offset))
+    else:
+        first = batch.start_offset - header.base_offset
+        last = columns.num_rows if end_offset is None else min(columns.num_rows, end_offset - header.base_offset)
+    return columns if first == 0 and last == columns.num_rows else columns.slice(first, max(0, last - first))
+
+
+def split_body(reply: pb.FetchReply, body: memoryview | None) -> list[memoryview]:
+    """The body's part of each partition of a reply."""
+    parts = []
+    position = 0
+    whole = body if body is not None else memoryview(b"")
+    for answer in reply.partitions:
+        parts.append(whole[position : position + answer.length])
+        position += answer.length
+    return parts
+
+
+def fetch_range(
+    cluster: Cluster,
+    partition: TopicPartition,
+    topic_id: bytes | None,
+    start_offset: int,
+    end_offset: int,
+    *,
+    max_bytes: int = FETCH_BYTES,
+) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
+    """The records of [start_offset, end_offset), an answer of the broker's at a time.
+
+    Each batch comes with its header, whose `base_offset` may lie before the first record handed out: batches are cut to
+    the range by slicing. Brokers that are unreachable are tried again for retry.timeout.ms.
+
+    Args:
+        topic_id: of the topic that is meant; None: of whatever has the name now.
+        max_bytes: asked for at a time; a batch that is larger comes all the same.
+
+    Raises:
+        OffsetOutOfRange: records of the range are not in the log (any more).
+        CorruptBatch: they are damaged there; those before were handed out.
+        UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
+    """
+    if start_offset >= end_offset:
+        return
+    if topic_id is None:
+        topic_id = cluster.topic(partition.topic).topic_id
+    yield from _RangeFetch(cluster, PartitionReader(partition, topic_id, start_offset), end_offset, max_bytes).run()
+
+
+class _RangeFetch:
+    """One range being fetched over one connection at a time."""
+
+    def __init__(self, cluster: Cluster, reader: PartitionReader, end_offset: int, max_bytes: int) -> None:
+        self._cluster = cluster
+        self._reader = reader
+        self._end_offset = end_offset
+        self._max_bytes = max_bytes
+        self._connection: DataConnection | None = None
+        self._broker_id = -1
+        self._awaiting = 0  # answers
+        self._correlation_id = 0
+        self._progress = time.monotonic()
+        self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
+
+    def run(self) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
+        try:
+            while self._reader.offset < self._end_offset:
+                try:
+                    if not self._awaiting:
+                        self._ask()
+                    found = self._receive()
+                    if self._reader.offset < self._end_offset:
+                        self._ask()
+                except TRY_AGAIN as error:
+                    self._recover(error)
+                    continue
+                if found:
+                    self._progress = time.monotonic()
+                    self._pause = self._first_pause
+                    wanted = [batch for batch in found if batch.start_offset < self._end_offset]
+                    yield [
+                        (batch.header, decode(batch, self._reader.topic_partition, self._end_offset))
+                        for batch in wanted
+                    ]
+        finally:
+            self._let_go()
+
+    def _ask(self) -> None:
+        if self._connection is None:
+            _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id)
+            self._connection = self._cluster.borrow_data(leader.broker_id)
+            self._broker_id = leader.broker_id
+        self._correlation_id += 1
+        header = pb.RequestHeader(correlation_id=self._correlation_id)
+        header.fetch.max_wait_ms = _WAIT_MS
+        header.fetch.min_bytes = 1
+        header.fetch.max_bytes = self._max_bytes
+        self._reader.ask(header.fetch, self._max_bytes)
+        self._awaiting += 1
+        self._connection.send([frame_start(header.SerializeToString(), 0)])
+
+    def _receive(self) -> list[FetchedBatch]:
+        assert self._connection is not None
+        header, body = self._connection.receive()
+        self._awaiting -= 1
+        if header.HasField("error"):
+            self._awaiting += 1  # the connection is of no further use
+            raise error_from_wire(header.error)
+        if header.correlation_id != self._correlation_id or len(header.fetch.partitions) != 1:
+            raise ProtocolError(address=self._connection.address, reason="an answer to a request that was not made")
+        answer = header.fetch.partitions[0]
+        found = self._reader.take(answer, body if body is not None else memoryview(b""))
+        waited = time.monotonic() - self._progress
+        if not found and answer.end_offset <= self._reader.offset and waited > self._patience():
+            raise OffsetOutOfRange(
+                offset=self._end_offset - 1,
+                partition=str(self._reader.topic_partition),
+                start_offset=answer.log_start_offset,
+                end_offset=answer.end_offset,
+            )
+        return found
+
+    def _patience(self) -> float:
+        return self._cluster.settings.retry_timeout_ms / 1000
+
+    def _recover(self, error: KafkalogError) -> None:
+        """Let go of the connection, pause, and ask who leads now. Raises the error once the time for it is over."""
+        self._drop()
+        if time.monotonic() + self._pause > self._progress + self._patience():
+            raise error
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
+        try:
+            self._cluster.refresh([self._reader.topic_partition.topic], patient=False)
+        except TRY_AGAIN:
+            return
+        topic = self._cluster.topic(self._reader.topic_partition.topic)  # UnknownTopic
+        if topic.topic_id != self._reader.topic_id:
+            raise UnknownTopicId(topic_id=self._reader.topic_id.hex())
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._awaiting = 0
+
+    def _let_go(self) -> None:
+        """Give the connection back if it is clean."""
+        if self._connection is not None and not self._awaiting:
+            self._cluster.give_back(self._broker_id, self._connection)
+            self._connection = None
+        self._drop()

@@ -1,0 +1,518 @@
+"""Sending: records and tables to topics, asynchronously, in order for each partition.
+
+`send` puts a record into its partition's open batch and returns a handle. A batch is closed when it is full or has
+lingered; a link for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
+outbox (`outbox.py`), the rules of retries in the queues (`batcher.py`).
+
+`send` is lean where it counts: about 1 us a record, one tuple for the handle and no other object.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, PartitionQueue
+from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.client.config import Partitioner, connection_settings, parse_producer
+from kafkalog.client.delivery import Delivery, TableDelivery
+from kafkalog.client.outbox import RECORD_COST, Outbox
+from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.sender import BrokerLink
+from kafkalog.connection import after_fork
+from kafkalog.errors import (
+    Closed,
+    InvalidArgument,
+    KafkalogError,
+    RecordTooLarge,
+    UnknownPartition,
+    UnknownTopic,
+)
+from kafkalog.format.batch import CODECS
+from kafkalog.format.columns import Headers
+from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2, dataport_pb2
+from kafkalog.wire.frames import error_from_wire
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ACKS = {"0": 0, "1": 1, "all": -1}
+_RECORD_BYTES = 12  # of a record in a batch, beside its value: timestamp, offset of the value
+_FIELD_BYTES = 4  # of a key, or a header's key or value: its offset
+_LONE_BYTES = 280  # of a batch of one record, beside the record
+_LONE_KEY_BYTES = 80
+_LONE_HEADERS_BYTES = 560
+_BATCH_BYTES = 900  # of a batch of many, beside the records
+_COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
+_TIMESTAMP_MAX = (1 << 63) - 1
+
+
+class _Route:
+    """A topic's queues; `turn` is whose turn it is to get records that any partition will do for."""
+
+    __slots__ = ("batch_bytes_max", "queues", "record_bytes_max", "topic", "turn")
+
+    def __init__(self, topic: TopicInfo) -> None:
+        self.topic = topic
+        self.queues: list[PartitionQueue] = []
+        self.turn = 0
+
+
+class Producer:
+    """Sends records to topics. Thread-safe; a context manager, which flushes and closes at its end.
+
+    With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
+    With acks=0 a record counts as delivered once it is handed to the socket, and may be lost unnoticed.
+
+    Args:
+        bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
+            then shared and not closed.
+        partitioner: (key or None, number of partitions) -> partition, for records that name none. None: by CRC-32C of
+            the key, and those without a key in turn, a batch each.
+        **settings: of `PRODUCER_SETTINGS` (`linger_ms=5`).
+
+    Raises:
+        UnknownSetting, InvalidSetting: of the settings.
+        UnsupportedAcks: acks="all", if the brokers do not offer it.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] | Cluster,
+        *,
+        partitioner: Partitioner | None = None,
+        **settings: Any,
+    ) -> None:
+        values = parse_producer(settings)
+        if partitioner is not None and not callable(partitioner):
+            raise InvalidArgument(reason=f"partitioner is {partitioner!r}, not a function of (key, partitions)")
+        self._partitioner = partitioner
+        self._settings = values
+        self._acks = _ACKS[values.acks]
+        self._codec = CODECS[values.compression_type]
+        self._linger = values.linger_ms / 1000
+        self._delivery_timeout = values.delivery_timeout_ms / 1000
+        self._batch_records = values.batch_records
+        self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
+        self._cluster = (
+            bootstrap_servers
+            if isinstance(bootstrap_servers, Cluster)
+            else Cluster(bootstrap_servers, connection_settings(values))
+        )
+        self._outbox = Outbox(values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry)
+        self._lock = self._outbox.lock  # guards routes and links, and all that the outbox's lock guards
+        self._routes: dict[str, _Route] = {}
+        self._links: dict[int, BrokerLink] = {}
+        self._identity: Identity | None = None
+        self._identity_lock = threading.Lock()  # guards _identity while it is asked for
+        if self._acks == -1:
+            self._check_acks_all()
+        after_fork(self)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # what was sent still gets its chance, but another failure would hide this one
+            try:
+                self.close()
+            except KafkalogError:
+                pass
+
+    # --- sending
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_us: int | None = None,
+        headers: Headers | Mapping[str, bytes | None] | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Send a record. Blocks only for the first record to a topic, and while buffer.memory is full.
+
+        Args:
+            timestamp_us: microseconds since the epoch; now if None.
+            headers: (name, bytes or None) pairs, or a mapping.
+            on_delivery: called with (RecordMetadata, None) or (None, error), on a thread of the producer's, so it
+                must not wait for deliveries itself.
+
+        Raises:
+            UnknownTopic, UnknownPartition, BrokerUnreachable, RecordTooLarge, InvalidArgument: of this record.
+            BufferExhausted: the memory stayed full for max.block.ms.
+            Closed: the producer is closed.
+        """
+        route = self._routes.get(topic) or self._route(topic)
+        size = _RECORD_BYTES
+        if value is not None:
+            if value.__class__ is not bytes:
+                value = _as_bytes("value", value)
+            size += len(value)
+        if key is not None:
+            if key.__class__ is not bytes:
+                key = _as_bytes("key", key)
+            size += len(key) + _FIELD_BYTES
+        if headers:
+            headers = _checked_headers(headers)
+            size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in headers)
+        if size > route.record_bytes_max:
+            self._check_lone_size(route, size, key is not None, bool(headers))
+        if timestamp_us is None:
+            timestamp_us = time_ns() // 1000
+        elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
+            raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
+        if partition is None:
+            if self._partitioner is not None:
+                partition = self._chosen(key, route)
+            elif key is not None:
+                partition = partition_for_key(key, len(route.queues))
+        elif partition.__class__ is not int or not 0 <= partition < len(route.queues):
+            route = self._route_with(topic, partition)
+        charge = size + RECORD_COST
+        outbox = self._outbox
+        with self._lock:
+            if outbox.closed is not None:
+                raise Closed(**outbox.closed.facts)
+            buffered = outbox.buffered + charge
+            if buffered > outbox.memory:
+                self._wait_for_room(charge)
+                buffered = outbox.buffered + charge
+            outbox.buffered = buffered
+            queue = route.queues[route.turn if partition is None else partition]
+            batch = queue.open
+            if batch is None or batch.size + size > route.batch_bytes_max:
+                batch = self._start_batch(route, queue, partition is None, size)
+            index = batch.count
+            batch.count = index + 1
+            batch.size += size
+            batch.charged += charge
+            batch.values.append(value)
+            batch.timestamps_us.append(timestamp_us)
+            if key is not None:
+                if batch.keys is None:
+                    batch.keys = [None] * index
+                batch.keys.append(key)
+            elif batch.keys is not None:
+                batch.keys.append(None)
+            if headers:
+                if batch.headers is None:
+                    batch.headers = [None] * index
+                batch.headers.append(headers)
+            elif batch.headers is not None:
+                batch.headers.append(None)
+            if on_delivery is not None:
+                if batch.callbacks is None:
+                    batch.callbacks = []
+                batch.callbacks.append((index, on_delivery))
+            if index + 1 >= self._batch_records or batch.size >= route.batch_bytes_max:
+                self._hurry(batch.queue)
+        return Delivery((batch, index, outbox))
+
+    def send_arrow(
+        self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
+    ) -> TableDelivery:
+        """Send a table's rows, in order for each partition, without a step for each row.
+
+        Args:
+            table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`
+                (`client/tables.py` has their types).
+            partition: of all rows; None: the column tells, then the key, and rows without either go in turn.
+
+        Raises:
+            UnknownTopic, UnknownPartition, BrokerUnreachable, RecordTooLarge, InvalidArgument: nothing was sent.
+            BufferExhausted: the memory stayed full for max.block.ms; the rows before were sent.
+            Closed: the producer is closed.
+        """
+        from kafkalog.client import tables
+
+        route = self._routes.get(topic) or self._route(topic)
+        if partition is not None and (partition.__class__ is not int or not 0 <= partition < len(route.queues)):
+            route = self._route_with(topic, partition)
+        chunks = [
+            chunk
+            for batch in tables.record_batches(table)
+            for chunk in tables.chunks(
+                batch,
+                topic=topic,
+                partitions=len(route.queues),
+                partition=partition,
+                partitioner=self._partitioner,
+                now_us=time_ns() // 1000,
+                rows_max=self._batch_records,
+                bytes_max=self._settings.batch_size,
+                message_bytes_max=route.topic.max_message_bytes,
+            )
+        ]
+        batches = []
+        with self._lock:
+            for chunk in chunks:
+                if self._outbox.closed is not None:
+                    raise Closed(**self._outbox.closed.facts)
+                if self._outbox.buffered + chunk.size > self._outbox.memory:
+                    self._wait_for_room(chunk.size)
+                if chunk.partition is None:
+                    route.turn = (route.turn + 1) % len(route.queues)
+                queue = route.queues[route.turn if chunk.partition is None else chunk.partition]
+                batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
+                batch.columns = chunk.columns
+                batch.timestamps_us = chunk.columns.min_timestamp_us
+                batch.count = chunk.columns.batch.num_rows
+                batch.size = batch.charged = chunk.size
+                self._outbox.buffered += chunk.size
+                self._outbox.started(batch)
+                queue.put(batch)
+                self._hurry(queue)
+                batches.append(batch)
+        return TableDelivery(batches, self._outbox)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was sent before is acknowledged or has failed; nothing of it lingers.
+
+        Raises:
+            KafkalogError: the first failure, if there was one that neither a callback was told of nor anybody asked
+                for by the record's handle.
+            RequestTimedOut: not within `timeout` seconds.
+        """
+        with self._lock:
+            self._close_batches()
+            self._outbox.wait_done(self._outbox.unfinished(), timeout, "a flush")
+            failure = self._outbox.take_failure()
+        if failure is not None:
+            raise failure
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then let go of threads and connections. What is not acknowledged within `timeout` seconds fails.
+
+        Raises:
+            KafkalogError: as from `flush`; the producer is closed all the same.
+        """
+        if threading.get_ident() in self._outbox.own_threads:
+            raise InvalidArgument(reason="close() can not be called in on_delivery: it waits for that thread")
+        with self._lock:
+            if self._outbox.closed is not None:
+                return
+            self._outbox.close()
+        failure: KafkalogError | None = None
+        try:
+            self.flush(timeout)
+        except KafkalogError as error:
+            failure = error
+        finally:
+            self._stop()
+        if failure is not None:
+            raise failure
+
+    def _stop(self) -> None:
+        with self._lock:
+            links = list(self._links.values())
+            for link in links:
+                link.stop()
+        for link in links:
+            link.join()
+        left = [batch for route in self._routes.values() for queue in route.queues for batch in queue.clear()]
+        self._outbox.give_up([(batch, Closed(what="producer")) for batch in left])
+        if self._owns_cluster:
+            self._cluster.close()
+
+    # --- filling batches, lock held
+
+    def _start_batch(self, route: _Route, queue: PartitionQueue, any_partition: bool, size: int) -> Batch:
+        """A batch with room for a record of that size: of its partition, or of the one whose turn is next."""
+        if queue.open is not None:
+            self._hurry(queue)
+        if any_partition:
+            route.turn = (route.turn + 1) % len(route.queues)
+            queue = route.queues[route.turn]
+            if queue.open is not None:  # begun by records that had to go there
+                if queue.open.size + size <= route.batch_bytes_max:
+                    return queue.open
+                self._hurry(queue)
+        now = time.monotonic()
+        batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
+        self._outbox.started(batch)
+        self._links[queue.leader].has_work(queue, batch.linger_until)
+        return batch
+
+    def _hurry(self, queue: PartitionQueue) -> None:
+        queue.close_batch()
+        self._links[queue.leader].has_work(queue, 0.0)
+
+    def _close_batches(self) -> None:
+        for route in self._routes.values():
+            for queue in route.queues:
+                if queue.open is not None:
+                    self._hurry(queue)
+
+    def _wait_for_room(self, charge: int) -> None:
+        self._close_batches()
+        self._outbox.wait_for_room(charge)
+
+    # --- checks
+
+    def _chosen(self, key: bytes | None, route: _Route) -> int:
+        assert self._partitioner is not None
+        partition = self._partitioner(key, len(route.queues))
+        if not isinstance(partition, int) or not 0 <= partition < len(route.queues):
+            raise InvalidArgument(
+                reason=f"the partitioner returned {partition!r}, not a number from 0 to {len(route.queues) - 1}"
+            )
+        return partition
+
+    def _check_lone_size(self, route: _Route, size: int, has_key: bool, has_headers: bool) -> None:
+        """A record near the limit: whether it fits into a batch alone."""
+        size += _LONE_BYTES + has_key * _LONE_KEY_BYTES + has_headers * _LONE_HEADERS_BYTES
+        size += _COMPRESSED_BYTES * (self._codec != 0)
+        limit = route.topic.max_message_bytes
+        if size > limit:
+            raise RecordTooLarge(size=size, topic=route.topic.name, limit=limit)
+
+    # --- topics and brokers
+
+    def _route(self, topic: str) -> _Route:
+        """The route to a topic that was not sent to before. Raises UnknownTopic, BrokerUnreachable."""
+        if topic.__class__ is not str:
+            raise InvalidArgument(reason=f"topic is {type(topic).__name__}, not str")
+        if self._outbox.closed is not None:
+            raise Closed(**self._outbox.closed.facts)
+        info = self._cluster.topic(topic)
+        with self._lock:
+            if topic not in self._routes:
+                self._routes[topic] = route = _Route(info)
+                self._take_in(route, info)
+            return self._routes[topic]
+
+    def _route_with(self, topic: str, partition: object) -> _Route:
+        """The route to a topic that has, perhaps since a moment ago, a partition. Raises UnknownPartition."""
+        if partition.__class__ is not int:
+            raise InvalidArgument(reason=f"partition is {partition!r}, not a number")
+        assert isinstance(partition, int)
+        [info] = self._cluster.describe_topics([topic])
+        with self._lock:
+            route = self._routes[topic]
+            self._take_in(route, info)
+            if not 0 <= partition < len(route.queues):
+                raise UnknownPartition(topic=topic, partition=partition, partitions=len(route.queues))
+            return route
+
+    def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
+        """Lock held: what the cluster tells of a topic now. Returns what has no partition any more."""
+        failed: Failed = []
+        settings = self._settings
+        route.topic = info
+        compressed = _COMPRESSED_BYTES * (self._codec != 0)
+        route.record_bytes_max = info.max_message_bytes - _BATCH_BYTES - compressed
+        route.batch_bytes_max = min(settings.batch_size, route.record_bytes_max)
+        for each in info.partitions[len(route.queues) :]:
+            queue = PartitionQueue(
+                TopicPartition(info.name, each.partition),
+                info.topic_id,
+                idempotent=settings.enable_idempotence and self._acks != 0,
+                window=settings.max_in_flight_requests,
+                delivery_timeout_ms=settings.delivery_timeout_ms,
+                backoff=settings.retry_backoff_ms / 1000,
+                backoff_max=settings.retry_backoff_max_ms / 1000,
+            )
+            queue.leader = each.leader
+            self._link(each.leader)
+            route.queues.append(queue)
+        for queue, each in zip(route.queues, info.partitions, strict=False):
+            if queue.topic_id != info.topic_id:
+                queue.retarget(info.topic_id)
+            if queue.leader != each.leader:
+                self._links[queue.leader].drop(queue)
+                queue.leader = each.leader
+                self._link(each.leader)
+                if not queue.is_idle:
+                    self._links[each.leader].has_work(queue, 0.0)
+        for queue in route.queues[len(info.partitions) :]:  # of a topic made anew with fewer
+            number = queue.topic_partition.partition
+            error = UnknownPartition(topic=info.name, partition=number, partitions=len(info.partitions))
+            failed += [(batch, error) for batch in queue.clear()]
+        del route.queues[len(info.partitions) :]
+        route.turn %= len(route.queues)
+        return failed
+
+    def _link(self, broker_id: int) -> None:
+        """Lock held: have a link to a broker."""
+        if broker_id not in self._links:
+            link = self._links[broker_id] = BrokerLink(
+                broker_id,
+                self._cluster,
+                self._outbox,
+                self,
+                acks=self._acks,
+                codec=self._codec,
+                request_bytes=self._settings.max_request_size,
+            )
+            link.start()
+
+    # --- what the links ask for
+
+    def topics(self) -> list[str]:
+        """Lock held: the topics that were sent to."""
+        return list(self._routes)
+
+    def take_in_topics(self) -> Failed:
+        """Lock held: the cluster was asked anew. Returns what has no partition any more."""
+        failed: Failed = []
+        for name, route in list(self._routes.items()):
+            info = self._cluster.known_topic(name)
+            if info is not None:
+                failed += self._take_in(route, info)
+            else:
+                failed += [(batch, UnknownTopic(topic=name)) for queue in route.queues for batch in queue.clear()]
+                del self._routes[name]
+        return failed
+
+    def identity(self, used_up: int | None) -> Identity:
+        """Lock not held: who this producer is; a new id if that one's epochs are used up. Raises KafkalogError."""
+        with self._identity_lock:
+            if self._identity is None or self._identity.producer_id == used_up:
+                reply = self._cluster.call("InitProducer", broker_pb2.InitProducerRequest(), patient=False)
+                self._identity = Identity(reply.producer_id, reply.producer_epoch)
+            return self._identity
+
+    def _check_acks_all(self) -> None:
+        """Ask a broker whether it offers acks=all: by an append of nothing. Raises UnsupportedAcks."""
+        request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
+        reply = self._cluster.call("Append", request)
+        for each in reply.partitions:
+            if each.HasField("error"):
+                raise error_from_wire(each.error)
+
+    def after_fork_in_child(self) -> None:
+        """The parent sends on what it has; the child has neither its threads nor its connections."""
+        self._outbox.renew_locks()
+        self._lock = self._outbox.lock
+        self._outbox.closed = Closed(what="producer, made before a fork (make one in the child),")
+        for link in self._links.values():
+            link.abandon()
+
+
+def _as_bytes(what: str, data: object) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    hint = f": encode it, for instance {what}.encode()" if isinstance(data, str) else ""
+    raise InvalidArgument(reason=f"{what} is {type(data).__name__}, not bytes{hint}")
+
+
+def _checked_headers(headers: Headers | Mapping[str, bytes | None]) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked = []
+    try:
+        for name, data in pairs:
+            if not isinstance(name, str):
+                raise InvalidArgument(reason=f"a header's name is {type(name).__name__}, not str")
+            checked.append((name, None if data is None else _as_bytes(f"header {name!r}", data)))
+    except (TypeError, ValueError):
+        raise InvalidArgument(reason=f"headers are {headers!r}, not (name, bytes) pairs or a mapping") from None
+    return checked

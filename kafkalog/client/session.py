@@ -1,0 +1,495 @@
+"""A consumer's fetching: one connection to each broker that leads something, and what has arrived and not been taken.
+
+There is no thread: whoever waits for records sends the requests and receives the answers, for all partitions, while
+others that wait are woken by what it brings (`driving`). The next request is on its way before records are handed out,
+so the broker and the kernel's buffers work ahead meanwhile. A partition that nobody takes from is not fetched beyond
+its share.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.fetcher import TRY_AGAIN, FetchedBatch, PartitionReader, split_body
+from kafkalog.config import Values
+from kafkalog.connection import DataConnection
+from kafkalog.errors import (
+    KafkalogError,
+    LeaderNotAvailable,
+    OffsetOutOfRange,
+    ProtocolError,
+    RequestTimedOut,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from kafkalog.log import get_logger
+from kafkalog.records import TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire, frame_start
+
+log = get_logger(__name__)
+
+_IN_FLIGHT_MAX = 2
+_CORRELATION_ID_MAX = (1 << 32) - 1
+_NO_BROKER = -1
+
+_Taken = TypeVar("_Taken")
+
+
+class Source:
+    """One partition being fetched: where to go on, and what has arrived. Guarded by the session's lock.
+
+    Attributes:
+        arrived: batches in order, not taken.
+        arrived_bytes: of those.
+        error: to be raised once `arrived` is used up.
+        asked: a request for it is unanswered.
+        broker_id: of the broker last asked.
+    """
+
+    __slots__ = ("arrived", "arrived_bytes", "asked", "broker_id", "error", "reader", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
+        self.topic_partition = topic_partition
+        self.reader = PartitionReader(topic_partition, topic_id, offset)
+        self.arrived: deque[FetchedBatch] = deque()
+        self.arrived_bytes = 0
+        self.error: KafkalogError | None = None
+        self.asked = False
+        self.broker_id = _NO_BROKER
+
+    def take(self, rows: int, size: int) -> list[FetchedBatch]:
+        """The next batches that have arrived: one, and more until there are that many records or bytes."""
+        taken = []
+        arrived = self.arrived
+        while arrived and rows > 0 and size > 0:
+            batch = arrived.popleft()
+            taken.append(batch)
+            length = batch.header.length
+            self.arrived_bytes -= length
+            size -= length
+            rows -= batch.header.record_count
+        return taken
+
+    def put_back(self, batches: Sequence[FetchedBatch]) -> None:
+        """Have batches that were taken come next."""
+        self.arrived.extendleft(reversed(batches))
+        self.arrived_bytes += sum(batch.header.length for batch in batches)
+
+    def go_to(self, offset: int) -> None:
+        """Forget what arrived, and go on elsewhere."""
+        self.arrived.clear()
+        self.arrived_bytes = 0
+        self.error = None
+        self.reader.offset = offset
+
+
+class _Asked(NamedTuple):
+    """A fetch that is not answered: of which sources, each from what offset."""
+
+    correlation_id: int
+    sources: list[tuple[Source, int]]
+    deadline: float
+
+
+class _Link:
+    """The connection to one broker, and what is asked on it."""
+
+    def __init__(self, broker_id: int, connection: DataConnection) -> None:
+        self.broker_id = broker_id
+        self.connection = connection
+        self.asked: deque[_Asked] = deque()
+        self.next_correlation_id = 1
+
+
+class _Trouble:
+    """A broker that does not answer as it should: since when, and when to try again."""
+
+    __slots__ = ("pause", "retry_at", "since")
+
+    def __init__(self, now: float, pause: float) -> None:
+        self.since = now
+        self.pause = pause
+        self.retry_at = now
+
+
+class FetchSession:
+    """Fetches some partitions.
+
+    Args:
+        settings: of `CONSUMER_SETTINGS`.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Values) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._retry_timeout = settings.retry_timeout_ms / 1000
+        self._links: dict[int, _Link] = {}  # the driving thread's own, as the next three
+        self._troubles: dict[int, _Trouble] = {}
+        self._stale = False
+        self._late_error: KafkalogError | None = None
+        self.closed = False
+        self.sources: list[Source] = []
+        self._turn = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        self.lock = threading.RLock()  # guards `sources` and each of them, and who drives
+        self._arrival = threading.Condition(self.lock)
+        self._driving = False
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for end in (self._wake_receiver, self._wake_sender):
+            end.setblocking(False)
+
+    # --- taking
+
+    def set_sources(self, sources: Iterable[Source]) -> None:
+        """Fetch these from now on, and nothing else."""
+        with self.lock:
+            self.sources = list(sources)
+            self.wake()
+
+    def next(
+        self, among: Sequence[Source] | None, timeout: float | None, take: Callable[[Source], _Taken]
+    ) -> _Taken | None:
+        """What `take` (called with the lock held) gets of a source that has something, waiting for one.
+
+        Args:
+            among: the sources wanted; None: all.
+
+        Returns:
+            None after `timeout` seconds without anything, or when closed.
+
+        Raises:
+            KafkalogError: of a source that can not go on; or a broker was unreachable for retry.timeout.ms.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        first = True
+        while True:
+            taken: _Taken | None = None
+            with self.lock:
+                while True:
+                    if self.closed:
+                        return None
+                    source = self._ready(among)
+                    if source is not None:
+                        taken = take(source)
+                    if not self._driving and (source is None or self._is_behind()):
+                        break
+                    if source is not None:
+                        return taken
+                    left = None if end is None else end - time.monotonic()
+                    if left is not None and left <= 0:
+                        return None
+                    self._arrival.wait(left)
+                if source is None and not first and end is not None and time.monotonic() >= end:
+                    return None
+                self._driving = True
+            first = False
+            self._drive_guarded(source is None, end)
+            if source is not None:
+                return taken
+
+    def _ready(self, among: Sequence[Source] | None) -> Source | None:
+        """Lock held: a source with something, the one of the last time as long as it has."""
+        sources = self.sources if among is None else among
+        count = len(sources)
+        for step in range(count):
+            at = (self._turn + step) % count
+            source = sources[at]
+            if source.arrived:
+                if among is None:
+                    self._turn = at
+                return source
+            if source.error is not None:
+                error, source.error = source.error, None
+                raise error
+        if self._late_error is not None:
+            error, self._late_error = self._late_error, None
+            raise error
+        return None
+
+    def _is_behind(self) -> bool:
+        """Lock held: whether a source wants more and its broker has nothing to do."""
+        links = self._links
+        for source in self.sources:
+            if self._wants_more(source):
+                link = links.get(source.broker_id)
+                if link is None or not link.asked:
+                    return True
+        return False
+
+    def _wants_more(self, source: Source) -> bool:
+        return (
+            not source.asked
+            and source.error is None
+            and source.arrived_bytes * 2 <= self._settings.max_partition_fetch_bytes
+        )
+
+    # --- driving: one thread at a time, without the lock but where it says so
+
+    def _drive_guarded(self, wait: bool, end: float | None) -> None:
+        """Drive, and let others do it afterwards. If nobody waits, an error is for who comes next."""
+        try:
+            self._drive(wait, end)
+        except KafkalogError as error:
+            if wait:
+                raise
+            self._late_error = error
+        finally:
+            with self.lock:
+                self._driving = False
+                self._arrival.notify_all()
+
+    def _drive(self, wait: bool, end: float | None) -> None:
+        """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
+        self._ask_all()
+        if not wait:
+            return
+        poller = select.poll()
+        poller.register(self._wake_receiver, select.POLLIN)
+        by_fd = {}
+        until = [trouble.retry_at for trouble in self._troubles.values()]
+        if end is not None:
+            until.append(end)
+        for link in list(self._links.values()):
+            if link.asked:
+                if link.connection.has_buffered:
+                    self._receive(link)
+                    return
+                by_fd[link.connection.fileno()] = link
+                poller.register(link.connection.fileno(), select.POLLIN)
+                until.append(link.asked[0].deadline)
+        timeout_ms = max(0.0, min(until) - time.monotonic()) * 1000 + 1 if until else None
+        events = poller.poll(timeout_ms)
+        for fd, _ in events:
+            link = by_fd.get(fd)
+            if link is None:
+                self._drain_wakes()
+            else:
+                self._receive(link)
+        if not events:
+            self._check_deadlines()
+
+    def _ask_all(self) -> None:
+        """Ask each leader for what is wanted of it; before that, if need be, who leads."""
+        if self._stale and not self._is_paused(_NO_BROKER):
+            self._refresh()
+        with self.lock:
+            sources = [source for source in self.sources if self._wants_more(source)]
+        wanted: dict[int, list[Source]] = {}
+        for source in sources:
+            broker_id = self._leader_of(source)
+            if broker_id is not None:
+                wanted.setdefault(broker_id, []).append(source)
+        for broker_id, some in wanted.items():
+            if self._is_paused(broker_id):
+                continue
+            try:
+                link = self._links.get(broker_id)
+                if link is None:
+                    link = self._links[broker_id] = _Link(broker_id, self._cluster.connect_data(broker_id))
+                # A second request makes the broker answer the first at once: only for who has nothing to go on with.
+                starving = any(not source.arrived for source in some)
+                if not link.asked or (starving and len(link.asked) < _IN_FLIGHT_MAX):
+                    self._ask(link, some)
+            except TRY_AGAIN as error:
+                self._failed(broker_id, error)
+
+    def _leader_of(self, source: Source) -> int | None:
+        """The broker to ask; None, and the source or its leader in trouble, if there is none."""
+        partition, topic_id = source.topic_partition, source.reader.topic_id
+        try:
+            topic = self._cluster.topic(partition.topic, patient=False)
+            if topic.topic_id == topic_id:
+                source.broker_id = self._cluster.leader(topic, partition.partition).broker_id
+                return source.broker_id
+            source.error = UnknownTopicId(topic_id=topic_id.hex())
+        except UnknownTopic as error:
+            source.error = error
+        except LeaderNotAvailable as error:
+            if not self._is_paused(error.facts["broker_id"]):
+                self._failed(error.facts["broker_id"], error)
+        except TRY_AGAIN as error:
+            if not self._is_paused(_NO_BROKER):
+                self._failed(_NO_BROKER, error)
+        return None
+
+    def _refresh(self) -> None:
+        with self.lock:
+            names = {source.topic_partition.topic for source in self.sources}
+        try:
+            self._cluster.refresh(sorted(names), patient=False)
+        except TRY_AGAIN as error:
+            self._failed(_NO_BROKER, error)
+        else:
+            self._stale = False
+            self._troubles.pop(_NO_BROKER, None)
+
+    def _ask(self, link: _Link, sources: list[Source]) -> None:
+        settings = self._settings
+        header = pb.RequestHeader(correlation_id=link.next_correlation_id)
+        link.next_correlation_id = link.next_correlation_id % _CORRELATION_ID_MAX + 1
+        fetch = header.fetch
+        fetch.max_wait_ms = settings.fetch_max_wait_ms
+        fetch.min_bytes = settings.fetch_min_bytes
+        fetch.max_bytes = settings.fetch_max_bytes
+        asked = []
+        with self.lock:
+            # Whoever has least comes first: the broker fills its answer in this order.
+            for source in sorted(sources, key=lambda source: source.arrived_bytes):
+                source.reader.ask(fetch, settings.max_partition_fetch_bytes)
+                source.asked = True
+                asked.append((source, source.reader.offset))
+        timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
+        link.asked.append(_Asked(header.correlation_id, asked, time.monotonic() + timeout))
+        try:
+            link.connection.send([frame_start(header.SerializeToString(), 0)])
+        except KafkalogError:
+            self._drop(link)
+            raise
+
+    def _receive(self, link: _Link) -> None:
+        """Take in an answer, and ask for what comes next before anyone looks at it."""
+        trouble: KafkalogError | None
+        try:
+            header, body = link.connection.receive()
+            asked = link.asked[0]
+            if header.HasField("error"):
+                raise error_from_wire(header.error)
+            if header.correlation_id != asked.correlation_id:
+                reason = "an answer to a request that was not made"
+                raise ProtocolError(address=link.connection.address, reason=reason)
+            link.asked.popleft()
+            trouble = self._take_in(asked, header.fetch, body)
+        except TRY_AGAIN as error:
+            self._drop(link)
+            trouble = error
+        except KafkalogError:
+            self._drop(link)
+            raise
+        if trouble is not None:
+            self._failed(link.broker_id, trouble)
+        else:
+            self._troubles.pop(link.broker_id, None)
+            self._ask_all()
+
+    def _take_in(self, asked: _Asked, reply: pb.FetchReply, body: memoryview | None) -> KafkalogError | None:
+        """Put what came where it belongs. Returns an error after which to ask who leads and try again."""
+        parts = split_body(reply, body)
+        trouble: KafkalogError | None = None
+        with self.lock:
+            for source, _ in asked.sources:
+                source.asked = False
+            for (source, offset), answer, data in zip(asked.sources, reply.partitions, parts, strict=True):
+                if source.reader.offset != offset:  # sought elsewhere meanwhile
+                    continue
+                try:
+                    found = source.reader.take(answer, data)
+                except OffsetOutOfRange as error:
+                    self._out_of_range(source, error)
+                except TRY_AGAIN as error:
+                    trouble = error
+                except KafkalogError as error:
+                    source.error = error
+                else:
+                    source.arrived.extend(found)
+                    source.arrived_bytes += sum(batch.header.length for batch in found)
+        return trouble
+
+    def _out_of_range(self, source: Source, error: OffsetOutOfRange) -> None:
+        """Lock held: do as auto.offset.reset says."""
+        where = self._settings.auto_offset_reset
+        target: Any = error.facts.get("start_offset" if where == "earliest" else "end_offset")
+        if where == "error" or not isinstance(target, int):
+            source.error = error
+        else:
+            log.warning("offset_reset", partition=str(source.topic_partition), to=where, reason=str(error))
+            source.reader.offset = target
+
+    def _is_paused(self, broker_id: int) -> bool:
+        trouble = self._troubles.get(broker_id)
+        return trouble is not None and time.monotonic() < trouble.retry_at
+
+    def _failed(self, broker_id: int, error: KafkalogError) -> None:
+        """A broker was not reached, or was the wrong one. Raises the error if that goes on for too long."""
+        now = time.monotonic()
+        settings = self._settings
+        trouble = self._troubles.get(broker_id)
+        if trouble is None:
+            trouble = self._troubles[broker_id] = _Trouble(now, settings.retry_backoff_ms / 1000)
+            log.info("fetch_failed", broker_id=broker_id, reason=str(error))
+        elif now > trouble.since + self._retry_timeout:
+            del self._troubles[broker_id]
+            raise error
+        self._stale = True
+        trouble.retry_at = now + trouble.pause
+        trouble.pause = min(trouble.pause * 2, settings.retry_backoff_max_ms / 1000)
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            if link.asked and link.asked[0].deadline <= now:
+                self._drop(link)
+                address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
+                self._failed(link.broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
+
+    def _drop(self, link: _Link) -> None:
+        link.connection.close()
+        self._links.pop(link.broker_id, None)
+        with self.lock:
+            for asked in link.asked:
+                for source, _ in asked.sources:
+                    source.asked = False
+        link.asked.clear()
+
+    # --- waking, closing
+
+    def wake(self) -> None:
+        """Have the driving thread look again; from any thread."""
+        try:
+            self._wake_sender.send(b"w")
+        except OSError:  # full: it will look anyway; or closed
+            pass
+
+    def _drain_wakes(self) -> None:
+        try:
+            self._wake_receiver.recv(4096)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Let go of everything; those who wait get None. Waits until the driving thread has noticed."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self.wake()
+            self._arrival.notify_all()
+            while self._driving:
+                self._arrival.wait()
+            self._let_go()
+            self._wake_receiver.close()
+            self._wake_sender.close()
+
+    def _let_go(self) -> None:
+        for link in list(self._links.values()):
+            self._drop(link)
+
+    def after_fork_in_child(self) -> None:
+        """Go on from the same places with connections of our own."""
+        for link in self._links.values():
+            link.connection.abandon()
+        self._links = {}
+        for source in self.sources:
+            source.asked = False
+        self._wake_receiver.close()
+        self._wake_sender.close()
+        self._renew()

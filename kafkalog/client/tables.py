@@ -1,0 +1,240 @@
+"""A table's rows to record columns: checked, typed, sorted by partition and cut to size. Pure, Arrow to Arrow.
+
+Columns by name: `value` (binary or string), and if wanted `key` (the same), `headers` (list<struct<key: string, value:
+binary>>), `timestamp` (a timestamp, or int64 microseconds) and `partition` (integer). Nulls: a record without a value
+or key; without headers; with the time of sending; without a partition of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafkalog.client.config import Partitioner
+from kafkalog.client.partitioner import NO_KEY, partitions_for_keys
+from kafkalog.config import nearest_hint
+from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
+from kafkalog.format.columns import BINARY, HEADERS, TIMESTAMP, Columns, columns_from_arrays
+
+COLUMNS = ("value", "key", "headers", "timestamp", "partition")
+BATCH_OVERHEAD = 1024
+"""Bytes of a batch beside its columns' own, at most: header, metadata, padding, 8 for each compressed buffer."""
+
+
+class Chunk(NamedTuple):
+    """Rows for one batch; `partition` is None where any will do."""
+
+    partition: int | None
+    columns: Columns
+    size: int
+
+
+def record_batches(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
+    """A table's rows in as few batches as the types allow. Raises InvalidArgument if it is no table."""
+    if isinstance(table, pa.RecordBatch):
+        return [table] if table.num_rows else []
+    if isinstance(table, pa.Table):
+        whole = table.combine_chunks() if table.num_columns and table.column(0).num_chunks > 1 else table
+        return [batch for batch in whole.to_batches() if batch.num_rows]
+    raise InvalidArgument(reason=f"send_arrow takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+
+
+def chunks(
+    batch: pa.RecordBatch,
+    *,
+    topic: str,
+    partitions: int,
+    partition: int | None,
+    partitioner: Partitioner | None,
+    now_us: int,
+    rows_max: int,
+    bytes_max: int,
+    message_bytes_max: int,
+) -> list[Chunk]:
+    """The rows of a batch, cut into those of a record batch each, in order for each partition.
+
+    Args:
+        partition: for all rows; None: the column `partition` tells, then the partitioner, or else the key.
+        now_us: for rows without a timestamp.
+        rows_max, bytes_max: of a chunk; a single row may be larger, up to `message_bytes_max`.
+
+    Raises:
+        InvalidArgument: an unknown column, or one of a type that it can not have.
+        UnknownPartition: in the column `partition`.
+        RecordTooLarge: a row that fits in no batch. Nothing of the table is sent then.
+    """
+    _check_names(batch.schema.names)
+    found = {name: _typed(name, batch.column(name)) for name in batch.schema.names}
+    if "timestamp" in found and found["timestamp"].null_count:
+        now = pa.scalar(now_us, pa.int64()).cast(TIMESTAMP)
+        found["timestamp"] = pc.fill_null(found["timestamp"], now)
+    result: list[Chunk] = []
+    limit = message_bytes_max - BATCH_OVERHEAD
+    for number, rows in _by_partition(found, topic, partitions, partition, partitioner):
+        value = rows["value"]
+        step = _rows_a_chunk(rows, len(value), rows_max, min(bytes_max, limit))
+        for start in range(0, len(value), step):
+            piece = {name: column.slice(start, step) for name, column in rows.items()}
+            for fitting in _fitting(piece, limit, topic, message_bytes_max):
+                columns = columns_from_arrays(
+                    fitting["value"], fitting.get("timestamp", now_us), fitting.get("key"), fitting.get("headers")
+                )
+                result.append(Chunk(number, columns, columns.batch.nbytes))
+    return result
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if name not in COLUMNS:
+            hint = nearest_hint(name, COLUMNS)
+            raise InvalidArgument(
+                reason=f"a table to send has no column '{name}'{hint}; its columns are {', '.join(COLUMNS)}"
+            )
+    if "value" not in names:
+        raise InvalidArgument(reason=f"a table to send needs a column 'value'; it has {', '.join(names) or 'none'}")
+    if len(set(names)) < len(names):
+        raise InvalidArgument(reason=f"a table to send has a column twice: {', '.join(names)}")
+
+
+def _typed(name: str, column: pa.Array) -> pa.Array:
+    """The column in the exact type of the log; no copy where the bytes are the same."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if name in ("value", "key"):
+        if kind == BINARY:
+            return column
+        if (
+            pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_binary(kind)
+            or pa.types.is_large_string(kind) or pa.types.is_fixed_size_binary(kind)
+            or kind in (pa.binary_view(), pa.string_view())
+        ):  # fmt: skip
+            return column.cast(BINARY)
+        wanted = "binary or string"
+    elif name == "headers":
+        wanted = "list<struct<key: string, value: binary>>"
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_null(kind):
+            try:
+                headers = column if kind == HEADERS else column.cast(HEADERS)
+            except pa.ArrowException:
+                raise _wrong_type(name, kind, wanted) from None
+            pairs = headers.flatten()
+            if pairs.null_count or pairs.field("key").null_count:
+                raise InvalidArgument(reason="column 'headers' of a table to send has a header without a key")
+            return headers
+    elif name == "timestamp":
+        wanted = "a timestamp, or int64 microseconds"
+        if pa.types.is_timestamp(kind):
+            return column if kind == TIMESTAMP else column.cast(TIMESTAMP, safe=False)
+        if pa.types.is_int64(kind):
+            return column.view(TIMESTAMP)
+    else:
+        wanted = "an integer"
+        if pa.types.is_integer(kind):
+            return column
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), {"timestamp": TIMESTAMP, "partition": pa.int32()}.get(name, BINARY))
+    raise _wrong_type(name, kind, wanted)
+
+
+def _wrong_type(name: str, kind: pa.DataType, wanted: str) -> InvalidArgument:
+    return InvalidArgument(reason=f"column '{name}' of a table to send is of type {kind}; it must be {wanted}")
+
+
+def _by_partition(
+    found: dict[str, pa.Array],
+    topic: str,
+    partitions: int,
+    partition: int | None,
+    partitioner: Partitioner | None,
+) -> Iterator[tuple[int | None, dict[str, pa.Array]]]:
+    """The rows of each partition, in their order; None: those for any."""
+    chosen = found.pop("partition", None)
+    if partition is not None:
+        yield partition, found
+        return
+    count = len(found["value"])
+    numbers = _numbers(chosen, found.get("key"), count, topic, partitions, partitioner)
+    if numbers is None:
+        yield None, found
+        return
+    first = int(numbers[0])
+    if (numbers == first).all():
+        yield (None if first == NO_KEY else first), found
+        return
+    order = np.argsort(numbers, kind="stable")
+    in_order = numbers[order]
+    rows = pa.RecordBatch.from_pydict(found).take(pa.array(order))
+    bounds = [0, *(np.flatnonzero(np.diff(in_order)) + 1).tolist(), len(in_order)]
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        number = int(in_order[start])
+        part = {name: rows.column(name).slice(start, end - start) for name in found}
+        yield (None if number == NO_KEY else number), part
+
+
+def _numbers(
+    chosen: pa.Array | None,
+    key: pa.Array | None,
+    count: int,
+    topic: str,
+    partitions: int,
+    partitioner: Partitioner | None,
+) -> np.ndarray | None:
+    """The partition of every row; NO_KEY where any will do; None where it will for all."""
+    derived: np.ndarray | None = None
+    if partitioner is not None:
+        derived = _partitioned(key, count, partitions, partitioner)
+    elif key is not None and key.null_count < count:
+        derived = partitions_for_keys(key, partitions)
+    if chosen is None or chosen.null_count == count:
+        return derived
+    limits = pc.min_max(chosen)
+    for number in (limits["min"].as_py(), limits["max"].as_py()):
+        if not 0 <= number < partitions:
+            raise UnknownPartition(topic=topic, partition=number, partitions=partitions)
+    numbers = pc.fill_null(chosen, 0).to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    if not chosen.null_count:
+        return numbers
+    return np.where(
+        chosen.is_valid().to_numpy(zero_copy_only=False), numbers, np.int32(NO_KEY) if derived is None else derived
+    )
+
+
+def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> np.ndarray:
+    """What the user's function says of each key: the one thing here that goes row by row."""
+    keys = [None] * count if key is None else key.to_pylist()
+    numbers = [partitioner(each, partitions) for each in keys]
+    for number in numbers:
+        if not isinstance(number, int) or not 0 <= number < partitions:
+            raise InvalidArgument(
+                reason=f"the partitioner returned {number!r}, not a number from 0 to {partitions - 1}"
+            )
+    return np.array(numbers, np.int32)
+
+
+def _rows_a_chunk(rows: dict[str, pa.Array], count: int, rows_max: int, bytes_max: int) -> int:
+    """How many rows a chunk may have if they are about alike."""
+    size = sum(column.nbytes for column in rows.values())
+    pieces = max(-(-size // max(1, bytes_max)), -(-count // rows_max))
+    return max(1, -(-count // pieces))
+
+
+def _fitting(
+    piece: dict[str, pa.Array], limit: int, topic: str, message_bytes_max: int
+) -> Iterator[dict[str, pa.Array]]:
+    """A piece, or its halves and so on, none of them too large for a message."""
+    size = sum(column.nbytes for column in piece.values())
+    count = len(piece["value"])
+    if size <= limit:
+        yield piece
+    elif count == 1:
+        raise RecordTooLarge(size=size + BATCH_OVERHEAD, topic=topic, limit=message_bytes_max)
+    else:
+        for start, length in ((0, count // 2), (count // 2, count - count // 2)):
+            half = {name: column.slice(start, length) for name, column in piece.items()}
+            yield from _fitting(half, limit, topic, message_bytes_max)

@@ -1,0 +1,305 @@
+"""LocalCluster and its guard, as processes: started, stopped, killed from every side, with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog.errors import (
+    AddressInUse,
+    Closed,
+    DataDirInUse,
+    InvalidArgument,
+    InvalidRequest,
+    MissingDependency,
+    StorageFailed,
+    UnknownSetting,
+)
+from kafkalog.wire import broker_pb2, broker_pb2_grpc
+from tests.broker.data_port_client import DataPortClient, a_batch
+
+LIMIT_SECONDS = 60.0
+
+
+class Watched:
+    """Processes that are waited for by their end, whoever's children they are."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._fds = {os.pidfd_open(pid): pid for pid in pids}
+
+    def all_end(self) -> bool:
+        poller = select.poll()
+        for fd in self._fds:
+            poller.register(fd, select.POLLIN)
+        left = set(self._fds)
+        while left:
+            ended = poller.poll(LIMIT_SECONDS * 1000)
+            if not ended:
+                return False
+            for fd, _ in ended:
+                poller.unregister(fd)
+                left.discard(fd)
+        return True
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+def stub_of(address: str) -> tuple[grpc.Channel, broker_pb2_grpc.BrokerStub]:
+    channel = grpc.insecure_channel(address)
+    return channel, broker_pb2_grpc.BrokerStub(channel)
+
+
+def create_topic(address: str, name: str, partitions: int = 1) -> broker_pb2.TopicDescription:
+    channel, stub = stub_of(address)
+    with channel:
+        return stub.CreateTopic(broker_pb2.CreateTopicRequest(name=name, partitions=partitions), timeout=30)
+
+
+def processes_of(cluster: LocalCluster) -> list[int]:
+    """The guard, ZooKeeper, the brokers and the sweeper."""
+    guard = psutil.Process(cluster.guard_pid)
+    sweepers = [child for child in psutil.Process().children() if str(cluster.root) in child.cmdline()]
+    return [process.pid for process in [guard, *guard.children(recursive=True), *sweepers]]
+
+
+HOLDER = """
+import sys
+from broker.local import LocalCluster
+from tests.broker.test_local import processes_of
+cluster = LocalCluster().start()
+print(cluster.root, cluster.guard_pid, *processes_of(cluster), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder() -> Iterator[tuple[subprocess.Popen[bytes], Path, int, list[int]]]:
+    """A process that holds a cluster: (process, its root, the guard, all the cluster's processes)."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert process.stdout is not None
+    words = process.stdout.readline().split()
+    root, pids = Path(os.fsdecode(words[0])), [int(word) for word in words[1:]]
+    assert root.is_dir()
+    assert len(pids) == 1 + 4  # the guard twice, ZooKeeper, a broker, the sweeper
+    yield process, root, pids[0], pids[1:]
+    process.kill()
+    process.communicate()
+
+
+def test_kill_of_the_parent_leaves_no_process_and_no_file(
+    holder: tuple[subprocess.Popen[bytes], Path, int, list[int]],
+) -> None:
+    process, root, _, pids = holder
+    watched = Watched(pids)
+    process.kill()
+    assert watched.all_end()
+    assert not root.exists()
+    watched.close()
+
+
+def test_kill_of_the_guard_leaves_no_process_and_no_file(
+    holder: tuple[subprocess.Popen[bytes], Path, int, list[int]],
+) -> None:
+    _, root, guard, pids = holder
+    watched = Watched(pids)
+    os.kill(guard, signal.SIGKILL)
+    assert watched.all_end()
+    assert not root.exists()
+    watched.close()
+
+
+def test_kill_of_parent_and_guard_at_once_leaves_no_process_and_no_file(
+    holder: tuple[subprocess.Popen[bytes], Path, int, list[int]],
+) -> None:
+    process, root, guard, pids = holder
+    watched = Watched(pids)
+    os.kill(guard, signal.SIGKILL)
+    process.kill()
+    assert watched.all_end()
+    assert not root.exists()
+    watched.close()
+
+
+def test_sigterm_of_the_guard_stops_everything_in_order(
+    holder: tuple[subprocess.Popen[bytes], Path, int, list[int]],
+) -> None:
+    _, root, guard, pids = holder
+    watched = Watched(pids)
+    os.kill(guard, signal.SIGTERM)
+    assert watched.all_end()
+    assert not root.exists()
+    watched.close()
+
+
+def test_close_leaves_no_process_and_no_file_and_closes_no_descriptor_of_ours() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    cluster = LocalCluster()
+    with cluster:
+        watched = Watched(processes_of(cluster))
+        assert cluster.root.is_dir()
+    assert watched.all_end()
+    watched.close()
+    assert not cluster.root.exists()
+    assert set(os.listdir("/proc/self/fd")) == before
+    cluster.close()  # again: nothing happens
+    with pytest.raises(Closed):
+        _ = cluster._ask({"do": "stop_broker", "broker": 0})
+
+
+def test_topics_spread_over_three_brokers_and_any_of_them_knows_all() -> None:
+    with LocalCluster(brokers=3) as cluster:
+        made = create_topic(cluster.brokers[1].address, "spread", partitions=6)
+        leaders = sorted(partition.leader for partition in made.partitions)
+        assert leaders == [0, 0, 1, 1, 2, 2]
+        for broker in cluster.brokers:
+            channel, stub = stub_of(broker.address)
+            with channel:
+                described = stub.DescribeCluster(broker_pb2.DescribeClusterRequest())
+                assert [one.broker_id for one in described.brokers] == [0, 1, 2]
+                assert described.answering_broker_id == broker.broker_id
+                assert [one.grpc_port for one in described.brokers] == [one.grpc_port for one in cluster.brokers]
+                assert described.zookeeper_connect == cluster.zookeeper_connect
+        for partition in made.partitions:
+            with DataPortClient(cluster.brokers[partition.leader].data_port) as client:
+                appended = client.append(made.topic_id, a_batch(), partition=partition.partition)
+                assert not appended.HasField("error")
+        with DataPortClient(cluster.brokers[(made.partitions[0].leader + 1) % 3].data_port) as client:
+            appended = client.append(made.topic_id, a_batch(), partition=0)
+            assert appended.error.code == 13  # NotLeader
+
+
+def test_a_killed_broker_comes_back_at_its_ports_with_its_data() -> None:
+    with LocalCluster() as cluster:
+        broker = cluster.brokers[0]
+        made = create_topic(broker.address, "kept")
+        with DataPortClient(broker.data_port) as client:
+            for number in range(10):
+                assert client.append(made.topic_id, a_batch([b"%d" % number])).base_offset == number
+        ports = broker.grpc_port, broker.data_port
+        broker.kill()
+        assert broker.pid is None
+        broker.start()
+        assert broker.pid is not None
+        assert (broker.grpc_port, broker.data_port) == ports
+        with DataPortClient(broker.data_port) as client:
+            part, body = client.fetch(made.topic_id, 0)
+            assert part.end_offset == 10
+            assert part.length == len(body) > 0
+            assert client.append(made.topic_id, a_batch()).base_offset == 10
+        channel, stub = stub_of(broker.address)
+        with channel:
+            described = stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=["kept"])).topics[0]
+        assert described.partitions[0].leader_epoch == 1  # raised, for the stop was unclean
+        assert broker.stop() == 0
+        broker.start()
+        channel, stub = stub_of(broker.address)
+        with channel:
+            described = stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=["kept"])).topics[0]
+        assert described.partitions[0].leader_epoch == 1  # the stop was clean
+        with pytest.raises(InvalidRequest, match="runs already"):
+            broker.start()
+
+
+def test_two_clusters_side_by_side_do_not_meet() -> None:
+    with LocalCluster() as one, LocalCluster() as other:
+        create_topic(one.brokers[0].address, "here")
+        channel, stub = stub_of(other.brokers[0].address)
+        with channel:
+            assert not stub.DescribeTopics(broker_pb2.DescribeTopicsRequest()).topics
+            there = stub.DescribeCluster(broker_pb2.DescribeClusterRequest())
+        channel, stub = stub_of(one.brokers[0].address)
+        with channel:
+            here = stub.DescribeCluster(broker_pb2.DescribeClusterRequest())
+        assert here.cluster_id != there.cluster_id
+        assert len(here.brokers) == len(there.brokers) == 1
+
+
+def free_port_pair() -> int:
+    """A port that is free, like the one after it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return int(port)
+
+
+def test_data_directory_and_ports_are_kept_over_a_restart(tmp_path: Path) -> None:
+    port = free_port_pair()
+    with LocalCluster(data=tmp_path / "all", port=port) as cluster:
+        broker = cluster.brokers[0]
+        assert (broker.grpc_port, broker.data_port) == (port, port + 1)
+        assert cluster.bootstrap_servers == f"127.0.0.1:{port}"
+        made = create_topic(broker.address, "kept")
+        with DataPortClient(broker.data_port) as client:
+            client.append(made.topic_id, a_batch())
+        with pytest.raises(DataDirInUse, match="all is in use"):
+            LocalCluster(data=tmp_path / "all").start()
+    with LocalCluster(data=tmp_path / "all", port=port) as cluster, DataPortClient(port + 1) as client:
+        assert client.append(made.topic_id, a_batch()).base_offset == 1
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_port_in_use_is_named_and_nothing_is_left(taken: int) -> None:
+    port = free_port_pair()
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", port + taken))
+        occupied.listen()
+        cluster = LocalCluster(port=port)
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port + taken} is in use"):
+            cluster.start()
+        assert not cluster.root.exists()
+
+
+def test_zookeepers_port_in_use_is_named() -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} is in use"):
+            LocalCluster(zookeeper_port=port).start()
+
+
+def test_without_java_the_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(MissingDependency, match="java"):
+        LocalCluster().start()
+
+
+def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
+    with LocalCluster(settings={"num.partitions": 3}) as cluster:
+        assert len(create_topic(cluster.brokers[0].address, "three", partitions=0).partitions) == 3
+    with pytest.raises(UnknownSetting, match=r"did you mean 'num\.partitions'"):
+        LocalCluster(settings={"num.partition": 3})
+    with pytest.raises(InvalidArgument, match=r"grpc\.port"):
+        LocalCluster(settings={"grpc_port": 3})
+    with pytest.raises(InvalidArgument):
+        LocalCluster(brokers=0)
+    with pytest.raises(InvalidArgument):
+        LocalCluster(port=65535)
+
+
+def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "broker-0").write_text("no directory")
+    with pytest.raises(StorageFailed, match="broker-0.*File exists"):
+        LocalCluster(data=tmp_path).start()

@@ -1,0 +1,513 @@
+"""The data port over real sockets: order, waiting, limits, and peers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kafkalog.errors import CorruptBatch, InvalidRequest, KafkalogError, OffsetOutOfRange, UnknownPartition
+from kafkalog.format.batch import iter_batches
+from kafkalog.format.columns import decode_columns
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import frames
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame
+
+
+def error_of(part: pb.AppendedPartition | pb.FetchedPartition | pb.ReplyHeader) -> KafkalogError:
+    assert part.HasField("error"), part
+    return frames.error_from_wire(part.error)
+
+
+def values_in(body: bytes) -> list[bytes]:
+    """The records' values in the whole batches of a fetch."""
+    found: list[bytes] = []
+    for header, batch in iter_batches(memoryview(body)):
+        found += decode_columns(header, batch).column("value").to_pylist()
+    return found
+
+
+def until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Look again and again until it is so; for states of the broker that announce themselves to nobody."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if reached():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came to be")
+
+
+# --- appends and fetches -------------------------------------------------------------------------------------------
+
+
+def test_pipelined_appends_are_answered_in_order_and_read_back_as_sent(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    count = 3000
+    with broker.client() as client:
+        sender = threading.Thread(
+            target=lambda: client.send(
+                b"".join(append_frame(number, topic, a_batch([b"%d" % number])) for number in range(count))
+            )
+        )
+        sender.start()
+        for number in range(count):
+            header, _ = client.reply()
+            assert header.correlation_id == number
+            assert header.append.partitions[0].base_offset == number
+        sender.join()
+        values: list[bytes] = []
+        while len(values) < count:
+            part, body = client.fetch(topic, len(values), max_bytes=100_000)
+            assert part.end_offset == count
+            values += values_in(body)
+        assert values == [b"%d" % number for number in range(count)]
+
+
+def test_one_request_for_several_partitions_fails_for_each_alone(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=2)
+    good, bad = a_batch([b"good"]), bytearray(a_batch([b"bad"]))
+    bad[-9] ^= 1
+    parts = [
+        pb.AppendPartition(topic_id=topic, partition=number, length=len(batch))
+        for number, batch in ((0, good), (1, bad), (2, good))
+    ]
+    request = pb.RequestHeader(correlation_id=9, append=pb.AppendRequest(acks=1, partitions=parts))
+    with broker.client() as client:
+        body = good + bytes(bad) + good
+        client.send(frames.frame_start(request.SerializeToString(), len(body)) + body)
+        header, _ = client.reply()
+        first, second, third = header.append.partitions
+        assert first.base_offset == 0
+        assert not first.HasField("error")
+        assert isinstance(error_of(second), CorruptBatch)
+        assert isinstance(error_of(third), UnknownPartition)
+        assert values_in(client.fetch(topic, 0)[1]) == [b"good"]
+        assert client.fetch(topic, 0, partition=1)[0].end_offset == 0
+
+
+def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        error = error_of(client.append(topic, a_batch(), acks=-1))
+        assert str(error).startswith("acks=all is not supported: there is no replication yet")
+        assert "acks=7" in str(error_of(client.append(topic, a_batch(), acks=7)))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda batch: batch[:-8],
+        lambda batch: batch[:50],
+        lambda batch: batch[:20] + bytes([batch[20] ^ 1]) + batch[21:],
+        lambda batch: batch[:60] + bytes([batch[60] ^ 1]) + batch[61:],
+        lambda batch: batch + b"12345678",
+        lambda batch: b"",
+    ],
+)
+def test_a_damaged_batch_is_refused_and_nothing_of_it_is_written(
+    broker: RunningBroker, spoil: Callable[[bytes], bytes]
+) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        error = error_of(client.append(topic, spoil(a_batch([b"a", b"b"]))))
+        assert isinstance(error, CorruptBatch | InvalidRequest)
+        assert "t-0" in str(error)
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_batches_that_are_whole_but_lie_are_refused(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    liars = [
+        a_batch([b"a"], last_offset_delta=5),
+        a_batch([b"a"], producer_id=5),
+        a_batch([b"a"], producer_id=-7, producer_epoch=0, base_sequence=0),
+    ]
+    with broker.client() as client:
+        for liar in liars:
+            assert isinstance(error_of(client.append(topic, liar)), CorruptBatch)
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_a_batch_over_the_topics_limit_is_refused_by_its_size(broker: RunningBroker) -> None:
+    topic = broker.new_topic(max_message_bytes=2000)
+    with broker.client() as client:
+        error = error_of(client.append(topic, a_batch([bytes(3000)])))
+        assert "max.message.bytes of 2000" in str(error)
+        assert client.append(topic, a_batch([bytes(1000)])).base_offset == 0
+
+
+def test_a_producer_that_leaves_a_gap_is_refused_until_it_sends_in_order(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+
+    def numbered(sequence: int) -> bytes:
+        return a_batch([b"%d" % sequence], producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    with broker.client() as client:
+        for correlation, sequence in enumerate((0, 2, 3, 1, 2, 1)):
+            client.send(append_frame(correlation, topic, numbered(sequence)))
+        answers = [client.reply()[0].append.partitions[0] for _ in range(6)]
+        assert [answer.error.code for answer in answers] == [0, 33, 33, 0, 0, 0]
+        assert [answer.base_offset for answer in answers] == [0, 0, 0, 1, 2, 1]  # the last was there already
+        assert values_in(client.fetch(topic, 0)[1]) == [b"0", b"1", b"2"]
+
+
+def test_compressed_batches_come_back_as_they_were_sent(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for codec in (1, 2):
+            client.append(topic, a_batch([b"%d" % codec * 1000] * 10, codec=codec))
+        assert values_in(client.fetch(topic, 0)[1]) == [b"1" * 1000] * 10 + [b"2" * 1000] * 10
+
+
+def test_a_fetch_is_sent_by_sendfile_from_its_hint_on(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for number in range(20):
+            client.append(topic, a_batch([b"%d" % number]))
+        part, body = client.fetch(topic, 0, max_bytes=len(a_batch()) * 7)
+        header = next(iter_batches(memoryview(body)))[0]
+        consumed = sum(batch[0].length for batch in iter_batches(memoryview(body)))
+        hint = pb.PositionHint(
+            segment_base_offset=part.slice.segment_base_offset, position=part.slice.position + consumed
+        )
+        count = len(values_in(body))
+        assert count == consumed // header.length == 7
+        again, more = client.fetch(topic, count, hint=hint)
+        assert again.slice == hint
+        assert values_in(more) == [b"%d" % number for number in range(7, 20)]
+        wrong = pb.PositionHint(segment_base_offset=0, position=12345)
+        assert values_in(client.fetch(topic, 7, hint=wrong)[1]) == values_in(more)
+        until(lambda: broker.counters()["dataport.sendfile_bytes"] == len(body) + 2 * len(more))
+
+
+def test_fetch_errors_stand_with_their_partition(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        assert isinstance(error_of(client.fetch(topic, 1)[0]), OffsetOutOfRange)
+        assert isinstance(error_of(client.fetch(topic, 0, partition=1)[0]), UnknownPartition)
+        assert error_of(client.fetch(b"?" * 16, 0)[0]).code == 11
+
+
+def test_a_fetch_of_several_partitions_keeps_to_its_limit(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=3)
+    batch = a_batch([bytes(1000)])
+    parts = [pb.FetchPartition(topic_id=topic, partition=number, max_bytes=1 << 20) for number in range(3)]
+    with broker.client() as client:
+        for number in range(3):
+            client.append(topic, batch * 4, partition=number)
+        for max_bytes, lengths in (
+            (len(batch) * 6, [4, 2, 0]),
+            (len(batch) * 4, [4, 0, 0]),
+            (1, [1, 0, 0]),
+            (0, [4, 4, 4]),
+        ):
+            request = pb.FetchRequest(min_bytes=1, max_bytes=max_bytes, partitions=parts)
+            header = pb.RequestHeader(correlation_id=1, fetch=request).SerializeToString()
+            client.send(frames.frame_start(header, 0))
+            reply, body = client.reply()
+            assert [part.length // len(batch) for part in reply.fetch.partitions] == lengths
+            assert len(body) == sum(part.length for part in reply.fetch.partitions)
+
+
+# --- waiting -------------------------------------------------------------------------------------------------------
+
+
+def wait_until_waiting(broker: RunningBroker, topic: bytes, count: int = 1) -> None:
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    until(lambda: partition.waiting == count)
+
+
+def test_a_waiting_fetch_is_answered_by_the_append_it_waits_for(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as reader, broker.client() as writer:
+        reader.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
+        wait_until_waiting(broker, topic)
+        writer.append(topic, a_batch([b"news"]))
+        header, body = reader.reply()
+        assert values_in(body) == [b"news"]
+        assert header.fetch.partitions[0].end_offset == 1
+
+
+def test_a_fetch_waits_for_min_bytes_and_no_longer_than_its_time(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    size = len(a_batch([b"x"]))
+    with broker.client() as reader, broker.client() as writer:
+        reader.send(fetch_frame(1, topic, 0, max_wait_ms=30_000, min_bytes=2 * size))
+        wait_until_waiting(broker, topic)
+        writer.append(topic, a_batch([b"x"]))
+        wait_until_waiting(broker, topic)
+        assert not select.select([reader.sock], [], [], 0)[0]
+        writer.append(topic, a_batch([b"x"]))
+        assert len(reader.reply()[1]) == 2 * size
+        reader.send(fetch_frame(2, topic, 2, max_wait_ms=20))
+        header, body = reader.reply()
+        assert body == b""
+        assert header.fetch.partitions[0].end_offset == 2
+
+
+def test_a_waiting_fetch_is_answered_at_once_when_something_queues_behind_it(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
+        wait_until_waiting(broker, topic)
+        client.send(append_frame(2, topic, a_batch()))
+        assert client.reply()[0].correlation_id == 1
+        assert client.reply()[0].append.partitions[0].base_offset == 0
+
+
+def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    client = broker.client()
+    client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
+    wait_until_waiting(broker, topic)
+    client.close()
+    until(lambda: broker.counters()["dataport.connections"] == 0)
+    assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
+
+
+def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(append_frame(1, topic, a_batch()) + fetch_frame(2, topic, 1, max_wait_ms=30_000))
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.reply()[0].append.partitions[0].base_offset == 0
+        assert client.reply()[0].correlation_id == 2
+        assert client.is_closed()
+
+
+# --- group commit --------------------------------------------------------------------------------------------------
+
+
+def test_with_flush_messages_1_the_ack_follows_the_flush_and_appends_do_not_wait_for_acks(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    may_sync = threading.Event()
+    real_sync = log._disk.sync
+
+    def slow_sync(fd: int) -> None:
+        assert may_sync.wait(30)
+        real_sync(fd)
+
+    monkeypatch.setattr(log._disk, "sync", slow_sync)
+    with broker.client() as client:
+        for number in range(50):
+            client.send(append_frame(number, topic, a_batch([b"%d" % number])))
+        until(lambda: log.end_offset == 50)  # written, all of them, though the first is not acked
+        assert not select.select([client.sock], [], [], 0)[0]
+        assert log.flushed_offset == 0
+        may_sync.set()
+        assert [client.reply()[0].correlation_id for _ in range(50)] == list(range(50))
+        assert log.flushed_offset == 50
+
+
+def test_an_ack_that_waits_too_long_for_its_flush_is_told_so(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    may_sync = threading.Event()
+    monkeypatch.setattr(log._disk, "sync", lambda fd: may_sync.wait(30))
+    with broker.client() as client:
+        error = error_of(client.append(topic, a_batch(), timeout_ms=50))
+        assert str(error) == "the flush of t-0 at its disk did not answer within 50 ms"
+        may_sync.set()
+
+
+def test_a_failed_flush_is_told_to_everyone_who_waits_for_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    log = broker.broker.catalog.leader_of(topic, 0).log
+
+    def failing_sync(fd: int) -> None:
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(log._disk, "sync", failing_sync)
+    with broker.client() as client:
+        client.send(append_frame(1, topic, a_batch()) + append_frame(2, topic, a_batch()))
+        for _ in range(2):
+            assert error_of(client.reply()[0].append.partitions[0]).code == 40  # StorageFailed
+        assert error_of(client.fetch(topic, 0)[0]).code == 40
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_over_the_limit_gets_its_error_and_the_connection_goes_on(start_broker: StartBroker) -> None:
+    broker = start_broker(request_max_bytes=100_000)
+    topic = broker.new_topic()
+    with broker.client() as client, broker.client() as other:
+        client.send(append_frame(1, topic, a_batch()))
+        client.send(append_frame(2, topic, bytes(300_000)))
+        client.send(append_frame(3, topic, a_batch()))
+        assert client.reply()[0].append.partitions[0].base_offset == 0
+        header, _ = client.reply()
+        assert header.correlation_id == 2
+        assert str(error_of(header)) == (
+            "a request of 300000 bytes is larger than the broker's request.max.bytes of 100000"
+        )
+        assert client.reply()[0].append.partitions[0].base_offset == 1
+        assert other.append(topic, a_batch()).base_offset == 2
+
+
+def test_a_body_far_over_the_limit_gets_its_error_and_ends_the_connection(start_broker: StartBroker) -> None:
+    broker = start_broker(request_max_bytes=100_000)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        header = append_frame(5, topic, b"")
+        client.send(struct.pack("<I", len(header) - 8) + struct.pack("<I", 3_000_000_000) + header[8:])
+        reply, _ = client.reply()
+        assert reply.correlation_id == 5
+        assert error_of(reply).code == 32
+        assert client.is_closed()
+
+
+def test_an_unreadable_header_is_told_after_what_was_asked_before_and_ends_the_connection(
+    broker: RunningBroker,
+) -> None:
+    topic = broker.new_topic()
+    for garbage in (frames.frame_start(b"\xff" * 20, 0), struct.pack("<II", 1 << 30, 0)):
+        with broker.client() as client:
+            client.send(append_frame(1, topic, a_batch()) + garbage + append_frame(2, topic, a_batch()))
+            assert client.reply()[0].HasField("append")
+            reply, _ = client.reply()
+            assert reply.correlation_id == 0
+            assert reply.HasField("error")
+            assert client.is_closed()
+
+
+def test_an_unknown_request_is_told_and_the_connection_goes_on(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(frames.frame_start(pb.RequestHeader(correlation_id=4).SerializeToString(), 3) + b"abc")
+        reply, _ = client.reply()
+        assert reply.correlation_id == 4
+        assert isinstance(error_of(reply), InvalidRequest)
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_an_error_under_acks_0_closes_the_connection_after_the_answers_before_it(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(append_frame(1, topic, a_batch(), acks=0) * 3 + append_frame(2, topic, a_batch()))
+        assert client.reply()[0].append.partitions[0].base_offset == 3
+        client.send(append_frame(3, topic, a_batch()) + append_frame(4, topic, b"damaged", acks=0))
+        assert client.reply()[0].correlation_id == 3
+        assert client.is_closed()
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: StartBroker) -> None:
+    broker = start_broker(max_connections=2)
+    topic = broker.new_topic()
+    with broker.client() as one, broker.client(), DataPortClient(broker.broker.data_port) as third:
+        reply, _ = third.reply()
+        assert str(error_of(reply)) == "the broker has its 2 connections (max.connections)"
+        assert third.is_closed()
+        assert one.append(topic, a_batch()).base_offset == 0
+    until(lambda: broker.counters()["dataport.connections"] == 0)
+    with broker.client() as again:
+        assert again.append(topic, a_batch()).base_offset == 1
+
+
+def test_more_bodies_than_the_budget_wait_their_turn_and_all_arrive(start_broker: StartBroker) -> None:
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)
+    topic = broker.new_topic()
+    bodies = [a_batch([bytes([65 + number]) * (2 << 20)]) for number in range(6)]
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(broker.client()) for _ in bodies]
+        # One that begins a body and does not go on holds its part of the budget, the others wait for it.
+        first = append_frame(1, topic, bodies[0])
+        clients[0].send(first[: len(first) // 2])
+        until(lambda: broker.counters()["dataport.reserved_bytes"] >= 2 << 20)
+        senders = [
+            threading.Thread(target=client.send, args=(append_frame(1, topic, body),))
+            for client, body in zip(clients[1:], bodies[1:], strict=True)
+        ]
+        for sender in senders:
+            sender.start()
+        clients[0].send(first[len(first) // 2 :])
+        for client in clients:
+            assert not client.reply()[0].append.partitions[0].HasField("error")
+        for sender in senders:
+            sender.join()
+    with broker.client() as reader:
+        letters = set()
+        for offset in range(6):
+            letters.add(values_in(reader.fetch(topic, offset, max_bytes=1)[1])[0][:1])
+    assert letters == {b"A", b"B", b"C", b"D", b"E", b"F"}
+    until(lambda: broker.counters()["dataport.reserved_bytes"] == 0)
+
+
+def test_a_body_that_comes_too_slowly_is_cut_off_and_frees_its_bytes(start_broker: StartBroker) -> None:
+    broker = start_broker(send_timeout_ms=100, request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)
+    topic = broker.new_topic()
+    with broker.client() as slow, broker.client() as other:
+        slow.send(append_frame(1, topic, bytes(2 << 20))[:-1])
+        other.send(append_frame(1, topic, a_batch([bytes(2 << 20)])))
+        assert slow.is_closed()
+        assert not other.reply()[0].append.partitions[0].HasField("error")
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker) -> None:
+    broker = start_broker(send_timeout_ms=200)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for _ in range(4):
+            client.append(topic, a_batch([bytes(4 << 20)]))
+        for number in range(8):
+            client.send(fetch_frame(number, topic, 0, max_bytes=16 << 20))
+        until(lambda: broker.counters()["dataport.connections"] == 0)
+
+
+def test_an_idle_connection_is_closed(start_broker: StartBroker) -> None:
+    broker = start_broker(connections_max_idle_ms=100)
+    with broker.client() as client:
+        assert client.is_closed()
+
+
+def test_a_client_of_another_protocol_is_let_go(broker: RunningBroker) -> None:
+    with broker.client(greet=False) as http:
+        http.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert http.is_closed()
+    with broker.client(greet=False) as newer:
+        newer.send(frames.hello(version=9))
+        with pytest.raises(AssertionError):
+            assert frames.HELLO.unpack(newer.read(frames.HELLO_SIZE)) == (frames.HELLO_MAGIC, 9, 0)
+        assert newer.is_closed()
+
+
+# --- stopping ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_answers_what_was_received_and_what_waits(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    topic = broker.new_topic()
+    with broker.client() as writer, broker.client() as reader, broker.client():
+        for number in range(500):
+            writer.send(append_frame(number, topic, a_batch()))
+        assert writer.reply()[0].correlation_id == 0
+        reader.send(fetch_frame(1, topic, 500, max_wait_ms=30_000))
+        wait_until_waiting(broker, topic)
+        stopping = threading.Thread(target=broker.stop)
+        stopping.start()
+        assert reader.reply()[0].fetch.partitions[0].length == 0
+        reader.close()
+        answered = 1
+        with contextlib.suppress(ConnectionError):
+            while True:
+                assert writer.reply()[0].append.partitions[0].base_offset == answered
+                answered += 1
+        writer.close()
+        stopping.join()
+    again = start_broker()
+    with again.client() as client:
+        assert client.fetch(topic, 0)[0].end_offset == answered
