@@ -155,11 +155,12 @@ def spark_session() -> SparkSession:
 
 
 def print_table(console: Console, title: str, frame: DataFrame) -> None:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for name, kind in frame.dtypes:
         table.add_column(name.replace("_", " "), justify="left" if kind in ("string", "timestamp") else "right")
     for row in frame.collect():
         table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+    console.print(f"\n{title}\n")
     console.print(table)
 
 
@@ -198,17 +199,15 @@ def main() -> None:
         with step("read the departures back"):
             hours = departures(spark, bootstrap).localCheckpoint()
 
-        console.print()
         print_table(console, "Mean departure delay per carrier, in minutes", delays)
-        console.print()
         busiest = hours.orderBy(F.desc("departures"), "hour", "origin").limit(10)
         print_table(console, f"The 10 busiest of {hours.count():,} origins' hours (UTC)", busiest)
-        console.print()
-        times = Table(title="How long it took", title_justify="left", box=None, padding=(0, 2, 0, 0))
+        times = Table(box=None, padding=(0, 2, 0, 0))
         times.add_column("step")
         times.add_column("seconds", justify="right")
         for name, seconds in took:
             times.add_row(name, f"{seconds:.1f}")
+        console.print("\nHow long it took\n")
         console.print(times)
 
 

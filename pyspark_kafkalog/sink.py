@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kafkalog.errors import InvalidArgument
+from kafkalog.errors import InvalidArgument, KafkalogError
 from pyspark_kafkalog.columns import batches_by_topic, sink_columns
 from pyspark_kafkalog.options import SinkOptions, parse_sink
 
@@ -48,7 +49,8 @@ def write_rows(
         for delivery in unacknowledged:
             delivery.result()
     except BaseException:
-        producer.close(timeout=0)
+        with suppress(KafkalogError):  # of what is given up here; the failure that counts is on its way
+            producer.close(timeout=0)
         raise
     _producers[key] = producer
     return WriterCommitMessage()

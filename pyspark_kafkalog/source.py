@@ -139,6 +139,9 @@ def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange)
 
     cluster = connected(options)
     partition, start, end = planned.range
+    known = cluster.topic(partition.topic)
+    if partition.partition >= len(known.partitions) or planned.topic_id not in (None, known.topic_id):
+        cluster.describe_topics([partition.topic])  # this worker's view is older than the driver's
     earliest = offsets_at(cluster, {partition: EARLIEST})[partition]
     latest = offsets_at(cluster, {partition: LATEST})[partition]
     start = earliest if start == EARLIEST else start

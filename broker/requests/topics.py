@@ -29,15 +29,19 @@ def describe_topics(request: pb.DescribeTopicsRequest, catalog: Catalog) -> pb.T
         for topic in catalog.topics.values():
             _describe(topic, catalog, reply.topics.add())
     for name in request.names:
+        described = reply.topics.add()
         try:
-            _describe(_topic(name, catalog), catalog, reply.topics.add())
+            _describe(_topic(name, catalog), catalog, described)
         except KafkalogError as error:
-            reply.topics[-1].MergeFrom(pb.TopicDescription(name=name, error=error_to_wire(error)))
+            described.name = name
+            described.error.CopyFrom(error_to_wire(error))
     for topic_id in request.ids:
+        described = reply.topics.add()
         try:
-            _describe(catalog.topic_by_id(topic_id), catalog, reply.topics.add())
+            _describe(catalog.topic_by_id(topic_id), catalog, described)
         except KafkalogError as error:
-            reply.topics[-1].MergeFrom(pb.TopicDescription(topic_id=topic_id, error=error_to_wire(error)))
+            described.topic_id = topic_id
+            described.error.CopyFrom(error_to_wire(error))
     return reply
 
 
@@ -64,7 +68,7 @@ def create_topic(request: pb.CreateTopicRequest, catalog: Catalog) -> pb.TopicDe
         created_us=catalog.clock.now_us(),
     )
     registry.create_topic(catalog.session, topic)
-    return _once_opened(topic, catalog)
+    return _once_opened(topic, 0, catalog)
 
 
 def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog) -> pb.TopicDescription:
@@ -90,7 +94,7 @@ def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog) -> pb.TopicDesc
             replicas += _place(catalog, request.partitions - len(replicas))
         altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
         if registry.update_topic(catalog.session, altered):
-            return _once_opened(altered, catalog)
+            return _once_opened(altered, topic.version + 1, catalog)
 
 
 def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog) -> pb.DeleteTopicReply:
@@ -130,8 +134,9 @@ def _place(catalog: Catalog, count: int) -> list[tuple[int, ...]]:
     return registry.place_partitions(registry.live_brokers(catalog.session), hosted, count)
 
 
-def _once_opened(topic: TopicRecord, catalog: Catalog) -> pb.TopicDescription:
-    """Describe a topic once every leader has opened what the change gave it, or the time for that is over."""
+def _once_opened(topic: TopicRecord, version: int, catalog: Catalog) -> pb.TopicDescription:
+    """Describe a topic once every leader has opened what the change that made its znode's version gave it, or the time
+    for that is over."""
 
     def current() -> TopicRecord | None:
         seen = catalog.topics.get(topic.name)
@@ -139,11 +144,7 @@ def _once_opened(topic: TopicRecord, catalog: Catalog) -> pb.TopicDescription:
 
     def opened() -> bool:
         seen = current()
-        return (
-            seen is not None
-            and len(seen.states) >= len(topic.replicas)
-            and all(seen.config.get(name) == value for name, value in topic.config.items())
-        )
+        return seen is not None and seen.version >= version and len(seen.states) >= len(topic.replicas)
 
     catalog.wait_until(opened, _OPENED_SECONDS)
     description = pb.TopicDescription()

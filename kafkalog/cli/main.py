@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -17,7 +18,21 @@ from kafkalog.cli import cluster, doctor, log, records, topics
 from kafkalog.errors import KafkalogError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _ReaderGone(Exception):
+    """Standard output was closed by its reader."""
+
+
+class _Commands(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            result = super().invoke(context)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:  # not for click, which would make it a failure
+            raise _ReaderGone from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="pyspark-kafkalog", prog_name="kafkalog")
 def kafkalog() -> None:
     """A partitioned append-only log for Spark: run a cluster, look into it, write to it and read from it."""
@@ -38,7 +53,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code. Nothing but SystemExit of a signal handler comes out."""
     try:
         kafkalog.main(args=arguments, prog_name="kafkalog", standalone_mode=False)
-        sys.stdout.flush()
         return 0
     except click.exceptions.Exit as request:
         return request.exit_code
@@ -49,7 +63,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, error.format_message())
     except KafkalogError as error:
         return _failed(error, str(error))
-    except BrokenPipeError:  # `kafkalog consume t | head`: it has what it wanted, and what is buffered nowhere to go
+    except _ReaderGone:  # `kafkalog consume t | head`: it has what it wanted, and what is buffered nowhere to go
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 0
     except (click.Abort, KeyboardInterrupt):

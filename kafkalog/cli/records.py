@@ -28,7 +28,7 @@ _IDLE_SECONDS = 0.2
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A producer setting; repeatable.")
 @bootstrap_option
 def produce(
-    topic: str, key_separator: str | None, partition: int | None, config: dict[str, str], bootstrap: str
+    topic: str, key_separator: str | None, partition: int | None, config: dict[str, Any], bootstrap: str
 ) -> None:
     """Send each line of standard input to TOPIC as a record."""
     from kafkalog.client.producer import Producer

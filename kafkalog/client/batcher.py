@@ -73,7 +73,7 @@ class Batch:
         self.linger_until = linger_until
         self.deadline = deadline
         self.values: list[bytes | None] = []
-        self.timestamps_us: list[int] | int = []
+        self.timestamps_us: list[int] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Headers | None] | None = None
         self.callbacks: list[tuple[int, OnDelivery]] | None = None
@@ -88,10 +88,9 @@ class Batch:
 
     def metadata(self, index: int) -> RecordMetadata:
         """Where its record at an index stands."""
-        stamps = self.timestamps_us
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         partition = self.queue.topic_partition
-        return RecordMetadata(*partition, offset, stamps if isinstance(stamps, int) else stamps[index])
+        return RecordMetadata(*partition, offset, self.timestamps_us[index])
 
 
 Failed = list[tuple[Batch, KafkalogError]]

@@ -83,7 +83,7 @@ class _Cursor:
 
 
 class MessageStream:
-    """One partition's messages: an iterable that blocks while there is nothing, and ends when the consumer is closed."""
+    """One partition's messages: an iterable that blocks while there is nothing, until the consumer is closed."""
 
     def __init__(self, consumer: Consumer, topic_partition: TopicPartition) -> None:
         self._consumer = consumer
@@ -208,16 +208,18 @@ class Consumer:
         from_group = [partition for partition, start in wanted.items() if start == "committed"]
         if from_group:
             wanted |= self._committed_or_fallback(from_group)
+        offsets = {partition: start for partition, start in wanted.items() if isinstance(start, int)}
         listed = {partition: start for partition, start in wanted.items() if not isinstance(start, int)}
-        found = (
-            {partition: each.offset for partition, each in list_offsets(self._cluster, listed).items()}
-            if listed
-            else {}
-        )
-        beyond = {partition: "latest" for partition, offset in found.items() if offset is None}
-        if beyond:
-            found |= {partition: each.offset for partition, each in list_offsets(self._cluster, beyond).items()}
-        return {partition: found.get(partition, start) for partition, start in wanted.items()}
+        beyond = []
+        for partition, found in list_offsets(self._cluster, listed).items():
+            if found.offset is None:
+                beyond.append(partition)
+            else:
+                offsets[partition] = found.offset
+        for partition, found in list_offsets(self._cluster, dict.fromkeys(beyond, "latest")).items():
+            assert found.offset is not None
+            offsets[partition] = found.offset
+        return {partition: offsets[partition] for partition in wanted}
 
     def _committed_or_fallback(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | str]:
         committed = self.committed(partitions)
@@ -243,7 +245,7 @@ class Consumer:
             commit_offsets(self._cluster, group, offsets)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """The group's committed offsets of some partitions, of the assigned ones if None; without those that have none."""
+        """The group's committed offsets of some partitions, the assigned ones if None. Those without are left out."""
         group = self._group_or_error()
         wanted = [TopicPartition(*partition) for partition in (self._cursors if partitions is None else partitions)]
         if not wanted:

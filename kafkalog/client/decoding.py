@@ -52,7 +52,7 @@ def messages(partition: TopicPartition, decoded: Decoded) -> list[Message]:
     values = binary_values(columns.column("value"))
     headers = _headers(columns.column("headers")) if attributes & HAS_HEADERS else repeat(())
     fields = zip(repeat(partition.topic), repeat(partition.partition), offsets, stamps, keys, values, headers)
-    return list(map(tuple.__new__, repeat(Message), fields))  # type: ignore[arg-type]
+    return list(map(tuple.__new__, repeat(Message), fields))
 
 
 def binary_values(array: pa.Array) -> list[bytes | None]:
@@ -75,7 +75,7 @@ def _headers(array: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:
 
 
 class ArrowBuilder:
-    """Makes batches with all columns for one partition. Columns that are the same in every row are made once and sliced."""
+    """Makes batches with all columns for one partition. What is the same in every row is made once and sliced."""
 
     def __init__(self, partition: TopicPartition) -> None:
         self._partition = partition

@@ -55,7 +55,7 @@ class TableDelivery:
         return all(batch.done for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> list[tuple[TopicPartition, int, int]]:
-        """Once all are acknowledged, of every batch they went in: (partition, first offset, rows); offset -1 with acks=0.
+        """Once all are acknowledged, for every batch: (partition, first offset, rows); the offset is -1 with acks=0.
 
         Raises:
             RequestTimedOut: they were not within `timeout` seconds.

@@ -129,7 +129,7 @@ class PartitionReader:
 
 
 def decode(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
-    """The columns of a fetched batch, those records that are wanted and stand before `end_offset`. Raises CorruptBatch."""
+    """The columns of a fetched batch: records that are wanted and stand before `end_offset`. Raises CorruptBatch."""
     header = batch.header
     columns = decode_columns(header, batch.data, str(where))
     if header.attributes & HAS_OFFSET:

@@ -71,7 +71,7 @@ def crc32c_of_each(keys: pa.Array) -> np.ndarray:
     distinct, first = np.unique(lengths, return_inverse=True)
     order = np.argsort(first, kind="stable")
     bounds = np.searchsorted(first[order], np.arange(len(distinct) + 1))
-    view = memoryview(data)
+    view = memoryview(data.data)
     for i, length in enumerate(distinct.tolist()):
         rows = order[bounds[i] : bounds[i + 1]]
         if length == 0:

@@ -60,6 +60,8 @@ class _Route:
         self.topic = topic
         self.queues: list[PartitionQueue] = []
         self.turn = 0
+        self.batch_bytes_max = 0
+        self.record_bytes_max = 0
 
 
 class Producer:
@@ -161,11 +163,12 @@ class Producer:
             if key.__class__ is not bytes:
                 key = _as_bytes("key", key)
             size += len(key) + _FIELD_BYTES
+        pairs: Headers | None = None
         if headers:
-            headers = _checked_headers(headers)
-            size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in headers)
+            pairs = _checked_headers(headers)
+            size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in pairs)
         if size > route.record_bytes_max:
-            self._check_lone_size(route, size, key is not None, bool(headers))
+            self._check_lone_size(route, size, key is not None, pairs is not None)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
@@ -203,10 +206,10 @@ class Producer:
                 batch.keys.append(key)
             elif batch.keys is not None:
                 batch.keys.append(None)
-            if headers:
+            if pairs is not None:
                 if batch.headers is None:
                     batch.headers = [None] * index
-                batch.headers.append(headers)
+                batch.headers.append(pairs)
             elif batch.headers is not None:
                 batch.headers.append(None)
             if on_delivery is not None:
@@ -264,7 +267,6 @@ class Producer:
                 queue = route.queues[route.turn if chunk.partition is None else chunk.partition]
                 batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
                 batch.columns = chunk.columns
-                batch.timestamps_us = chunk.columns.min_timestamp_us
                 batch.count = chunk.columns.batch.num_rows
                 batch.size = batch.charged = chunk.size
                 self._outbox.buffered += chunk.size

@@ -330,9 +330,7 @@ class BrokerLink:
         if columns is not None:
             data = encode_columns(columns.batch, self._codec)
             return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
-        stamps = batch.timestamps_us
-        assert not isinstance(stamps, int)
-        return encode_records(batch.values, stamps, batch.keys, batch.headers, self._codec)
+        return encode_records(batch.values, batch.timestamps_us, batch.keys, batch.headers, self._codec)
 
     # --- outcomes
 

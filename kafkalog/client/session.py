@@ -270,11 +270,10 @@ class FetchSession:
         timeout_ms = max(0.0, min(until) - time.monotonic()) * 1000 + 1 if until else None
         events = poller.poll(timeout_ms)
         for fd, _ in events:
-            link = by_fd.get(fd)
-            if link is None:
+            if fd == self._wake_receiver.fileno():
                 self._drain_wakes()
             else:
-                self._receive(link)
+                self._receive(by_fd[fd])
         if not events:
             self._check_deadlines()
 

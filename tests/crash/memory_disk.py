@@ -138,6 +138,10 @@ class MemoryDisk(Disk):
     def file_size(self, path: Path) -> int:
         return len(self._file(path).data)
 
+    def bytes_of(self, path: Path) -> bytearray:
+        """The bytes of a file, to be damaged in place."""
+        return self._file(path).data
+
     def size(self, fd: int) -> int:
         return len(self._open[fd].data)
 

@@ -227,7 +227,7 @@ def check_survivor(disk: Disk, done: Promises, *, power_cut: bool) -> None:
     known = done.written | done.in_flight
     found = read_all(log)
     for offset, value in found.items():
-        assert value == known[offset] or (power_cut and value is None and offset >= promised_to), offset
+        assert value == known[offset] or (power_cut and value is None and offset >= done.flushed_to), offset
     assert set(found) == set(range(log.start_offset, log.end_offset))
     check_folder(disk, log)
     if done.last is not None and not power_cut and not done.in_flight and done.cut_in_flight is None:

@@ -368,7 +368,9 @@ def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
         assert zookeeper.stdout.readline() == f"ZooKeeper: 127.0.0.1:{port + 2}\n"
         with running("broker", "--config", str(config)) as server:
             with Admin(f"127.0.0.1:{port}", bootstrap_timeout_ms=60_000) as admin:
-                assert [broker.broker_id for broker in admin.describe_cluster().brokers] == [7]
+                while not (brokers := admin.describe_cluster().brokers):  # it answers before it is registered
+                    assert server.poll() is None
+                assert [broker.broker_id for broker in brokers] == [7]
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) == 0
         zookeeper.send_signal(signal.SIGINT)

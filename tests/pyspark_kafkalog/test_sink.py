@@ -100,7 +100,7 @@ def test_rows_without_keys_are_spread(
     spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
 ) -> None:
     admin.create_topic(topic, partitions=2)
-    rows = spark.range(0, 40_000, 1, 1).selectExpr("cast(id AS binary) AS value")
+    rows = spark.range(0, 40_000, 1, 1).selectExpr("cast(id AS string) AS value")
     rows.write.format("kafkalog").options(**options).mode("append").save()
     offsets = admin.list_offsets({TopicPartition(topic, n): "latest" for n in range(2)})
     counts = [listed.offset for listed in offsets.values()]

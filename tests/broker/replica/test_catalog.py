@@ -1,0 +1,171 @@
+"""The catalog: what a broker hosts, in step with ZooKeeper, through restarts, crashes and deletions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.zookeeper import EmbeddedZooKeeper
+from kafkalog import errors
+from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.zk import paths, registry
+from kafkalog.zk.session import ZooKeeperSession
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import a_batch
+
+
+def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
+    assert broker.broker.catalog.wait_until(reached, 30.0)
+
+
+def test_a_topic_made_at_one_broker_is_known_and_hosted_at_the_other(start_broker: StartBroker) -> None:
+    one, other = start_broker(0), start_broker(1)
+    topic = one.new_topic(partitions=4)
+    catalog = other.broker.catalog
+    until(other, lambda: len(catalog.hosted) == 2)
+    assert sorted(number for _, number in catalog.hosted) == [1, 3]
+    until(other, lambda: len(catalog.topic("t").states) == 4)
+    with pytest.raises(errors.NotLeader, match="broker 1 does not lead partition t-0"):
+        catalog.leader_of(topic, 0)
+    with pytest.raises(errors.UnknownPartition, match="topic 't' has no partition 4; it has 4"):
+        catalog.leader_of(topic, 4)
+    with pytest.raises(errors.UnknownTopicId):
+        catalog.leader_of(b"?" * 16, 0)
+    one.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"))
+    until(other, lambda: not catalog.hosted and not catalog.topics)
+
+
+def test_a_broker_that_comes_and_goes_is_seen(start_broker: StartBroker) -> None:
+    one, other = start_broker(0), start_broker(1)
+    catalog = one.broker.catalog
+    until(one, lambda: set(catalog.brokers) == {0, 1})
+    assert catalog.brokers[1].grpc_port == other.broker.grpc_port
+    other.stop()
+    until(one, lambda: set(catalog.brokers) == {0})
+
+
+def test_an_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    topic = broker.new_topic(partitions=2)
+
+    def epochs(running: RunningBroker) -> list[int]:
+        described = running.stub.DescribeTopics(bpb.DescribeTopicsRequest(names=["t"])).topics[0]
+        assert [running.broker.catalog.leader_of(topic, number).log.leader_epoch for number in (0, 1)] == [
+            partition.leader_epoch for partition in described.partitions
+        ]
+        return [partition.leader_epoch for partition in described.partitions]
+
+    assert epochs(broker) == [0, 0]
+    for clean, expected in ((True, 0), (False, 1), (True, 1), (False, 2)):
+        broker.stop(clean)
+        broker = start_broker()
+        assert epochs(broker) == [expected, expected]
+    broker.new_topic("new")
+    assert broker.broker.catalog.topic("new").states[0].leader_epoch == 0
+
+
+def test_a_topic_deleted_while_a_broker_was_down_is_removed_when_it_is_back(start_broker: StartBroker) -> None:
+    one, other = start_broker(0), start_broker(1)
+    topic = one.new_topic(partitions=2)
+    until(other, lambda: (topic, 1) in other.broker.catalog.hosted)
+    folder = other.broker.catalog.leader_of(topic, 1).log.directory
+    other.stop()
+    one.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"))
+    assert folder.exists()
+    other = start_broker(1)
+    assert not folder.exists()
+    session = one.broker.catalog.session
+    assert registry.deleted_topics(session) == set()
+
+
+def test_logs_of_a_topic_that_nobody_deleted_are_kept_and_told(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    topic = broker.new_topic()
+    folder = broker.broker.catalog.leader_of(topic, 0).log.directory
+    session = broker.broker.catalog.session
+    session.delete_tree(paths.topic("t"))  # as if ZooKeeper's data were an old backup
+    until(broker, lambda: not broker.broker.catalog.hosted)
+    broker.stop()
+    start_broker()
+    assert folder.exists()
+    assert f"stray_log topic_id={topic.hex()} partition=0" in caplog.text
+
+
+def test_a_log_that_cannot_be_opened_is_told_to_those_who_ask_and_harms_no_other(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    opened = broker.broker.catalog._directory.open_log
+
+    def open_log(topic_id: bytes, number: int, *rest: Any) -> Any:
+        if number == 1:
+            raise errors.DiskFull(directory="/data")
+        return opened(topic_id, number, *rest)
+
+    monkeypatch.setattr(broker.broker.catalog._directory, "open_log", open_log)
+    topic = broker.new_topic(partitions=3)
+    with broker.client() as client:
+        assert client.append(topic, a_batch(), partition=1).error.code == errors.DiskFull.code
+        assert client.append(topic, a_batch(), partition=2).base_offset == 0
+
+
+def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(tmp_path: Path, start_broker: StartBroker) -> None:
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper", durable=False)
+    server.start()
+    server.wait_ready(threading.Event().wait)
+    try:
+        broker = start_broker(zookeeper_connect=server.connect, zookeeper_session_timeout_ms=2000)
+        topic = broker.new_topic()
+        broker.broker.catalog.session._request_timeout = 1.0
+        server.kill()
+        with broker.client() as client:
+            assert client.append(topic, a_batch()).base_offset == 0
+            assert client.fetch(topic, 0)[0].end_offset == 1
+        assert broker.stub.DescribeTopics(bpb.DescribeTopicsRequest()).topics[0].name == "t"
+        with pytest.raises(Exception, match=f"ZooKeeper at {server.connect} is not reachable"):
+            broker.new_topic("other")
+        server.start()
+        server.wait_ready(threading.Event().wait)
+        until(broker, lambda: broker.broker.catalog.session.connected)
+        broker.broker.catalog.session._request_timeout = 30.0
+        broker.new_topic("other")
+        with broker.client() as client:
+            assert client.append(topic, a_batch()).base_offset == 1
+    finally:
+        for path in ("grpc", "data"):
+            assert path
+        broker.stop()
+        server.stop()
+
+
+def test_a_broker_whose_session_was_lost_registers_again(
+    start_broker: StartBroker, zookeeper: EmbeddedZooKeeper, chroot: str
+) -> None:
+    from kazoo.client import KazooClient
+
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    epoch = catalog.brokers[0].epoch
+    twin = KazooClient(hosts=zookeeper.connect, client_id=catalog.session._client.client_id)
+    twin.start(timeout=30)
+    twin.stop()
+    twin.close()
+    until(broker, lambda: 0 in catalog.brokers and catalog.brokers[0].epoch > epoch)
+    other = ZooKeeperSession(chroot)
+    other.start()
+    assert registry.live_brokers(other)[0].grpc_port == broker.broker.grpc_port
+    other.close()
+
+
+def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    topic = broker.new_topic(partitions=600)
+    assert len(broker.broker.catalog.hosted) == 600
+    with broker.client() as client:
+        assert client.append(topic, a_batch(), partition=599).base_offset == 0

@@ -1,0 +1,300 @@
+"""The gRPC port: every request of the service, its errors, health and reflection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from broker.transport import rpc
+from kafkalog import errors
+from kafkalog.errors import KafkalogError
+from kafkalog.format.batch import iter_batches
+from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import a_batch
+
+
+def refused(call: Callable[..., Any], request: Any) -> tuple[KafkalogError, grpc.StatusCode]:
+    """The error that a call is refused with, and its status."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=30)
+    metadata = dict(caught.value.trailing_metadata())
+    error = error_from_wire(pb.Error.FromString(metadata[rpc.ERROR_KEY]))
+    assert caught.value.details() == str(error)
+    return error, caught.value.code()
+
+
+def append(broker: RunningBroker, topic: bytes, body: bytes, acks: int = 1) -> pb.AppendReply:
+    part = pb.AppendPartition(topic_id=topic, partition=0, length=len(body))
+    request = pb.AppendRequest(acks=acks, timeout_ms=5000, partitions=[part])
+    return broker.stub.Append(bpb.InlineAppendRequest(request=request, body=body), timeout=30)
+
+
+def pull(broker: RunningBroker, topic: bytes, offset: int, **options: int) -> bpb.PullReply:
+    part = pb.FetchPartition(topic_id=topic, partition=0, offset=offset)
+    return broker.stub.Pull(pb.FetchRequest(partitions=[part], **options), timeout=30)
+
+
+# --- topics --------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_described_with_what_was_set_and_what_is_in_force(broker: RunningBroker) -> None:
+    request = bpb.CreateTopicRequest(name="t", partitions=2, config={"retention_ms": "5000"})
+    made = broker.stub.CreateTopic(request)
+    assert made.name == "t"
+    assert len(made.topic_id) == 16
+    assert dict(made.config) == {"retention.ms": "5000"}
+    assert made.effective["retention.ms"] == "5000"
+    assert made.effective["cleanup.policy"] == "delete"
+    assert made.effective["flush.ms"] == ""
+    assert [(one.partition, one.leader, list(one.isr)) for one in made.partitions] == [(0, 0, [0]), (1, 0, [0])]
+    for asked in (bpb.DescribeTopicsRequest(names=["t"]), bpb.DescribeTopicsRequest(ids=[made.topic_id])):
+        assert list(broker.stub.DescribeTopics(asked).topics) == [made]
+    broker.new_topic("a")
+    assert [topic.name for topic in broker.stub.DescribeTopics(bpb.DescribeTopicsRequest()).topics] == ["a", "t"]
+
+
+def test_describing_what_is_not_there_says_so_in_its_place(broker: RunningBroker) -> None:
+    broker.new_topic("there")
+    request = bpb.DescribeTopicsRequest(names=["gone", "there", "no/name"], ids=[b"?" * 16])
+    gone, there, no_name, no_id = broker.stub.DescribeTopics(request).topics
+    assert isinstance(error_from_wire(gone.error), errors.UnknownTopic)
+    assert gone.name == "gone"
+    assert there.name == "there"
+    assert not there.HasField("error")
+    assert isinstance(error_from_wire(no_name.error), errors.InvalidTopicName)
+    assert isinstance(error_from_wire(no_id.error), errors.UnknownTopicId)
+
+
+@pytest.mark.parametrize(
+    "request_, error, status, says",
+    [
+        ({"name": "no/name"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "'no/name' is no topic name"),
+        ({"name": ""}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is no topic name"),
+        ({"name": "line\n"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is no topic name"),
+        ({"name": "t", "partitions": 10_001}, errors.InvalidPartitions, "INVALID_ARGUMENT", "is 10000"),
+        ({"name": "t", "replicas": 2}, errors.InvalidRequest, "INVALID_ARGUMENT", "no replication"),
+        ({"name": "t", "config": {"retention": "1"}}, errors.UnknownSetting, "INVALID_ARGUMENT", "retention"),
+        ({"name": "t", "config": {"segment.bytes": "x"}}, errors.InvalidSetting, "INVALID_ARGUMENT", "whole number"),
+        ({"name": "t", "config": {"flush.visibility": "flushed"}}, errors.InvalidSetting, "INVALID_ARGUMENT", "flush"),
+        ({"name": "there"}, errors.TopicExists, "ALREADY_EXISTS", "exists already"),
+    ],
+)
+def test_a_topic_that_cannot_be_made_is_refused_with_one_sentence(
+    broker: RunningBroker, request_: dict[str, Any], error: type[KafkalogError], status: str, says: str
+) -> None:
+    broker.new_topic("there")
+    raised, code = refused(broker.stub.CreateTopic, bpb.CreateTopicRequest(**request_))
+    assert type(raised) is error
+    assert code.name == status
+    assert says in str(raised)
+    assert [topic.name for topic in broker.stub.DescribeTopics(bpb.DescribeTopicsRequest()).topics] == ["there"]
+
+
+def test_an_altered_topic_has_its_settings_in_force_and_more_partitions(broker: RunningBroker) -> None:
+    topic = broker.new_topic("t", retention_ms=5000)
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    request = bpb.AlterTopicRequest(name="t", set={"max.message.bytes": "2048"}, unset=["retention.ms"], partitions=3)
+    altered = broker.stub.AlterTopic(request)
+    assert dict(altered.config) == {"max.message.bytes": "2048"}
+    assert altered.topic_id == topic
+    assert len(altered.partitions) == 3
+    assert log.settings.max_message_bytes == 2048
+    assert log.settings.retention_ms == 7 * 24 * 3_600_000
+    with broker.client() as client:
+        assert client.append(topic, a_batch(), partition=2).base_offset == 0
+        assert client.append(topic, a_batch([bytes(3000)])).error.code == errors.BatchTooLarge.code
+
+
+def test_alterations_that_cannot_be_are_refused(broker: RunningBroker) -> None:
+    broker.new_topic("t", partitions=2)
+    alter = broker.stub.AlterTopic
+    assert isinstance(refused(alter, bpb.AlterTopicRequest(name="gone"))[0], errors.UnknownTopic)
+    assert isinstance(refused(alter, bpb.AlterTopicRequest(name="a/b"))[0], errors.UnknownTopic)
+    fewer, _ = refused(alter, bpb.AlterTopicRequest(name="t", partitions=1))
+    assert "never taken away" in str(fewer)
+    unknown, _ = refused(alter, bpb.AlterTopicRequest(name="t", unset=["retention.m"]))
+    assert "did you mean 'retention.ms'" in str(unknown)
+    assert isinstance(
+        refused(alter, bpb.AlterTopicRequest(name="t", set={"segment.bytes": "1"}))[0], errors.InvalidSetting
+    )
+
+
+def test_a_deleted_topic_is_gone_with_its_files_and_its_name_starts_anew(broker: RunningBroker) -> None:
+    topic = broker.new_topic("t")
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    with broker.client() as client:
+        client.append(topic, a_batch())
+        commit = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=1)])
+        broker.stub.CommitOffsets(commit)
+        assert broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t")).topic_id == topic
+        assert client.append(topic, a_batch()).error.code == errors.UnknownTopicId.code
+        error, status = refused(broker.stub.DeleteTopic, bpb.DeleteTopicRequest(name="t"))
+        assert isinstance(error, errors.UnknownTopic)
+        assert status is grpc.StatusCode.NOT_FOUND
+        again = broker.new_topic("t")
+        assert again != topic
+        assert client.append(again, a_batch()).base_offset == 0
+        assert not broker.stub.CommittedOffsets(bpb.CommittedOffsetsRequest(group="g")).offsets
+    assert not log.directory.exists()
+
+
+# --- offsets -------------------------------------------------------------------------------------------------------
+
+
+def listed(broker: RunningBroker, topic: bytes, at: int, timestamp_us: int = 0, partition: int = 0) -> bpb.ListedOffset:
+    wanted = bpb.ListOffset(topic_id=topic, partition=partition, at=at, timestamp_us=timestamp_us)
+    return broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted])).partitions[0]
+
+
+def test_offsets_are_listed_by_place_and_by_timestamp(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    for second in range(5):
+        append(broker, topic, a_batch([b"x"] * 2, timestamp_us=second * 1_000_000))
+    assert listed(broker, topic, bpb.ListOffset.EARLIEST).offset == 0
+    latest = listed(broker, topic, bpb.ListOffset.LATEST)
+    assert latest.offset == 10
+    assert latest.size_bytes > 1000
+    at = listed(broker, topic, bpb.ListOffset.TIMESTAMP, 2_500_000)
+    assert (at.found, at.offset, at.timestamp_us) == (True, 6, 3_000_000)
+    assert not listed(broker, topic, bpb.ListOffset.TIMESTAMP, 4_000_001).found
+    assert listed(broker, topic, 9).error.code == errors.InvalidRequest.code
+    assert listed(broker, topic, 0, partition=4).error.code == errors.UnknownPartition.code
+
+
+def test_records_are_deleted_before_an_offset(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    for _ in range(5):
+        append(broker, topic, a_batch())
+    delete = broker.stub.DeleteRecords
+    assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=3)).log_start_offset == 3
+    assert listed(broker, topic, bpb.ListOffset.EARLIEST).offset == 3
+    assert pull(broker, topic, 2).reply.partitions[0].error.code == errors.OffsetOutOfRange.code
+    error, _ = refused(delete, bpb.DeleteRecordsRequest(topic_id=topic, before_offset=6))
+    assert isinstance(error, errors.OffsetOutOfRange)
+    assert isinstance(
+        refused(delete, bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-2))[0], errors.OffsetOutOfRange
+    )
+    assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1)).log_start_offset == 5
+
+
+def test_group_offsets_are_kept_by_group_and_partition(broker: RunningBroker) -> None:
+    broker.new_topic("a", partitions=2)
+    broker.new_topic("b")
+    commit, committed = broker.stub.CommitOffsets, broker.stub.CommittedOffsets
+    offsets = [bpb.GroupOffset(topic="a", partition=1, offset=7), bpb.GroupOffset(topic="b", offset=3)]
+    commit(bpb.CommitOffsetsRequest(group="g", offsets=offsets))
+    assert list(committed(bpb.CommittedOffsetsRequest(group="g")).offsets) == offsets
+    assert list(committed(bpb.CommittedOffsetsRequest(group="g", topics=["b"])).offsets) == offsets[1:]
+    assert not committed(bpb.CommittedOffsetsRequest(group="other")).offsets
+    back = bpb.GroupOffset(topic="a", partition=1, offset=2)
+    commit(bpb.CommitOffsetsRequest(group="g", offsets=[back]))
+    assert list(committed(bpb.CommittedOffsetsRequest(group="g", topics=["a"])).offsets) == [back]
+    for wrong, error in (
+        (bpb.CommitOffsetsRequest(group="a/b", offsets=offsets), errors.InvalidRequest),
+        (bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="c")]), errors.UnknownTopic),
+        (bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="b", partition=1)]),
+         errors.UnknownPartition),
+        (bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="b", offset=-1)]), errors.InvalidRequest),
+    ):  # fmt: skip
+        assert type(refused(commit, wrong)[0]) is error
+
+
+def test_producer_ids_are_given_out_once_over_all_brokers(start_broker: StartBroker) -> None:
+    brokers = [start_broker(0), start_broker(1)]
+    ids = [broker.stub.InitProducer(bpb.InitProducerRequest()) for broker in brokers for _ in range(600)]
+    assert len({one.producer_id for one in ids}) == len(ids) == 1200
+    assert {one.producer_epoch for one in ids} == {0}
+
+
+# --- append and pull -----------------------------------------------------------------------------------------------
+
+
+def test_an_inline_append_is_pulled_back(broker: RunningBroker) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    assert append(broker, topic, a_batch([b"a", b"b"])).partitions[0].base_offset == 0
+    assert append(broker, topic, a_batch([b"c"])).partitions[0].base_offset == 2
+    pulled = pull(broker, topic, 0, max_bytes=1 << 20)
+    headers = [header for header, _ in iter_batches(memoryview(pulled.body))]
+    assert [(header.base_offset, header.record_count) for header in headers] == [(0, 2), (2, 1)]
+    assert pulled.reply.partitions[0].length == len(pulled.body)
+    assert pulled.reply.partitions[0].end_offset == 3
+
+
+def test_an_inline_request_over_its_limit_is_refused(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    part = pb.AppendPartition(topic_id=topic, length=(4 << 20) + 1)
+    request = bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[part]), body=bytes((4 << 20) + 1))
+    assert isinstance(refused(broker.stub.Append, request)[0], errors.RequestTooLarge)
+    with pytest.raises(grpc.RpcError, match="larger than max"):
+        append(broker, topic, bytes(5 << 20))
+    with pytest.raises(grpc.RpcError, match="acks=0 has no meaning"):
+        append(broker, topic, a_batch(), acks=0)
+
+
+def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker: StartBroker) -> None:
+    broker = start_broker(pull_max_bytes=10_000)
+    topic = broker.new_topic()
+    pulled: list[bpb.PullReply] = []
+    waiting = threading.Thread(target=lambda: pulled.append(pull(broker, topic, 0, max_wait_ms=30_000, min_bytes=1)))
+    waiting.start()
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    pause = threading.Event()
+    while not partition.waiting:
+        pause.wait(0.01)
+    append(broker, topic, a_batch([b"news"]))
+    waiting.join()
+    assert len(pulled[0].body) == pulled[0].reply.partitions[0].length > 0
+    assert partition.waiting == 0
+    for _ in range(50):
+        append(broker, topic, a_batch([bytes(1000)]))
+    assert 9000 < len(pull(broker, topic, 1, max_bytes=1 << 20).body) <= 10_000
+    assert pull(broker, topic, 51, max_wait_ms=10, min_bytes=1).body == b""
+
+
+def test_waiting_pulls_leave_threads_for_other_calls(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    part = pb.FetchPartition(topic_id=topic)
+    request = pb.FetchRequest(partitions=[part], max_wait_ms=30_000, min_bytes=1)
+    calls = [broker.stub.Pull.future(request, timeout=30) for _ in range(30)]
+    assert broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30).answering_broker_id == 0
+    append(broker, topic, a_batch())
+    for call in calls:
+        call.result()
+
+
+# --- the rest ------------------------------------------------------------------------------------------------------
+
+
+def test_health_and_reflection_answer(broker: RunningBroker) -> None:
+    health = health_pb2_grpc.HealthStub(broker.channel)
+    for service in ("", "kafkalog.wire.Broker"):
+        reply = health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(broker.channel)
+    asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    services = next(reflection.ServerReflectionInfo(asked)).list_services_response.service
+    assert "kafkalog.wire.Broker" in {service.name for service in services}
+
+
+def test_a_defect_is_told_as_such_and_the_broker_goes_on(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("broker.transport.rpc.offsets.list_offsets", broken)
+    error, status = refused(broker.stub.ListOffsets, bpb.ListOffsetsRequest())
+    assert str(error) == "the broker failed on this request: ZeroDivisionError: a defect"
+    assert status is grpc.StatusCode.INTERNAL
+    assert "request_failed" in caplog.text
+    monkeypatch.undo()
+    assert not broker.stub.ListOffsets(bpb.ListOffsetsRequest()).partitions

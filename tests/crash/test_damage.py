@@ -1,0 +1,328 @@
+"""Bits flip, files end early, tails are zero, files are gone: no wrong record is served, and no good one is lost.
+
+The log under test: two closed segments and a last one of three batches each, two records in a batch, one producer; its start
+offset is 1 and it was closed cleanly, or, for `killed`, killed with the last segment neither described nor known
+to be synced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.storage.directory import LogDirectory, folder_name
+from broker.storage.log import Appended, Log
+from kafkalog.clock import ManualClock
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, check_batch, iter_batches, stamp
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, topic, values_of
+from tests.crash.memory_disk import MemoryDisk
+
+PATH = Path("/data")
+FOLDER = PATH / folder_name(TOPIC_ID, 0)
+PRODUCER = 7
+BATCHES, RECORDS = 3, 2
+PER_SEGMENT = BATCHES * RECORDS
+END = 3 * PER_SEGMENT
+START = 1
+BODY_CHECKED_FROM = STAMPED_SIZE + 4
+BASES = [0, PER_SEGMENT, 2 * PER_SEGMENT]
+CLEAN_OR_KILLED = pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+
+
+def segment(base_offset: int) -> Path:
+    return FOLDER / f"{base_offset:020d}.log"
+
+
+def value(offset: int) -> bytes:
+    return b"%08d" % offset
+
+
+def open_log(disk: MemoryDisk) -> tuple[LogDirectory, Log]:
+    directory = LogDirectory(PATH, disk=disk, clock=ManualClock(), producer_batches_remembered=5)
+    return directory, directory.open_log(TOPIC_ID, 0, "t-0", topic(index_interval_bytes=700), 0)
+
+
+@functools.cache
+def _image(clean: bool) -> MemoryDisk:
+    disk = MemoryDisk()
+    clock = ManualClock()
+    directory = LogDirectory(PATH, disk=disk, clock=clock, producer_batches_remembered=5)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(index_interval_bytes=700, segment_ms=1000), 0)
+    for base in BASES:
+        clock.advance(10)
+        for offset in range(base, base + PER_SEGMENT, RECORDS):
+            log.append([numbered(offset, RECORDS, 8, producer=(PRODUCER, 0, offset), timestamps_us=offset)])
+        log.delete_before(START)
+    if clean:
+        directory.close()
+    image = disk.after_kill()
+    assert [name for name in image.names(FOLDER) if name.endswith(".log")] == [segment(base).name for base in BASES]
+    return image
+
+
+def damaged_copy(clean: bool) -> MemoryDisk:
+    return _image(clean).after_kill()
+
+
+def batches_of(clean: bool, base_offset: int) -> list[tuple[int, BatchHeader]]:
+    """(position, header) of a segment's batches before it was damaged."""
+    position, found = 0, []
+    for header, _ in iter_batches(memoryview(_image(clean).bytes_of(segment(base_offset)))):
+        found.append((position, header))
+        position += header.length
+    return found
+
+
+def served(log: Log) -> dict[int, bytes | None]:
+    """What each offset gives a client that checks what it gets; None where it gets an error."""
+    found: dict[int, bytes | None] = {}
+    for offset in range(log.start_offset, log.end_offset):
+        try:
+            with log.read(offset, 1) as one:
+                batch = one.read()
+            found[offset] = dict(values_of(check_batch(batch), batch))[offset]
+        except CorruptBatch:
+            found[offset] = None
+    return found
+
+
+def good(*missing: int) -> dict[int, bytes | None]:
+    return {offset: None if offset in missing else value(offset) for offset in range(START, END)}
+
+
+def check_goes_on(disk: MemoryDisk, found: dict[int, bytes | None]) -> None:
+    """A log that was damaged takes a batch, and after a restart serves what it did before."""
+    directory, log = open_log(disk)
+    end = log.end_offset
+    (appended,) = log.append([numbered(end, 1, 8)])
+    assert isinstance(appended, Appended)
+    assert appended.base_offset == end
+    directory.close()
+    directory, log = open_log(disk)
+    assert served(log) == found | {end: value(end)}
+    directory.close()
+
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+@CLEAN_OR_KILLED
+@pytest.mark.parametrize("base", [BASES[0], BASES[-1]])
+def test_bit_flipped_at_any_byte_of_a_segment_costs_its_batch_alone(clean: bool, base: int) -> None:
+    for position, header in batches_of(clean, base):
+        hit = range(header.base_offset, header.end_offset)
+        for at in range(position, position + header.length):
+            disk = damaged_copy(clean)
+            disk.bytes_of(segment(base))[at] ^= 1 << at % 8
+            _, log = open_log(disk)
+            found = served(log)
+            if not clean and header.end_offset == END and at >= position + BODY_CHECKED_FROM:
+                # The last batch, not known to be synced, with a good length: that is what a torn write looks like.
+                assert found == {offset: value(offset) for offset in range(START, header.base_offset)}
+            else:
+                assert found == good(*hit), f"byte {at - position} of the batch at {header.base_offset}"
+
+
+@CLEAN_OR_KILLED
+def test_log_with_a_flipped_bit_goes_on(clean: bool) -> None:
+    for base in BASES:
+        for position, header in batches_of(clean, base):
+            for at in (0, 9, 13, 20, 26, 30, 50, header.length - 1):
+                disk = damaged_copy(clean)
+                disk.bytes_of(segment(base))[position + at] ^= 16
+                directory, log = open_log(disk)
+                found = served(log)
+                directory.close(clean=False)
+                check_goes_on(disk.after_kill(), found)
+
+
+@CLEAN_OR_KILLED
+@pytest.mark.parametrize("base", BASES)
+def test_segment_cut_to_any_length_keeps_its_whole_batches(clean: bool, base: int) -> None:
+    whole = batches_of(clean, base)
+    for length in range(whole[-1][0] + whole[-1][1].length):
+        disk = damaged_copy(clean)
+        del disk.bytes_of(segment(base))[length:]
+        kept_to = max((h.end_offset for position, h in whole if position + h.length <= length), default=base)
+        directory, log = open_log(disk)
+        found = served(log)
+        if base == BASES[-1] and not clean:
+            assert found == {offset: value(offset) for offset in range(START, kept_to)}
+            assert disk.file_size(segment(base)) == sum(h.length for _, h in whole if h.end_offset <= kept_to)
+        else:
+            assert found == good(*range(kept_to, base + PER_SEGMENT))
+        directory.close()
+        if length % 40 == 0:
+            check_goes_on(disk.after_kill(), found)
+
+
+@CLEAN_OR_KILLED
+def test_tail_of_zeros_or_noise_is_cut_off(clean: bool) -> None:
+    noise = bytes((7 * i * i + 3 * i) % 251 for i in range(5000))
+    for junk in (bytes(1), bytes(8), bytes(96), bytes(512), bytes(5000), noise[:1], noise[:97], noise):
+        disk = damaged_copy(clean)
+        disk.bytes_of(segment(BASES[-1])).extend(junk)
+        _, log = open_log(disk)
+        assert served(log) == good()
+        check_goes_on(disk.after_kill(), good())
+
+
+def test_tail_that_became_zero_from_any_position_on_is_cut_to_whole_batches() -> None:
+    whole = batches_of(False, BASES[-1])
+    size = whole[-1][0] + whole[-1][1].length
+    for position in range(0, size, 8):
+        disk = damaged_copy(False)
+        disk.bytes_of(segment(BASES[-1]))[position:] = bytes(size - position)
+        # Arrow pads with zeros: a batch whose last bytes were zero anyway is whole.
+        original = bytes(_image(False).bytes_of(segment(BASES[-1])))
+        kept_to = max(
+            (h.end_offset for at, h in whole if not any(original[max(at, position) : at + h.length])),
+            default=BASES[-1],
+        )
+        before = max((h.end_offset for at, h in whole if at + h.length <= position), default=BASES[-1])
+        _, log = open_log(disk)
+        assert served(log) == {offset: value(offset) for offset in range(START, max(before, kept_to))}
+
+
+def test_two_damaged_batches_cost_only_themselves() -> None:
+    for base in BASES[:2]:
+        whole = batches_of(True, base)
+        for first in range(BATCHES - 1):
+            for second in range(first + 1, BATCHES):
+                for at in (4, 40):
+                    disk = damaged_copy(True)
+                    hit: list[int] = []
+                    for number in (first, second):
+                        position, header = whole[number]
+                        disk.bytes_of(segment(base))[position + at] ^= 1
+                        hit += range(header.base_offset, header.end_offset)
+                    disk.unlink(segment(base).with_suffix(".index"))  # found by the scan, not by a reader
+                    _, log = open_log(disk)
+                    assert served(log) == good(*hit)
+
+
+@CLEAN_OR_KILLED
+def test_destroyed_header_is_survived_by_the_chain_behind_it(clean: bool) -> None:
+    for base in BASES:
+        for position, header in batches_of(clean, base)[:-1]:
+            disk = damaged_copy(clean)
+            disk.bytes_of(segment(base))[position : position + HEADER_SIZE] = bytes(HEADER_SIZE)
+            _, log = open_log(disk)
+            assert served(log) == good(*range(header.base_offset, header.end_offset))
+
+
+def look_alikes(base_offset: int, count: int) -> Iterator[bytes]:
+    """Batches as they stand in a log, to be put into a payload."""
+    for offset in range(base_offset, base_offset + count):
+        _, batch = make_batch([b"forged"])
+        stamp(batch, offset, 0, 1)
+        yield bytes(batch)
+
+
+@pytest.mark.parametrize("destroyed", [1, 28, HEADER_SIZE], ids=["a-bit", "what-header_crc-covers", "the-header"])
+def test_batch_inside_a_payload_is_never_taken_for_one(destroyed: int) -> None:
+    """Offsets that would fit, before and behind: still only the chain to the log's end counts."""
+    for forged_count in (1, 3):
+        payload = b"".join(look_alikes(5, forged_count))
+        disk = MemoryDisk()
+        directory, log = open_log(disk)
+        log.append([make_batch([value(0)])])
+        log.append([make_batch([payload, b"more"])])
+        for offset in range(3, 6):
+            log.append([make_batch([value(offset)])])
+        position = check_batch(disk.bytes_of(segment(0))).length
+        data = disk.bytes_of(segment(0))
+        data[position : position + destroyed] = bytes(byte ^ 255 for byte in data[position : position + destroyed])
+        _, log = open_log(disk.after_kill())
+        expected: dict[int, bytes | None] = {0: value(0), 1: None, 2: None}
+        assert served(log) == expected | {offset: value(offset) for offset in range(3, 6)}
+
+
+# --- what stands beside the segments -----------------------------------------------------------------------------------
+
+
+def files_beside(clean: bool) -> list[Path]:
+    names = [name for name in _image(clean).names(FOLDER) if not name.endswith(".log")]
+    assert {Path(name).suffix for name in names} == {".index", ".producers", ""}
+    return [FOLDER / name for name in names]
+
+
+def check_nothing_lost(disk: MemoryDisk) -> None:
+    _, log = open_log(disk)
+    assert log.start_offset == START
+    assert served(log) == good()
+    assert log.offset_for_timestamp(PER_SEGMENT) == (PER_SEGMENT, PER_SEGMENT)
+    (again,) = log.append([numbered(END - RECORDS, RECORDS, 8, producer=(PRODUCER, 0, END - RECORDS))])
+    assert isinstance(again, Appended)
+    assert again.duplicate and again.base_offset == END - RECORDS
+    (new,) = log.append([numbered(END, RECORDS, 8, producer=(PRODUCER, 0, END))])
+    assert isinstance(new, Appended)
+    assert new.base_offset == END
+
+
+@CLEAN_OR_KILLED
+def test_bit_flipped_at_any_byte_beside_the_segments_costs_nothing(clean: bool) -> None:
+    for path in files_beside(clean):
+        for at in range(_image(clean).file_size(path)):
+            disk = damaged_copy(clean)
+            disk.bytes_of(path)[at] ^= 1 << at % 8
+            check_nothing_lost(disk)
+
+
+@CLEAN_OR_KILLED
+def test_file_beside_the_segments_cut_or_gone_costs_no_record(clean: bool) -> None:
+    for path in files_beside(clean):
+        size = _image(clean).file_size(path)
+        for length in range(0, size, 3):
+            disk = damaged_copy(clean)
+            del disk.bytes_of(path)[length:]
+            if path.name == "checkpoint" and length < size // 2 - 1:
+                # Not even one of its two copies: with it goes the record of which records were deleted.
+                _, log = open_log(disk)
+                assert served(log) == good() | {0: value(0)}
+            else:
+                check_nothing_lost(disk)
+        if path.name != "checkpoint":
+            disk = damaged_copy(clean)
+            disk.unlink(path)
+            check_nothing_lost(disk)
+
+
+def test_bit_flipped_at_any_byte_of_meta_still_tells_whose_it_is() -> None:
+    disk = MemoryDisk()
+    LogDirectory(PATH, disk=disk).claim("a-cluster", 3)
+    for at in range(disk.file_size(PATH / "meta")):
+        damaged = disk.after_kill()
+        damaged.bytes_of(PATH / "meta")[at] ^= 1 << at % 8
+        LogDirectory(PATH, disk=damaged).claim("a-cluster", 3)
+
+
+@pytest.mark.parametrize("gone", BASES[1:])
+def test_segment_that_is_gone_is_damage_not_silence(gone: int) -> None:
+    disk = damaged_copy(True)
+    disk.unlink(segment(gone))
+    _, log = open_log(disk)
+    assert served(log) == good(*range(gone, gone + PER_SEGMENT))
+    check_goes_on(disk.after_kill(), good(*range(gone, gone + PER_SEGMENT)))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_header_that_goes_bad_under_a_running_log_is_found_by_the_reader(base: int) -> None:
+    for position, header in batches_of(True, base):
+        disk = damaged_copy(True)
+        _, log = open_log(disk)
+        disk.bytes_of(segment(base))[position + 3] ^= 2
+        assert served(log) == good(*range(header.base_offset, header.end_offset))
+        with pytest.raises(CorruptBatch) as caught:
+            log.read(header.base_offset, 1)
+        if header.base_offset:
+            assert caught.value.facts["offset"] == header.base_offset
+        assert caught.value.facts["end_offset"] == header.end_offset
+        before = max(header.base_offset - RECORDS, START)
+        if before < header.base_offset:
+            with log.read(before, 1 << 20) as found:
+                assert found.position + found.length <= position  # a slice ends before what is known to be damaged

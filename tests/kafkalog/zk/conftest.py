@@ -1,0 +1,45 @@
+"""A ZooKeeper for the tests of this folder, and sessions with a chroot of their own."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.zookeeper import EmbeddedZooKeeper
+from kafkalog.zk.session import ZooKeeperSession
+
+_chroots = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), durable=False)
+    server.start()
+    server.wait_ready(threading.Event().wait)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def new_session(zookeeper: EmbeddedZooKeeper) -> Iterator[Callable[[], ZooKeeperSession]]:
+    """Starts sessions under one chroot that no other test uses."""
+    chroot = f"zk-test/{next(_chroots)}"
+    started = []
+
+    def start() -> ZooKeeperSession:
+        session = ZooKeeperSession(f"{zookeeper.connect}/{chroot}")
+        session.start()
+        started.append(session)
+        return session
+
+    yield start
+    for session in started:
+        session.close()
+
+
+@pytest.fixture
+def session(new_session: Callable[[], ZooKeeperSession]) -> ZooKeeperSession:
+    return new_session()

@@ -1,0 +1,197 @@
+"""The registries in a real ZooKeeper, also when two write at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
+from kafkalog.zk import paths, registry
+from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
+from kafkalog.zk.session import ZooKeeperSession
+
+A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
+
+
+@pytest.fixture
+def cluster(session: ZooKeeperSession) -> ZooKeeperSession:
+    registry.cluster_id(session, 1)
+    return session
+
+
+def test_the_cluster_id_is_made_once(new_session: Callable[[], ZooKeeperSession]) -> None:
+    ids = {registry.cluster_id(new_session(), number) for number in range(3)}
+    assert len(ids) == 1
+    assert len(ids.pop()) == 32
+
+
+def test_producer_id_blocks_never_overlap(new_session: Callable[[], ZooKeeperSession]) -> None:
+    blocks: list[range] = []
+
+    def take(session: ZooKeeperSession) -> None:
+        blocks.extend(registry.take_producer_ids(session) for _ in range(5))
+
+    threads = [threading.Thread(target=take, args=(new_session(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    starts = sorted(block.start for block in blocks)
+    assert starts == list(range(0, 15 * registry.PRODUCER_ID_BLOCK, registry.PRODUCER_ID_BLOCK))
+    assert {len(block) for block in blocks} == {registry.PRODUCER_ID_BLOCK}
+
+
+def test_a_broker_is_listed_while_its_session_lasts(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    other = new_session()
+    one = BrokerRecord(1, "host", 10, 11, "rack", "1.0", "host:/one")
+    assert registry.register_broker(other, one) is None
+    changed = threading.Event()
+    (listed,) = registry.live_brokers(cluster, lambda _: changed.set()).values()
+    assert listed == replace(one, epoch=listed.epoch)
+    assert registry.register_broker(other, replace(one, grpc_port=20)) is None  # again, by the same session
+    assert changed.wait(30)
+    changed.clear()
+    assert registry.live_brokers(cluster, lambda _: changed.set())[1].grpc_port == 20
+    other.close()
+    assert changed.wait(30)
+    assert registry.live_brokers(cluster) == {}
+
+
+def test_a_dead_runs_registration_is_replaced_and_anothers_is_respected(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    stale, now = new_session(), new_session()
+    record = BrokerRecord(1, "host", 10, 11, directory="host:/one")
+    registry.register_broker(stale, record)
+    before = registry.live_brokers(cluster)[1].epoch
+    assert registry.register_broker(now, record) is None
+    assert registry.live_brokers(cluster)[1].epoch > before
+    holder = registry.register_broker(new_session(), replace(record, directory="host:/two"))
+    assert holder is not None
+    assert holder.directory == "host:/one"
+
+
+def test_a_topic_is_read_back_as_it_was_made(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    assert registry.read_topic(cluster, "t") == A_TOPIC
+    assert registry.topic_names(cluster) == ["t"]
+    assert registry.read_topic(cluster, "other") is None
+    with pytest.raises(TopicExists):
+        registry.create_topic(cluster, replace(A_TOPIC, topic_id=b"another id......"))
+
+
+def test_a_change_over_an_old_version_is_not_made(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    assert registry.update_topic(cluster, replace(A_TOPIC, config={}))
+    assert not registry.update_topic(cluster, A_TOPIC)
+    changed = registry.read_topic(cluster, "t")
+    assert changed is not None
+    assert changed.config == {}
+    assert changed.version == 1
+
+
+def test_states_are_made_once_and_replaced_at_their_version_only(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    first = {number: PartitionState(0, 0, (0,)) for number in (0, 2)}
+    assert registry.write_states(cluster, A_TOPIC, first) == first
+    late = registry.write_states(cluster, A_TOPIC, {0: PartitionState(9, 9, (9,)), 1: PartitionState(1, 0, (1,))})
+    assert late == {0: first[0], 1: PartitionState(1, 0, (1,))}  # 0 was there already
+    topic = registry.read_topic(cluster, "t")
+    assert topic is not None
+    assert set(topic.states) == {0, 1, 2}
+    raised = registry.write_states(cluster, topic, {0: PartitionState(0, 1, (0,))})
+    assert raised == {0: PartitionState(0, 1, (0,), version=1)}
+    assert registry.write_states(cluster, topic, {0: PartitionState(0, 5, (0,))}) == raised  # topic.states is old
+
+
+def test_many_partitions_take_few_round_trips(cluster: ZooKeeperSession) -> None:
+    topic = replace(A_TOPIC, replicas=[(0,)] * 1100)
+    registry.create_topic(cluster, topic)
+    states = {number: PartitionState(0, 0, (0,)) for number in range(1100)}
+    assert registry.write_states(cluster, topic, states) == states
+    registry.delete_topic(cluster, "t")
+    assert cluster.children(paths.TOPICS) == []
+
+
+def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    other = new_session()
+    for change in (
+        lambda: registry.update_topic(cluster, A_TOPIC),
+        lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,))}),
+        lambda: cluster.set(paths.partition_state("t", 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
+    ):
+        changed = threading.Event()
+        registry.read_topic(other, "t", lambda _, changed=changed: changed.set())
+        change()
+        assert changed.wait(30)
+
+
+def test_a_deleted_topic_leaves_a_note_for_each_broker_that_held_it(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
+    assert registry.topic_names(cluster) == []
+    assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
+    with pytest.raises(UnknownTopic):
+        registry.delete_topic(cluster, "t")
+    for broker_id in (0, 5, 0):
+        registry.logs_removed(cluster, A_TOPIC.topic_id, broker_id)
+    assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
+    registry.logs_removed(cluster, A_TOPIC.topic_id, 1)
+    registry.logs_removed(cluster, A_TOPIC.topic_id, 1)
+    assert registry.deleted_topics(cluster) == set()
+
+
+def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
+    cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    monkeypatch.setattr(registry, "_take_down", lambda *_: None)
+    registry.delete_topic(cluster, "t")
+    monkeypatch.undo()
+    half = registry.read_topic(cluster, "t")
+    assert half is not None
+    assert half.deleted
+    with pytest.raises(UnknownTopic):
+        registry.delete_topic(cluster, "t")
+    again = replace(A_TOPIC, topic_id=b"another id......")
+    registry.create_topic(cluster, again)
+    assert registry.read_topic(cluster, "t") == again
+    assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
+
+
+def test_two_deletions_at_once_delete_once(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    registry.create_topic(cluster, replace(A_TOPIC, replicas=[(0,)] * 50))
+    outcomes: list[object] = []
+
+    def delete(session: ZooKeeperSession) -> None:
+        try:
+            outcomes.append(registry.delete_topic(session, "t"))
+        except UnknownTopic as error:
+            outcomes.append(type(error))
+
+    threads = [threading.Thread(target=delete, args=(new_session(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, outcomes)) == sorted(map(str, [A_TOPIC.topic_id, UnknownTopic, UnknownTopic]))
+
+
+def test_partitions_go_round_robin_beginning_with_whoever_has_fewest() -> None:
+    assert registry.place_partitions([2, 0, 1], {}, 4) == [(0,), (1,), (2,), (0,)]
+    assert registry.place_partitions([0, 1, 2], {0: 5, 1: 2, 2: 3}, 4) == [(1,), (2,), (0,), (1,)]
+    assert registry.place_partitions([0], {}, 0) == []
+    with pytest.raises(NoBrokers):
+        registry.place_partitions([], {}, 1)
