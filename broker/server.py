@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -170,6 +171,8 @@ def run(settings: Values, announce: bool = False) -> None:
         KafkalogError: it did not start; `start` says which.
     """
     log_to_stderr(settings.log_level)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each partition and each connection takes one or two
     stopped = threading.Event()
     previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     if settings.exit_with_stdin:

@@ -41,8 +41,16 @@ class EventLogger:
 
     def _emit(self, level: int, event: str, values: dict[str, Any], exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            text = f"{event} {_renderer()(self._logger, event, values)}" if values else event
-            self._logger.log(level, "%s", text, exc_info=exc_info, stacklevel=3)
+            self._logger.log(level, "%s", _render(event, values), exc_info=exc_info, stacklevel=3)
+
+
+def _render(event: str, values: dict[str, Any]) -> str:
+    if not values:
+        return event
+    try:
+        return f"{event} {_renderer()(None, event, values)}"
+    except OSError:  # the import failed for want of file descriptors, which may be the very thing to be told
+        return f"{event} {values}"
 
 
 @functools.cache
@@ -67,5 +75,6 @@ def log_to_stderr(level: str = "info") -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=_FORMAT, force=True)
     for ours in ("kafkalog", "broker", "pyspark_kafkalog"):
         logging.getLogger(ours).setLevel(level.upper())
+    _renderer()
     # Kazoo warns of every connection attempt that fails; zk/session.py says the same once.
     logging.getLogger("kazoo").setLevel(logging.ERROR)

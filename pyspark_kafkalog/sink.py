@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -20,8 +20,10 @@ from pyspark_kafkalog.options import SinkOptions, parse_sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from kafkalog.client.producer import Delivery, Producer
     from pyspark.sql.types import StructType
+
+    from kafkalog.client.delivery import TableDelivery
+    from kafkalog.client.producer import Producer
 
 _producers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Producer] = {}
 """This process's producers by process id (a forked child must not use its parent's), servers and settings. Spark's
@@ -39,7 +41,7 @@ def write_rows(
     key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
     producer = _producers.pop(key, None) or _new_producer(options)
     try:
-        unacknowledged: deque[Delivery] = deque()
+        unacknowledged: deque[TableDelivery] = deque()
         for batch in batches:
             for topic, records in batches_by_topic(batch, columns, options.topic):
                 unacknowledged.append(producer.send_arrow(topic, records))
@@ -59,7 +61,8 @@ def write_rows(
 def _new_producer(options: SinkOptions) -> Producer:
     from kafkalog.client.producer import Producer
 
-    return Producer(options.bootstrap_servers, **options.client)
+    settings: dict[str, Any] = dict(options.client)
+    return Producer(options.bootstrap_servers, **settings)
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -134,8 +134,9 @@ def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange)
     Raises:
         OffsetOutOfRange, DataLost: the log has not, or not any more, all that the range names.
     """
-    from kafkalog.client.fetcher import fetch_range
     from pyspark.sql.pandas.types import to_arrow_schema
+
+    from kafkalog.client.fetcher import fetch_range
 
     cluster = connected(options)
     partition, start, end = planned.range
@@ -233,7 +234,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> LoggedOffsets:
         if self._initial is None:
             selected = self._selected
-            partitions = self._noticed(selected.partitions())
+            partitions = self._partitions_now()
             start = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
             moving = symbols_in([start], LATEST)
             self._initial = resolved(
@@ -263,8 +264,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_log(self._latest)
 
     def partitions(self, start: LoggedOffsets, end: LoggedOffsets) -> Sequence[InputPartition]:
-        topic_ids = self._noticed(self._selected.partitions())
         ranges = input_ranges(from_log(start), from_log(end))
+        topic_ids = self._partitions_now([each.partition for each in ranges])
         gone = {each.partition for each in ranges} - topic_ids.keys()
         if gone:
             raise DataLost(reason=f"the batch reads {partition_names(gone)}, deleted since")
@@ -297,8 +298,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise DataLost(reason=lost)
         return self._target
 
-    def _noticed(self, partitions: dict[TopicPartition, bytes]) -> dict[TopicPartition, bytes]:
-        """The same, once it is known that no topic was deleted and created again since this process began."""
+    def _partitions_now(self, known: Iterable[TopicPartition] = ()) -> dict[TopicPartition, bytes]:
+        """The selected partitions.
+
+        Raises:
+            DataLost: a topic of those that the stream knows was deleted, or created again since this process began.
+        """
+        try:
+            partitions = self._selected.partitions()
+        except UnknownTopic as error:
+            topic = error.facts["topic"]
+            if not any(partition.topic == topic for partition in known):
+                raise
+            raise DataLost(reason=f"topic '{topic}', which the stream reads, was deleted") from error
         for partition, topic_id in partitions.items():
             if self._topic_ids.setdefault(partition.topic, topic_id) != topic_id:
                 raise DataLost(reason=f"topic '{partition.topic}' was deleted and created again")
@@ -310,14 +322,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLost: the log has no longer what follows a position.
         """
+        partitions = self._partitions_now(position)
         selected = self._selected
-        try:
-            partitions = self._noticed(selected.partitions())
-        except UnknownTopic as error:
-            topic = error.facts["topic"]
-            if not any(partition.topic == topic for partition in position):
-                raise
-            raise DataLost(reason=f"topic '{topic}', which the stream reads, was deleted") from error
         latest = selected.at(LATEST, partitions)
         if lost := whats_lost(position, latest):
             raise DataLost(reason=lost)

@@ -26,10 +26,8 @@ def test_a_notebook_runs_to_its_end_and_draws(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "commit notebooks without their outputs"
-    kernel = {"name": "python3"}  # this interpreter's: nbclient starts sys.executable for it
-    NotebookClient(
-        notebook, timeout=240, kernel_name=kernel["name"], resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+    here = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here).execute()
     images = [
         output["data"]["image/png"]
         for cell in notebook.cells

@@ -33,22 +33,28 @@ from kafkalog.wire.frames import error_to_wire
 log = get_logger(__name__)
 
 ACKS_NONE, ACKS_LEADER = 0, 1
+_WRITTEN = memoryview(b"")
 
 
 class Call:
     """One append request and, once `append` has run, what became of it.
 
     Attributes:
+        correlation_id: the port's name for it.
+        deadline: when the ack is given up, by the port's clock; set by the port.
         request: as it came.
         acks: the request's.
-        body: the batches of its partitions, one after the other; writable, for they are stamped in place.
+        body: the batches of its partitions, one after the other; writable, for they are stamped in place; let go
+            once written.
         results: per partition of the request: (base_offset, append_timestamp_us, log_start_offset) or an error.
         waits_for: by index of the result, (partition, end_offset) that must be flushed before the ack.
     """
 
-    __slots__ = ("acks", "body", "request", "results", "waits_for")
+    __slots__ = ("acks", "body", "correlation_id", "deadline", "request", "results", "waits_for")
 
-    def __init__(self, request: pb.AppendRequest, body: memoryview) -> None:
+    def __init__(self, request: pb.AppendRequest, body: memoryview, correlation_id: int = 0) -> None:
+        self.correlation_id = correlation_id
+        self.deadline = 0.0
         self.request = request
         self.acks: int = request.acks
         self.body = body
@@ -98,6 +104,8 @@ def append(calls: Sequence[Call], catalog: Catalog) -> None:
             call.results = [error] * max(1, len(call.request.partitions))
     for partition, group in groups.items():
         _write(partition, group)
+    for call in calls:
+        call.body = _WRITTEN  # a view would keep a buffer that was given back
 
 
 def _sort_in(call: Call, catalog: Catalog, groups: dict[Partition, _Group]) -> None:
@@ -143,6 +151,9 @@ def _add(
         batches = _checked(data, partition)
     except KafkalogError as error:
         results.append(error)
+        return
+    except Exception as error:
+        results.append(_defect(error, f"partition {part.partition}"))
         return
     group = groups.get(partition)
     if group is None:
@@ -205,10 +216,10 @@ def _write(partition: Partition, group: _Group) -> None:
         for call, index, _ in group.parts:
             call.results[index] = error
         return
-    except Exception as error:  # a defect: told to the client, and logged for us
-        log.exception("append_failed", partition=partition.label)
+    except Exception as error:
+        defect = _defect(error, partition.label)
         for call, index, _ in group.parts:
-            call.results[index] = InternalError(reason=f"{type(error).__name__}: {error}")
+            call.results[index] = defect
         return
     start_offset = partition.log.start_offset
     needs_flush = partition.log.needs_flush_for_ack
@@ -229,6 +240,12 @@ def _write(partition: Partition, group: _Group) -> None:
             if call.waits_for is None:
                 call.waits_for = {}
             call.waits_for[index] = (partition, last.end_offset)
+
+
+def _defect(error: Exception, partition: str) -> InternalError:
+    """A mistake of ours: told to the client, and logged for us."""
+    log.exception("append_failed", partition=partition)
+    return InternalError(reason=f"{type(error).__name__}: {error}")
 
 
 def ack_reply(call: Call) -> pb.AppendReply:

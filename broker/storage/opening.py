@@ -47,14 +47,19 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int)
         _open_closed(segment, behind.base_offset, label)
     synced = max(checkpoint)
     indexed_offset = synced
-    if segments:
-        indexed_offset = _open_last(disk, folder, segments, synced, label)
-    else:
-        segments = [_new_segment(disk, folder, synced, index_interval_bytes)]
-    start_offset = max(checkpoint.start_offset, segments[0].base_offset)
-    found = Checkpoint(start_offset, segments[-1].end_offset)
-    if found != stored:
-        _unless_full(lambda: write_checkpoint(disk, folder, found))
+    try:
+        if segments:
+            indexed_offset = _open_last(disk, folder, segments, synced, label)
+        else:
+            segments = [_new_segment(disk, folder, synced, index_interval_bytes)]
+        start_offset = max(checkpoint.start_offset, segments[0].base_offset)
+        found = Checkpoint(start_offset, segments[-1].end_offset)
+        if found != stored:
+            _unless_full(lambda: write_checkpoint(disk, folder, found))
+    except BaseException:
+        for segment in segments:
+            segment.close()
+        raise
     return Opened(segments, found, indexed_offset)
 
 

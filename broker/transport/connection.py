@@ -45,18 +45,6 @@ _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
 _ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
-_WRITTEN = memoryview(b"")
-
-
-class _Ack:
-    """An append that is written, and whose ack may have to wait for a flush."""
-
-    __slots__ = ("call", "correlation_id", "deadline")
-
-    def __init__(self, correlation_id: int, call: appends.Call, deadline: float) -> None:
-        self.correlation_id = correlation_id
-        self.call = call
-        self.deadline = deadline
 
 
 class _Fetch:
@@ -112,7 +100,7 @@ class Connection:
         self._clock = clock
         self._on_end = on_end
         self._intake = Intake(sock, settings, clock, budgets, self.wake)
-        self._pending: deque[_Ack | _Fetch | _Refusal] = deque()
+        self._pending: deque[appends.Call | _Fetch | _Refusal] = deque()
         self._registered: list[Partition] = []
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
@@ -245,7 +233,7 @@ class Connection:
 
     def _next_deadline(self) -> float:
         head = self._pending[0] if self._pending else None
-        if isinstance(head, _Ack | _Fetch):
+        if isinstance(head, appends.Call | _Fetch):
             deadline = head.deadline
         else:
             deadline = self._last_request + self._settings.connections_max_idle_ms / 1000
@@ -263,7 +251,7 @@ class Connection:
 
     def _take_frames(self) -> bool:
         """Take every whole frame: write the appends, queue what is to be answered. False if some had to be left."""
-        calls: list[tuple[int, appends.Call]] = []
+        calls: list[appends.Call] = []
         taken = 0
         while len(self._pending) < _PENDING_MAX:
             frame = self._intake.next_frame()
@@ -271,8 +259,8 @@ class Connection:
                 break
             taken += 1
             request = self._parse(frame)
-            if request is not None and request.HasField("append") and type(frame) is Frame:
-                calls.append((request.correlation_id, appends.Call(request.append, frame.body)))
+            if request is not None and isinstance(frame, tuple) and request.HasField("append"):
+                calls.append(appends.Call(request.append, frame[1], request.correlation_id))
                 if len(calls) < _CALLS_AT_ONCE:
                     continue
             if calls:
@@ -281,7 +269,7 @@ class Connection:
             if request is None:
                 self._refuse_stream(frame)
                 break
-            if type(frame) is OversizedBody:
+            if isinstance(frame, OversizedBody):
                 self._refuse_body(request, frame.body_length)
             elif not request.HasField("append"):
                 self._queue(request)
@@ -297,7 +285,7 @@ class Connection:
         if isinstance(frame, OversizedHeader):
             return None
         try:
-            return pb.RequestHeader.FromString(frame.header)
+            return pb.RequestHeader.FromString(frame[0] if isinstance(frame, tuple) else frame.header)
         except DecodeError:
             return None
 
@@ -335,22 +323,19 @@ class Connection:
         else:
             self._intake.discard(body_length)
 
-    def _append(self, calls: list[tuple[int, appends.Call]]) -> None:
+    def _append(self, calls: list[appends.Call]) -> None:
         """Write what some append requests bring, and queue their acks."""
-        appends.append([call for _, call in calls], self._catalog)
-        for _, call in calls:
-            call.body = _WRITTEN  # a view would keep a buffer that was given back
+        appends.append(calls, self._catalog)
         now = self._clock.monotonic()
-        for correlation_id, call in calls:
-            if call.acks == appends.ACKS_NONE:
-                error = call.failed()
-                if error is not None:
-                    self._pending.append(_Refusal(correlation_id, error, fatal=True, silent=True))
-                    self._read_no_more()
-                    return
-            else:
+        for call in calls:
+            if call.acks != appends.ACKS_NONE:
                 timeout_ms = min(call.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
-                self._pending.append(_Ack(correlation_id, call, now + timeout_ms / 1000))
+                call.deadline = now + timeout_ms / 1000
+                self._pending.append(call)
+            elif (error := call.failed()) is not None:
+                self._pending.append(_Refusal(call.correlation_id, error, fatal=True, silent=True))
+                self._read_no_more()
+                return
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
@@ -359,7 +344,7 @@ class Connection:
         pending = self._pending
         while pending:
             head = pending[0]
-            if isinstance(head, _Ack):
+            if isinstance(head, appends.Call):
                 done = self._answer_append(head)
             elif isinstance(head, _Fetch):
                 done = self._answer_fetch(head)
@@ -370,21 +355,20 @@ class Connection:
             pending.popleft()
         self._flush()
 
-    def _answer_append(self, ack: _Ack) -> bool:
-        call = ack.call
-        if not call.is_acked():
+    def _answer_append(self, call: appends.Call) -> bool:
+        if call.waits_for and not call.is_acked():
             self._register(call.waiting_at())
-            if not call.is_acked() and self._clock.monotonic() < ack.deadline:  # it may have been before we registered
+            if not call.is_acked() and self._clock.monotonic() < call.deadline:  # it may have come before registering
                 return False
         result = call.results[0]
         if len(call.results) == 1 and not call.waits_for and type(result) is tuple:
             header, acked = self._ack, self._acked
-            header.correlation_id = ack.correlation_id
+            header.correlation_id = call.correlation_id
             acked.base_offset, acked.append_timestamp_us, acked.log_start_offset = result
             encoded = header.SerializeToString()
         else:
             reply = appends.ack_reply(call)
-            encoded = pb.ReplyHeader(correlation_id=ack.correlation_id, append=reply).SerializeToString()
+            encoded = pb.ReplyHeader(correlation_id=call.correlation_id, append=reply).SerializeToString()
         self._out.append(frames.frame_start(encoded, 0))
         return True
 

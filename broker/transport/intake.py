@@ -44,7 +44,7 @@ class Intake:
         self._ahead: Reservation | None = None  # what a buffer of 1 MiB stands on
         self._large: Reservation | None = None  # what a buffer for one large frame stands on, or waits for
         self._frame_deadline: float | None = None
-        self._last_frame = clock.monotonic()
+        self._last_received = clock.monotonic()
         self._was_filled = False  # by the last receive: there is probably more
         self._to_discard = 0
 
@@ -68,6 +68,7 @@ class Intake:
         except BlockingIOError:
             return True
         self._buffer.received(count)
+        self._last_received = self._clock.monotonic()
         self.received_bytes += count
         self._was_filled = count == len(space)
         return count > 0
@@ -81,7 +82,6 @@ class Intake:
         frame = self._buffer.next_frame()
         if frame is not None:
             self._frame_deadline = None
-            self._last_frame = self._clock.monotonic()
         return frame
 
     def take(self, count: int) -> bytes:
@@ -102,7 +102,7 @@ class Intake:
         """When to look again: at `is_too_slow`, or to `fit`."""
         if self._frame_deadline is not None:
             return self._frame_deadline
-        return self._last_frame + _IDLE_SECONDS if self._is_unused() else None
+        return self._last_received + _IDLE_SECONDS if self._is_unused() else None
 
     @property
     def is_too_slow(self) -> bool:
@@ -169,7 +169,7 @@ class Intake:
     def _is_to_go(self) -> bool:
         """Whether an unused buffer is to be given back: others want it, or it was of no use for a while."""
         wanted = self._large is not None and self._budgets.bodies.is_wanted
-        return wanted or self._clock.monotonic() >= self._last_frame + _IDLE_SECONDS
+        return wanted or self._clock.monotonic() >= self._last_received + _IDLE_SECONDS
 
     def _give_back_large(self) -> None:
         if self._large is not None:

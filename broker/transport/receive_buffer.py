@@ -7,7 +7,7 @@ handed out are good until the next `space` or `resize`.
 from __future__ import annotations
 
 import mmap
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, PREFIX_SIZE
 
@@ -15,20 +15,19 @@ BASE_CAPACITY = 64 * 1024
 """What every connection has: 1000 of them take 64 MB, and only if all have used it."""
 
 
-class Frame(NamedTuple):
-    """A whole frame; `body` is a view of the buffer."""
-
-    header: bytes
-    body: memoryview
+Frame = tuple[bytes, memoryview]
+"""A whole frame: header, and body as a view of the buffer. A plain tuple, for it is made for every append."""
 
 
-class OversizedHeader(NamedTuple):
+@dataclass(frozen=True)
+class OversizedHeader:
     """A frame whose header is longer than is ever read: the stream cannot be followed any further."""
 
     header_length: int
 
 
-class OversizedBody(NamedTuple):
+@dataclass(frozen=True)
+class OversizedBody:
     """A frame whose header is here and whose body is larger than allowed; the body is what comes next."""
 
     header: bytes
@@ -117,4 +116,4 @@ class ReceiveBuffer:
         self._start = start + total
         header_start = start + PREFIX_SIZE
         body_start = header_start + header_length
-        return Frame(bytes(view[header_start:body_start]), view[body_start : body_start + body_length])
+        return bytes(view[header_start:body_start]), view[body_start : body_start + body_length]

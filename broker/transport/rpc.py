@@ -131,7 +131,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
         append.append([call], self._catalog)
-        call.body = memoryview(b"")
         timeout_ms = min(request.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
         self._wait(call.is_acked, call.waiting_at(), timeout_ms, context)
         return append.ack_reply(call)

@@ -53,7 +53,10 @@ class Batch:
     Attributes:
         values, timestamps_us, keys, headers: a record at each index; None where no record has one. Emptied once `body`
             is made; the timestamps stay, for the metadata.
-        count: records; `size`: their bytes in the encoded batch, about; `charged`: what they count in buffer.memory.
+        is_mixed: some record has a key or headers.
+        count: records, once closed.
+        size: of the records in memory, more than encoded; `size_limit`: no more than that is reserved; `charged`: what
+            the batch counts in buffer.memory.
         linger_until, deadline: by the monotonic clock, in seconds.
         columns: the records of a table, instead of values and so on.
         body: the encoded columns, made when first sent.
@@ -64,8 +67,8 @@ class Batch:
 
     __slots__ = (
         "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error",
-        "flying", "headers", "identity", "keys", "linger_until", "lost", "maybe_written", "observed", "queue", "sends",
-        "sequence", "size", "timestamps_us", "values",
+        "flying", "headers", "identity", "is_mixed", "keys", "linger_until", "lost", "maybe_written", "observed",
+        "queue", "sends", "sequence", "size", "size_limit", "timestamps_us", "values",
     )  # fmt: skip
 
     def __init__(self, queue: PartitionQueue, linger_until: float, deadline: float) -> None:
@@ -77,14 +80,31 @@ class Batch:
         self.keys: list[bytes | None] | None = None
         self.headers: list[Headers | None] | None = None
         self.callbacks: list[tuple[int, OnDelivery]] | None = None
-        self.count = self.size = self.charged = self.sends = 0
+        self.count = self.size = self.size_limit = self.charged = self.sends = 0
         self.columns: Columns | None = None
         self.body: Body | None = None
         self.identity: Identity | None = None
         self.sequence = -1
-        self.flying = self.lost = self.maybe_written = self.done = self.observed = self.awaited = False
+        self.is_mixed = self.flying = self.lost = self.maybe_written = self.done = self.observed = self.awaited = False
         self.base_offset = -1
         self.error: KafkalogError | None = None
+
+    def add_key_and_headers(self, index: int, key: bytes | None, headers: Headers | None) -> None:
+        """Those of the record that was just added."""
+        self.is_mixed = True
+        if key is not None and self.keys is None:
+            self.keys = [None] * index
+        if self.keys is not None:
+            self.keys.append(key)
+        if headers is not None and self.headers is None:
+            self.headers = [None] * index
+        if self.headers is not None:
+            self.headers.append(headers)
+
+    def add_callback(self, index: int, on_delivery: OnDelivery) -> None:
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append((index, on_delivery))
 
     def metadata(self, index: int) -> RecordMetadata:
         """Where its record at an index stands."""
@@ -154,6 +174,7 @@ class PartitionQueue:
     def close_batch(self) -> None:
         """Let the open batch, if there is one, be sent."""
         if self.open is not None:
+            self.open.count = len(self.open.values)
             self.ready.append(self.open)
             self.open = None
 

@@ -18,6 +18,7 @@ from kafkalog.log import get_logger
 log = get_logger(__name__)
 
 RECORD_COST = 100  # bytes of buffer.memory for a record's objects, beside its bytes
+BATCH_COST = 1000  # and for a batch's
 _ROOM_SHARE = 0.75  # senders that wait go on once so little is used: waking them for every ack would be all one does
 _FAILURES_KEPT = 100
 
@@ -54,6 +55,15 @@ class Outbox:
     def started(self, batch: Batch) -> None:
         """Lock held: a batch is being filled."""
         self._unfinished[batch] = None
+
+    def close_batch(self, queue: PartitionQueue) -> None:
+        """Lock held: let the open batch be sent, and give back what was reserved for it and not used."""
+        batch = queue.open
+        if batch is not None:
+            queue.close_batch()
+            unused = batch.charged - batch.size - BATCH_COST
+            batch.charged -= unused
+            self.buffered -= unused
 
     def wait_for_room(self, charge: int) -> None:
         """Lock held: wait until `charge` bytes fit, or nothing is buffered.

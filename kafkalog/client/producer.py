@@ -19,7 +19,7 @@ from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, Partiti
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.delivery import Delivery, TableDelivery
-from kafkalog.client.outbox import RECORD_COST, Outbox
+from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.client.sender import BrokerLink
 from kafkalog.connection import after_fork
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ACKS = {"0": 0, "1": 1, "all": -1}
-_RECORD_BYTES = 12  # of a record in a batch, beside its value: timestamp, offset of the value
+_RECORD_SIZE = 12 + RECORD_COST  # of a record beside its value: timestamp, offset of the value; and its objects
 _FIELD_BYTES = 4  # of a key, or a header's key or value: its offset
 _LONE_BYTES = 280  # of a batch of one record, beside the record
 _LONE_KEY_BYTES = 80
@@ -49,19 +49,20 @@ _LONE_HEADERS_BYTES = 560
 _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
+_RESERVATION = 16 * 1024
 
 
 class _Route:
     """A topic's queues; `turn` is whose turn it is to get records that any partition will do for."""
 
-    __slots__ = ("batch_bytes_max", "queues", "record_bytes_max", "topic", "turn")
+    __slots__ = ("batch_size_max", "queues", "record_size_max", "topic", "turn")
 
     def __init__(self, topic: TopicInfo) -> None:
         self.topic = topic
         self.queues: list[PartitionQueue] = []
         self.turn = 0
-        self.batch_bytes_max = 0
-        self.record_bytes_max = 0
+        self.batch_size_max = 0
+        self.record_size_max = 0
 
 
 class Producer:
@@ -98,7 +99,8 @@ class Producer:
         self._codec = CODECS[values.compression_type]
         self._linger = values.linger_ms / 1000
         self._delivery_timeout = values.delivery_timeout_ms / 1000
-        self._batch_records = values.batch_records
+        self._last_index = values.batch_records - 1
+        self._reservation = max(1024, min(_RESERVATION, values.buffer_memory // 16))
         self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
         self._cluster = (
             bootstrap_servers
@@ -153,8 +155,11 @@ class Producer:
             BufferExhausted: the memory stayed full for max.block.ms.
             Closed: the producer is closed.
         """
-        route = self._routes.get(topic) or self._route(topic)
-        size = _RECORD_BYTES
+        try:
+            route = self._routes[topic]
+        except KeyError:
+            route = self._route(topic)
+        size = _RECORD_SIZE
         if value is not None:
             if value.__class__ is not bytes:
                 value = _as_bytes("value", value)
@@ -167,58 +172,40 @@ class Producer:
         if headers:
             pairs = _checked_headers(headers)
             size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in pairs)
-        if size > route.record_bytes_max:
+        if size > route.record_size_max:
             self._check_lone_size(route, size, key is not None, pairs is not None)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
             raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
-        if partition is None:
-            if self._partitioner is not None:
-                partition = self._chosen(key, route)
-            elif key is not None:
-                partition = partition_for_key(key, len(route.queues))
-        elif partition.__class__ is not int or not 0 <= partition < len(route.queues):
-            route = self._route_with(topic, partition)
-        charge = size + RECORD_COST
-        outbox = self._outbox
+        if partition is not None:
+            if partition.__class__ is not int or not 0 <= partition < len(route.queues):
+                route = self._route_with(topic, partition)
+        elif self._partitioner is not None:
+            partition = self._chosen(key, route)
         with self._lock:
-            if outbox.closed is not None:
-                raise Closed(**outbox.closed.facts)
-            buffered = outbox.buffered + charge
-            if buffered > outbox.memory:
-                self._wait_for_room(charge)
-                buffered = outbox.buffered + charge
-            outbox.buffered = buffered
-            queue = route.queues[route.turn if partition is None else partition]
-            batch = queue.open
-            if batch is None or batch.size + size > route.batch_bytes_max:
-                batch = self._start_batch(route, queue, partition is None, size)
-            index = batch.count
-            batch.count = index + 1
-            batch.size += size
-            batch.charged += charge
-            batch.values.append(value)
+            in_turn = False
+            if partition is None:
+                if key is None:
+                    in_turn = True
+                    partition = route.turn
+                else:
+                    partition = partition_for_key(key, len(route.queues))
+            batch = route.queues[partition].open
+            if batch is None or batch.size + size > batch.size_limit:
+                batch = self._batch_with_room(route, partition, in_turn, size)
+            values = batch.values
+            index = len(values)
+            values.append(value)
             batch.timestamps_us.append(timestamp_us)
-            if key is not None:
-                if batch.keys is None:
-                    batch.keys = [None] * index
-                batch.keys.append(key)
-            elif batch.keys is not None:
-                batch.keys.append(None)
-            if pairs is not None:
-                if batch.headers is None:
-                    batch.headers = [None] * index
-                batch.headers.append(pairs)
-            elif batch.headers is not None:
-                batch.headers.append(None)
+            batch.size += size
+            if key is not None or pairs is not None or batch.is_mixed:
+                batch.add_key_and_headers(index, key, pairs)
             if on_delivery is not None:
-                if batch.callbacks is None:
-                    batch.callbacks = []
-                batch.callbacks.append((index, on_delivery))
-            if index + 1 >= self._batch_records or batch.size >= route.batch_bytes_max:
+                batch.add_callback(index, on_delivery)
+            if index == self._last_index:
                 self._hurry(batch.queue)
-        return Delivery((batch, index, outbox))
+        return Delivery((batch, index, self._outbox))
 
     def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
@@ -250,7 +237,7 @@ class Producer:
                 partition=partition,
                 partitioner=self._partitioner,
                 now_us=time_ns() // 1000,
-                rows_max=self._batch_records,
+                rows_max=self._settings.batch_records,
                 bytes_max=self._settings.batch_size,
                 message_bytes_max=route.topic.max_message_bytes,
             )
@@ -258,10 +245,9 @@ class Producer:
         batches = []
         with self._lock:
             for chunk in chunks:
-                if self._outbox.closed is not None:
-                    raise Closed(**self._outbox.closed.facts)
-                if self._outbox.buffered + chunk.size > self._outbox.memory:
-                    self._wait_for_room(chunk.size)
+                self._check_open()
+                while self._reserve(chunk.size):
+                    self._check_open()
                 if chunk.partition is None:
                     route.turn = (route.turn + 1) % len(route.queues)
                 queue = route.queues[route.turn if chunk.partition is None else chunk.partition]
@@ -269,7 +255,6 @@ class Producer:
                 batch.columns = chunk.columns
                 batch.count = chunk.columns.batch.num_rows
                 batch.size = batch.charged = chunk.size
-                self._outbox.buffered += chunk.size
                 self._outbox.started(batch)
                 queue.put(batch)
                 self._hurry(queue)
@@ -302,6 +287,7 @@ class Producer:
         with self._lock:
             if self._outbox.closed is not None:
                 return
+            self._close_batches()  # send() takes a closer look only where it needs a new one
             self._outbox.close()
         failure: KafkalogError | None = None
         try:
@@ -327,25 +313,48 @@ class Producer:
 
     # --- filling batches, lock held
 
-    def _start_batch(self, route: _Route, queue: PartitionQueue, any_partition: bool, size: int) -> Batch:
-        """A batch with room for a record of that size: of its partition, or of the one whose turn is next."""
-        if queue.open is not None:
-            self._hurry(queue)
-        if any_partition:
-            route.turn = (route.turn + 1) % len(route.queues)
-            queue = route.queues[route.turn]
-            if queue.open is not None:  # begun by records that had to go there
-                if queue.open.size + size <= route.batch_bytes_max:
-                    return queue.open
+    def _batch_with_room(self, route: _Route, partition: int, in_turn: bool, size: int) -> Batch:
+        """An open batch with room for a record of that size: of its partition, or of the one whose turn is next.
+
+        Memory is reserved for a batch bit by bit, so that `send` need not look at it for every record.
+        """
+        while True:
+            self._check_open()
+            queue = route.queues[partition]
+            batch = queue.open
+            if batch is None and in_turn:
+                route.turn = partition = (route.turn + 1) % len(route.queues)
+                in_turn = False
+                continue
+            used = 0 if batch is None else batch.size
+            if used and used + size > route.batch_size_max:
                 self._hurry(queue)
-        now = time.monotonic()
-        batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
-        self._outbox.started(batch)
-        self._links[queue.leader].has_work(queue, batch.linger_until)
-        return batch
+                continue
+            wanted = min(max(used + size, used + self._reservation), max(size, route.batch_size_max))
+            charge = wanted - used if batch is not None else wanted + BATCH_COST
+            if self._reserve(charge):
+                continue  # others had their turn meanwhile
+            if batch is None:
+                now = time.monotonic()
+                batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
+                self._outbox.started(batch)
+                self._links[queue.leader].has_work(queue, batch.linger_until)
+            batch.charged += charge
+            batch.size_limit = wanted
+            return batch
+
+    def _reserve(self, charge: int) -> bool:
+        """Reserve memory; whether that had to be waited for. Then it is not reserved: the world may have changed."""
+        outbox = self._outbox
+        if outbox.buffered and outbox.buffered + charge > outbox.memory:
+            self._close_batches()
+            outbox.wait_for_room(charge)
+            return True
+        outbox.buffered += charge
+        return False
 
     def _hurry(self, queue: PartitionQueue) -> None:
-        queue.close_batch()
+        self._outbox.close_batch(queue)
         self._links[queue.leader].has_work(queue, 0.0)
 
     def _close_batches(self) -> None:
@@ -354,11 +363,11 @@ class Producer:
                 if queue.open is not None:
                     self._hurry(queue)
 
-    def _wait_for_room(self, charge: int) -> None:
-        self._close_batches()
-        self._outbox.wait_for_room(charge)
-
     # --- checks
+
+    def _check_open(self) -> None:
+        if self._outbox.closed is not None:
+            raise Closed(**self._outbox.closed.facts)
 
     def _chosen(self, key: bytes | None, route: _Route) -> int:
         assert self._partitioner is not None
@@ -371,7 +380,7 @@ class Producer:
 
     def _check_lone_size(self, route: _Route, size: int, has_key: bool, has_headers: bool) -> None:
         """A record near the limit: whether it fits into a batch alone."""
-        size += _LONE_BYTES + has_key * _LONE_KEY_BYTES + has_headers * _LONE_HEADERS_BYTES
+        size += _LONE_BYTES - RECORD_COST + has_key * _LONE_KEY_BYTES + has_headers * _LONE_HEADERS_BYTES
         size += _COMPRESSED_BYTES * (self._codec != 0)
         limit = route.topic.max_message_bytes
         if size > limit:
@@ -383,8 +392,7 @@ class Producer:
         """The route to a topic that was not sent to before. Raises UnknownTopic, BrokerUnreachable."""
         if topic.__class__ is not str:
             raise InvalidArgument(reason=f"topic is {type(topic).__name__}, not str")
-        if self._outbox.closed is not None:
-            raise Closed(**self._outbox.closed.facts)
+        self._check_open()
         info = self._cluster.topic(topic)
         with self._lock:
             if topic not in self._routes:
@@ -411,8 +419,8 @@ class Producer:
         settings = self._settings
         route.topic = info
         compressed = _COMPRESSED_BYTES * (self._codec != 0)
-        route.record_bytes_max = info.max_message_bytes - _BATCH_BYTES - compressed
-        route.batch_bytes_max = min(settings.batch_size, route.record_bytes_max)
+        route.record_size_max = info.max_message_bytes - _BATCH_BYTES - compressed + RECORD_COST
+        route.batch_size_max = min(settings.batch_size, route.record_size_max)
         for each in info.partitions[len(route.queues) :]:
             queue = PartitionQueue(
                 TopicPartition(info.name, each.partition),

@@ -167,7 +167,7 @@ def decode_columns(header: BatchHeader, batch: memoryview, where: str = "a reque
             pa.py_buffer(batch[HEADER_SIZE : header.length]), SCHEMAS[header.attributes]
         )
         columns.validate(full=True)  # 0.2 us at 50 rows, 6 us at 10,000: a lying offset would crash a reader
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise CorruptBatch(
             partition=where, offset=header.base_offset, reason=f"its body is no Arrow batch: {error}"
         ) from None

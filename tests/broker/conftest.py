@@ -1,5 +1,5 @@
-"""A ZooKeeper for all tests of the broker, and brokers inside the test process, so that threads and memory can be looked
-at. Every broker gets a chroot of its own unless told otherwise."""
+"""A ZooKeeper for all tests of the broker, and brokers inside the test process, so that its threads and memory can be
+looked at. Every test has a chroot of its own."""
 
 from __future__ import annotations
 

@@ -301,5 +301,5 @@ def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
 
 def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "broker-0").write_text("no directory")
-    with pytest.raises(StorageFailed, match="broker-0.*File exists"):
+    with pytest.raises(StorageFailed, match=r"broker-0.*File exists"):
         LocalCluster(data=tmp_path).start()

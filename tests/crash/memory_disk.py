@@ -6,7 +6,6 @@ the 512-byte sectors, and of the names made, changed and removed since the folde
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 import random
@@ -27,6 +26,9 @@ class File:
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
+    def copied(self, _: dict[int, File | Folder]) -> File:
+        return File(bytearray(self.data), bytearray(self.durable), list(self.pending))
+
 
 @dataclass
 class Folder:
@@ -39,6 +41,20 @@ class Folder:
     def change(self, *changes: tuple[str, File | Folder | None]) -> None:
         self.pending.append(list(changes))
         _apply(self.names, changes)
+
+    def copied(self, done: dict[int, File | Folder]) -> Folder:
+        """A copy of all below. A file under two names, now and before, is one file in the copy too (`done`, by id)."""
+
+        def copy(found: File | Folder) -> File | Folder:
+            if id(found) not in done:
+                done[id(found)] = found.copied(done)
+            return done[id(found)]
+
+        return Folder(
+            {name: copy(found) for name, found in self.names.items()},
+            {name: copy(found) for name, found in self.durable.items()},
+            [[(name, found and copy(found)) for name, found in changes] for changes in self.pending],
+        )
 
 
 def _apply(names: dict[str, File | Folder], changes: Sequence[tuple[str, File | Folder | None]]) -> None:
@@ -70,7 +86,13 @@ class MemoryDisk(Disk):
     def after_kill(self) -> MemoryDisk:
         """What the next process finds: all that the operating system was given."""
         other = MemoryDisk()
-        other.root, other._writing = copy.deepcopy((self.root, self._writing))
+        copies: dict[int, File | Folder] = {}
+        other.root = self.root.copied(copies)
+        if self._writing is not None:
+            file, data, position = self._writing
+            copied = copies[id(file)]
+            assert isinstance(copied, File)
+            other._writing = copied, data, position
         return other
 
     def tear(self, length: int) -> None:

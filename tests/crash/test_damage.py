@@ -80,13 +80,19 @@ def batches_of(clean: bool, base_offset: int) -> list[tuple[int, BatchHeader]]:
 def served(log: Log) -> dict[int, bytes | None]:
     """What each offset gives a client that checks what it gets; None where it gets an error."""
     found: dict[int, bytes | None] = {}
-    for offset in range(log.start_offset, log.end_offset):
+    offset = log.start_offset
+    while offset < log.end_offset:
         try:
             with log.read(offset, 1) as one:
                 batch = one.read()
-            found[offset] = dict(values_of(check_batch(batch), batch))[offset]
+            header = check_batch(batch)
         except CorruptBatch:
             found[offset] = None
+            offset += 1
+            continue
+        assert header.base_offset <= offset < header.end_offset
+        found |= {at: value for at, value in values_of(header, batch) if at >= offset}
+        offset = header.end_offset
     return found
 
 
@@ -141,7 +147,7 @@ def test_log_with_a_flipped_bit_goes_on(clean: bool) -> None:
 
 
 @CLEAN_OR_KILLED
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", [BASES[0], BASES[-1]])
 def test_segment_cut_to_any_length_keeps_its_whole_batches(clean: bool, base: int) -> None:
     whole = batches_of(clean, base)
     for length in range(whole[-1][0] + whole[-1][1].length):
@@ -318,11 +324,9 @@ def test_header_that_goes_bad_under_a_running_log_is_found_by_the_reader(base: i
         disk.bytes_of(segment(base))[position + 3] ^= 2
         assert served(log) == good(*range(header.base_offset, header.end_offset))
         with pytest.raises(CorruptBatch) as caught:
-            log.read(header.base_offset, 1)
-        if header.base_offset:
-            assert caught.value.facts["offset"] == header.base_offset
+            log.read(header.end_offset - 1, 1)
+        assert caught.value.facts["offset"] == header.base_offset
         assert caught.value.facts["end_offset"] == header.end_offset
-        before = max(header.base_offset - RECORDS, START)
-        if before < header.base_offset:
-            with log.read(before, 1 << 20) as found:
-                assert found.position + found.length <= position  # a slice ends before what is known to be damaged
+        if position:
+            with log.read(header.base_offset - 1, 1 << 20) as found:
+                assert found.position + found.length == position  # a slice ends before what is known to be damaged

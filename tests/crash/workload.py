@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class Workload(Promises):
         self.clock = ManualClock()
         self.flush = flush
         self.refused = 0
+        self.unclean_stops = 0
 
     def promises(self) -> Promises:
         return Promises(**{name: getattr(self, name) for name in Promises.__dataclass_fields__}).copy(
@@ -76,47 +78,72 @@ class Workload(Promises):
         )
 
     def run(self) -> None:
-        directory = open_directory(self.disk, self.clock)
-        directory.claim("c", 1)
-        log = open_log(directory)
+        directory, log = self._open(0)
+        self._insist(lambda: directory.claim("c", 1))
         self._append(log, 12)
-        log.checkpoint()
+        self._insist(log.checkpoint)
         self._append(log, 3)
-        self._delete_before(log, 5)
+        self._cut(log, lambda: log.delete_before(5), 5)
         self._append(log, 10, together=5)
         self.clock.advance(61)
         self._cut(log, log.roll_if_old)
         self._append(log, 2)
-        self._flushed(log, log.checkpoint)
+        self._checkpoint(log)
         self.clock.advance(250)
         self._append(log, 1)
         self._cut(log, log.apply_retention)
-        directory.close()
-        self.flushed_to = self.end
+        self._close(directory)
 
-        directory = open_directory(self.disk, self.clock)
-        log = open_log(directory)
+        directory, log = self._open(1)
         self._append(log, 26)
         self._truncate(log, self.end - 2 * RECORDS)
         self._append(log, 2)
-        self._flushed(log, log.checkpoint)
+        self._checkpoint(log)
         self._append(log, 1)
         self._truncate(log, self.end - 22 * RECORDS)
         self._append(log, 20)
-        self._flushed(log, log.checkpoint)
+        self._checkpoint(log)
         self._truncate(log, self.end - 3 * RECORDS)
         self._append(log, 1)
         log.update_settings(topic(retention_bytes=2000))
         self._cut(log, log.apply_retention)
         self._append(log, 2)
-        self._delete_before(log, self.end)
+        self._cut(log, lambda: log.delete_before(self.end), self.end)
         self._append(log, 2)
         self.clock.advance(10_000)
         log.update_settings(topic(retention_ms=1000))
         self._cut(log, log.apply_retention)
         self._append(log, 1)
+        self._close(directory)
+
+    def _insist(self, action: Callable[[], object]) -> None:
+        """Do something until there is room on the disk for it."""
+        for _ in range(100):
+            try:
+                action()
+                return
+            except DiskFull:
+                self.refused += 1
+        raise AssertionError("the disk never had room again")
+
+    def _open(self, leader_epoch: int) -> tuple[LogDirectory, Log]:
+        opened: list[tuple[LogDirectory, Log]] = []
+
+        def attempt() -> None:
+            directory = open_directory(self.disk, self.clock)
+            try:
+                opened.append((directory, open_log(directory, leader_epoch)))
+            except DiskFull:
+                directory.close(clean=False)
+                raise
+
+        self._insist(attempt)
+        return opened[0]
+
+    def _close(self, directory: LogDirectory) -> None:
         directory.close()
         self.flushed_to = self.end
+        self.unclean_stops += "clean" not in self.disk.names(PATH)
 
     def _append(self, log: Log, count: int, together: int = 1) -> None:
         """`count` batches, some in one call each; what a full disk refuses is sent again, as a producer does."""
@@ -131,6 +158,7 @@ class Workload(Promises):
                 for outcome, (header, data) in zip(outcomes, list(batches), strict=True):
                     if isinstance(outcome, DiskFull):
                         self.refused += 1
+                        assert self.refused < 1000
                         continue
                     assert isinstance(outcome, Appended), outcome
                     batches.remove((header, data))
@@ -141,44 +169,20 @@ class Workload(Promises):
                 log.flush()
                 self.flushed_to = self.end
 
-    def _flushed(self, log: Log, action: object) -> None:
-        assert callable(action)
-        action()
+    def _checkpoint(self, log: Log) -> None:
+        self._insist(log.checkpoint)
         self.flushed_to = self.end
 
-    def _delete_before(self, log: Log, offset: int) -> None:
-        self.start_in_flight = offset
-        while True:
-            try:
-                log.delete_before(offset)
-                break
-            except DiskFull:
-                self.refused += 1
-        self._started(log)
-
-    def _cut(self, log: Log, action: object) -> None:
-        assert callable(action)
-        self.start_in_flight = self.end
-        while True:
-            try:
-                action()
-                break
-            except DiskFull:
-                self.refused += 1
-        self._started(log)
-
-    def _started(self, log: Log) -> None:
+    def _cut(self, log: Log, action: Callable[[], object], to: int | None = None) -> None:
+        self.start_in_flight = self.end if to is None else to
+        self._insist(action)
         self.start = self.start_in_flight = log.start_offset
         self.flushed_to = max(self.flushed_to, log.flushed_offset)
 
     def _truncate(self, log: Log, offset: int) -> None:
         self.cut_in_flight = offset
-        while True:
-            try:
-                assert log.truncate_to(offset) == offset
-                break
-            except DiskFull:
-                self.refused += 1
+        self._insist(lambda: log.truncate_to(offset))
+        assert log.end_offset == offset
         for cut in [at for at in self.written if at >= offset]:
             del self.written[cut]
         self.cut_in_flight = None
@@ -237,7 +241,7 @@ def check_survivor(disk: Disk, done: Promises, *, power_cut: bool) -> None:
     end = log.end_offset
     # The producer goes on, sequence = offset, unless batches of its were lost.
     whole = found and None not in found.values()
-    (appended,) = log.append([numbered(end, 2, producer=(PRODUCER, 0, end) if whole else None)])
+    (appended,) = log.append([numbered(end, 2, producer=(PRODUCER, 0, end) if whole else (-1, -1, -1))])
     assert appended == Appended(end, end + 2, done.now_us, False)
     directory.close()
     directory = open_directory(disk, clock)

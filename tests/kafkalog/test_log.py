@@ -60,3 +60,14 @@ get_logger("somebody.else").warning("warned")
         ["INFO", "broker.x", "shown", "a=1"],
         ["WARNING", "somebody.else", "warned"],
     ]
+
+
+def test_an_event_is_told_also_when_rendering_cannot_be_imported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptors() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("kafkalog.log._renderer", no_descriptors)
+    get_logger("kafkalog.test").warning("accept_failed", reason="x")
+    assert caplog.records[0].getMessage() == "accept_failed {'reason': 'x'}"

@@ -138,8 +138,6 @@ def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(tmp_path: Pa
         with broker.client() as client:
             assert client.append(topic, a_batch()).base_offset == 1
     finally:
-        for path in ("grpc", "data"):
-            assert path
         broker.stop()
         server.stop()
 
@@ -165,7 +163,7 @@ def test_a_broker_whose_session_was_lost_registers_again(
 
 def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker: StartBroker) -> None:
     broker = start_broker()
-    topic = broker.new_topic(partitions=600)
-    assert len(broker.broker.catalog.hosted) == 600
+    topic = broker.new_topic(partitions=40)
+    assert len(broker.broker.catalog.hosted) == 40
     with broker.client() as client:
-        assert client.append(topic, a_batch(), partition=599).base_offset == 0
+        assert client.append(topic, a_batch(), partition=39).base_offset == 0

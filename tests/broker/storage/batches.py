@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from broker.config import TOPIC_SETTINGS
 from broker.storage.log import Batch, Log
 from kafkalog.config import Values
@@ -17,11 +19,20 @@ def make_batch(
     timestamps_us: list[int] | int = 1_000,
     *,
     codec: str = "none",
-    producer: tuple[int, int, int] | None = None,
+    producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> Batch:
     """A batch as `Log.append` takes it. `producer`: id, epoch, base sequence."""
+    times = timestamps_us if isinstance(timestamps_us, int) else tuple(timestamps_us)
+    header, data = _encoded(tuple(values), times, codec, producer)
+    return header, memoryview(bytearray(data))
+
+
+@functools.lru_cache(2000)  # the crash tests make the same ones hundreds of times
+def _encoded(
+    values: tuple[bytes | None, ...], timestamps_us: tuple[int, ...] | int, codec: str, producer: tuple[int, int, int]
+) -> tuple[BatchHeader, bytes]:
     columns = columns_from_lists(values, timestamps_us)
-    producer_id, epoch, sequence = producer or (-1, -1, -1)
+    producer_id, epoch, sequence = producer
     encoded = encode_batch(
         encode_columns(columns.batch, CODECS[codec]),
         codec=CODECS[codec],
@@ -32,9 +43,8 @@ def make_batch(
         producer_id=producer_id,
         producer_epoch=epoch,
         base_sequence=sequence,
-    )
-    data = memoryview(bytearray(encoded.tobytes()))
-    return check_batch(data), data
+    ).tobytes()
+    return check_batch(encoded), encoded
 
 
 def numbered(first: int, count: int = 1, size: int = 20, **more: object) -> Batch:

@@ -70,6 +70,29 @@ def test_pipelined_appends_are_answered_in_order_and_read_back_as_sent(broker: R
         assert values == [b"%d" % number for number in range(count)]
 
 
+def test_more_requests_than_are_kept_pending_are_all_answered(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.connection._PENDING_MAX", 5)
+    topic = broker.new_topic(flush_messages=1)
+    with broker.client() as client:
+        client.send(b"".join(append_frame(number, topic, a_batch()) for number in range(50)))
+        assert [client.reply()[0].correlation_id for _ in range(50)] == list(range(50))
+
+
+def test_large_and_small_frames_in_turn_come_through_one_connection(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    sizes = [3 << 20, 10, 2 << 20, 3 << 20, 200_000, 10, 10, 4 << 20, 1 << 20]
+    with broker.client() as client:
+        stream = b"".join(append_frame(i, topic, a_batch([bytes([i]) * size])) for i, size in enumerate(sizes))
+        sender = threading.Thread(target=client.send, args=(stream,))
+        sender.start()
+        assert [client.reply()[0].append.partitions[0].base_offset for _ in sizes] == list(range(len(sizes)))
+        sender.join()
+        for number, size in enumerate(sizes):
+            assert values_in(client.fetch(topic, number, max_bytes=1)[1])[0] == bytes([number]) * size
+
+
 def test_one_request_for_several_partitions_fails_for_each_alone(broker: RunningBroker) -> None:
     topic = broker.new_topic(partitions=2)
     good, bad = a_batch([b"good"]), bytearray(a_batch([b"bad"]))

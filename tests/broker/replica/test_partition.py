@@ -1,0 +1,98 @@
+"""A partition over a real log: who waits is woken, once; what is closed refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.config import TOPIC_SETTINGS
+from broker.replica.partition import Partition
+from broker.storage.directory import LogDirectory
+from kafkalog.errors import NotLeader, StorageFailed
+from kafkalog.format.batch import BatchHeader, check_batch
+from tests.broker.data_port_client import a_batch
+
+TOPIC_ID = b"0123456789abcdef"
+
+
+def checked(data: bytes) -> tuple[BatchHeader, memoryview]:
+    view = memoryview(bytearray(data))
+    return check_batch(view), view
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data")
+    opened.start()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def partition(directory: LogDirectory) -> Partition:
+    settings = TOPIC_SETTINGS.parse({})
+    opened = directory.open_log(TOPIC_ID, 0, "t-0", settings, 3)
+    return Partition("t", TOPIC_ID, 0, opened, directory, settings, broker_id=9)
+
+
+def test_an_append_wakes_who_waits_once(partition: Partition) -> None:
+    woken: list[str] = []
+
+    def wake() -> None:
+        woken.append("reader")
+
+    partition.register(wake)
+    partition.register(wake)  # the same again: one registration
+    assert partition.waiting == 1
+    (appended,) = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    assert (appended.base_offset, appended.end_offset) == (0, 2)
+    assert woken == ["reader"]
+    partition.append_as_leader([checked(a_batch())])
+    assert woken == ["reader"]
+    partition.register(wake)
+    partition.unregister(wake)
+    partition.unregister(wake)
+    partition.append_as_leader([checked(a_batch())])
+    assert woken == ["reader"]
+
+
+def test_a_flush_wakes_who_waits(partition: Partition) -> None:
+    flushed = threading.Event()
+    partition.append_as_leader([checked(a_batch())])
+    assert not partition.is_flushed_to(1)
+    partition.register(flushed.set)
+    partition.log.request_flush()
+    assert flushed.wait(30)
+    assert partition.is_flushed_to(1)
+
+
+def test_a_failed_directory_is_told_to_who_waits(partition: Partition, directory: LogDirectory) -> None:
+    woken = threading.Event()
+    partition.append_as_leader([checked(a_batch())])
+    partition.register(woken.set)
+    directory.fail(StorageFailed(directory="d", reason="broken"))
+    assert woken.wait(30)
+    with pytest.raises(StorageFailed, match="broken"):
+        partition.is_flushed_to(0)
+
+
+def test_a_closed_partition_refuses_and_lets_go_who_waits(partition: Partition) -> None:
+    woken = threading.Event()
+    partition.append_as_leader([checked(a_batch())])
+    partition.register(woken.set)
+    partition.close()
+    assert woken.is_set()
+    with pytest.raises(NotLeader, match="broker 9 does not lead partition t-0"):
+        partition.append_as_leader([checked(a_batch())])
+    with pytest.raises(NotLeader):
+        partition.read(0, 100, None)
+    assert partition.log.end_offset == 1
+
+
+def test_new_settings_reach_the_log(partition: Partition) -> None:
+    partition.update_settings(TOPIC_SETTINGS.parse({"flush.messages": 1}))
+    assert partition.log.needs_flush_for_ack
+    assert partition.settings.flush_messages == 1

@@ -1,0 +1,179 @@
+"""The append request over real partitions, without a port: what is checked, grouped and promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import TOPIC_SETTINGS
+from broker.replica.partition import Partition
+from broker.requests.append import Call, ack_reply, append
+from broker.storage.directory import LogDirectory
+from kafkalog import errors
+from kafkalog.format.batch import HEADER_SIZE, crc32c
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire
+from tests.broker.data_port_client import a_batch
+
+TOPIC_ID = b"0123456789abcdef"
+
+
+class Hosted:
+    """The part of a catalog that appends ask."""
+
+    def __init__(self, directory: LogDirectory, **config: Any) -> None:
+        settings = TOPIC_SETTINGS.parse(config)
+        self.partitions = [
+            Partition(
+                "t",
+                TOPIC_ID,
+                number,
+                directory.open_log(TOPIC_ID, number, f"t-{number}", settings, 0),
+                directory,
+                settings,
+                0,
+            )
+            for number in range(2)
+        ]
+
+    def leader_of(self, topic_id: bytes, number: int) -> Partition:
+        if topic_id != TOPIC_ID:
+            raise errors.UnknownTopicId(topic_id=topic_id.hex())
+        return self.partitions[number]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+def call_of(*parts: tuple[int, bytes], acks: int = 1, extra: bytes = b"") -> Call:
+    request = pb.AppendRequest(acks=acks, timeout_ms=70)
+    for number, body in parts:
+        request.partitions.add(topic_id=TOPIC_ID, partition=number, length=len(body))
+    return Call(request, memoryview(bytearray(b"".join(body for _, body in parts) + extra)))
+
+
+def with_valid_checksum(batch: bytes) -> bytes:
+    """A batch whose content was changed by someone who knows how to checksum it."""
+    return batch[:28] + crc32c(batch[32:]).to_bytes(4, "little") + batch[32:]
+
+
+def test_calls_of_one_wake_up_are_one_write_for_each_partition(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = Hosted(directory)
+    writes: list[int] = []
+    real_write = directory.disk.write
+    monkeypatch.setattr(
+        directory.disk,
+        "write",
+        lambda fd, buffers, position: writes.append(len(buffers)) or real_write(fd, buffers, position),
+    )
+    calls = [call_of((number % 2, a_batch([b"%d" % number]))) for number in range(10)]
+    calls.append(call_of((0, a_batch([b"x"]) + a_batch([b"y", b"z"])), (1, a_batch())))
+    append(calls, hosted)
+    assert sorted(writes) == [6, 7]
+    assert [call.results[0][0] for call in calls] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert calls[-1].results[1][0] == 5
+    assert hosted.partitions[0].log.end_offset == 8
+    reply = ack_reply(calls[-1])
+    assert [part.base_offset for part in reply.partitions] == [5, 5]
+    assert all(part.append_timestamp_us > 0 for part in reply.partitions)
+
+
+def test_a_refused_call_does_not_take_the_others_with_it(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+    calls = [
+        call_of((0, a_batch())),
+        call_of(),
+        call_of((0, a_batch()), extra=b"?"),
+        call_of((0, a_batch()), (1, a_batch()), extra=b"?"),
+        call_of((0, a_batch()), acks=-1),
+        call_of((0, a_batch())),
+    ]
+    append(calls, hosted)
+    kinds = [type(call.failed()) for call in calls]
+    assert kinds == [
+        type(None),
+        errors.InvalidRequest,
+        errors.InvalidRequest,
+        errors.InvalidRequest,
+        errors.UnsupportedAcks,
+        type(None),
+    ]
+    assert calls[5].results[0][0] == 1
+    reply = ack_reply(calls[3])
+    assert len(reply.partitions) == 2  # an error for each
+    assert isinstance(error_from_wire(reply.partitions[1].error), errors.InvalidRequest)
+
+
+def test_an_arrow_body_that_is_none_is_refused_though_its_checksum_is_right(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+    good = a_batch([b"value"] * 3)
+    liars = {
+        "noise": with_valid_checksum(good[:HEADER_SIZE] + bytes(len(good) - HEADER_SIZE)),
+        "records": with_valid_checksum(good[:40] + (9).to_bytes(4, "little") + (8).to_bytes(4, "little") + good[48:]),
+        "version": with_valid_checksum(good[:32] + b"\x07" + good[33:]),
+        "codec": with_valid_checksum(good[:33] + b"\x09" + good[34:]),
+        "attributes": with_valid_checksum(good[:34] + b"\x08\x00" + good[36:]),
+        "columns": with_valid_checksum(good[:34] + b"\x02\x00" + good[36:]),
+        "transaction": with_valid_checksum(good[:78] + bytes(8) + good[86:]),
+        "timestamps": with_valid_checksum(good[:56] + (1 << 40).to_bytes(8, "little") + good[64:]),
+    }
+    calls = [call_of((0, liar)) for liar in liars.values()]
+    append(calls, hosted)
+    refused = {name: type(call.failed()) for name, call in zip(liars, calls, strict=True)}
+    assert refused == dict.fromkeys(liars, errors.CorruptBatch)
+    assert hosted.partitions[0].log.end_offset == 0
+
+
+def test_the_first_error_of_several_batches_is_told_and_those_before_it_stay(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+
+    def numbered(sequence: int) -> bytes:
+        return a_batch(producer_id=1, producer_epoch=0, base_sequence=sequence)
+
+    call = call_of((0, numbered(0) + numbered(1) + numbered(5)))
+    append([call], hosted)
+    assert isinstance(call.failed(), errors.OutOfOrderSequence)
+    assert hosted.partitions[0].log.end_offset == 2
+    again = call_of((0, numbered(0) + numbered(1) + numbered(2)))
+    append([again], hosted)
+    assert again.results[0][0] == 0  # where it stood the first time
+    assert hosted.partitions[0].log.end_offset == 3
+
+
+def test_with_flush_messages_1_a_call_is_acked_once_its_partitions_are_flushed(directory: LogDirectory) -> None:
+    hosted = Hosted(directory, **{"flush.messages": 1})
+    call = call_of((0, a_batch()), (1, a_batch()))
+    unacked = call_of((0, a_batch()), acks=0)
+    append([call, unacked], hosted)
+    assert not call.is_acked()
+    assert unacked.is_acked()  # nobody waits for it
+    assert call.waiting_at() == hosted.partitions
+    hosted.partitions[0].log.flush()
+    assert not call.is_acked()
+    late = ack_reply(call)
+    assert not late.partitions[0].HasField("error")
+    assert "the flush of t-1" in str(error_from_wire(late.partitions[1].error))
+    hosted.partitions[1].log.flush()
+    assert call.is_acked()
+    assert not ack_reply(call).partitions[1].HasField("error")
+
+
+def test_a_defect_below_is_an_error_of_its_partition_only(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosted = Hosted(directory)
+    monkeypatch.setattr(hosted.partitions[0].log, "append", lambda batches: 1 // 0)
+    call = call_of((0, a_batch()), (1, a_batch()))
+    append([call], hosted)
+    assert isinstance(call.results[0], errors.InternalError)
+    assert call.results[1][0] == 0
+    assert "append_failed partition=t-0" in caplog.text

@@ -1,0 +1,65 @@
+"""Accepting: a port in use, descriptors that run out, many connections at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+
+import pytest
+
+from broker.transport.dataport import listen
+from kafkalog.errors import AddressInUse
+from kafkalog.wire import frames
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import DataPortClient, a_batch
+
+
+def test_a_port_in_use_is_refused_by_name() -> None:
+    taken = listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(AddressInUse, match=rf"127\.0\.0\.1:{port} is in use by another process \(setting data\.port\)"):
+        listen("127.0.0.1", port)
+    taken.close()
+    listen("127.0.0.1", port).close()
+
+
+def test_without_descriptors_the_connections_there_are_go_on_and_new_ones_wait(
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = broker.new_topic()
+    batch = a_batch()  # made before, for pyarrow imports pandas at the first one
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with broker.client() as good:
+        waiting = socket.socket()
+        waiting.settimeout(30)
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        fillers = [os.dup(0) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")) + 1)]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(*fillers, highest) + 1, hard))
+            waiting.connect(("127.0.0.1", broker.broker.data_port))
+            waiting.sendall(frames.hello())
+            pause = threading.Event()
+            for _ in range(500):
+                if "accept_failed" in caplog.text:
+                    break
+                pause.wait(0.01)
+            assert "accept_failed" in caplog.text
+            assert good.append(topic, batch).base_offset == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in fillers:
+                os.close(fd)
+        assert waiting.recv(frames.HELLO_SIZE) == frames.hello()
+        waiting.close()
+
+
+def test_two_hundred_connections_at_once_are_all_served(start_broker: StartBroker) -> None:
+    broker = start_broker(max_connections=200)
+    topic = broker.new_topic()
+    clients = [DataPortClient(broker.broker.data_port) for _ in range(200)]
+    offsets = sorted(client.append(topic, a_batch()).base_offset for client in clients)
+    assert offsets == list(range(200))
+    for client in clients:
+        client.close()

@@ -1,0 +1,175 @@
+"""The disk refuses: no space, and space again; a write or fdatasync that fails for good. At every step."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import random
+
+import pytest
+
+from broker.storage.disk import Buffer
+from kafkalog.errors import DiskFull, StorageFailed
+from tests.broker.storage.batches import numbered, read_all
+from tests.crash.memory_disk import MemoryDisk
+from tests.crash.workload import Workload, check_survivor, open_directory, open_log
+
+TAKES_ROOM = ("create", "write", "make_dir")
+
+
+@functools.cache
+def steps() -> tuple[str, ...]:
+    disk = MemoryDisk()
+    Workload(disk, flush=True).run()
+    return tuple(disk.steps)
+
+
+class FailingDisk(MemoryDisk):
+    """Steps from the `first` on fail with an error, `count` of them; a write that fails for lack of room takes part
+    of its bytes first, as the system's does."""
+
+    def __init__(self, first: int, count: int, code: int, partly: int = 0) -> None:
+        super().__init__()
+        self.first, self.count, self.code, self.partly = first, count, code, partly
+        self.tried = 0
+        self.failed = 0
+        self.before = self._maybe_fail
+
+    def _maybe_fail(self, step: str) -> None:
+        self.tried += 1
+        if self.first < self.tried <= self.first + self.count and self._concerns(step):
+            self.failed += 1
+            if step == "write" and self.partly:
+                self.tear(self.partly)
+            raise OSError(self.code, os.strerror(self.code))
+
+    def _concerns(self, step: str) -> bool:
+        return self.code != errno.ENOSPC or step.partition(" ")[0] in TAKES_ROOM
+
+
+@pytest.mark.parametrize("partly", [0, 100], ids=["nothing-written", "part-written"])
+def test_full_disk_at_any_step_refuses_and_goes_on_when_there_is_room(partly: int) -> None:
+    refused = 0
+    for step, name in enumerate(steps()):
+        if name.startswith("write" if partly else TAKES_ROOM):
+            disk = FailingDisk(step, 1, errno.ENOSPC, partly)
+            work = Workload(disk, flush=True)
+            work.run()
+            assert disk.failed == 1
+            assert disk.open_files == 0
+            refused += work.refused
+            if step % 4 == 0:
+                check_survivor(disk.after_kill(), work.promises(), power_cut=False)
+    assert refused
+
+
+def test_disk_that_stays_full_for_a_while_costs_nothing() -> None:
+    for step in range(0, len(steps()) - 15, 6):
+        disk = FailingDisk(step, 12, errno.ENOSPC)
+        work = Workload(disk, flush=True)
+        work.run()
+        assert disk.failed >= 1
+        assert disk.open_files == 0
+        check_survivor(disk.after_kill(), work.promises(), power_cut=False)
+
+
+def test_failed_step_takes_the_directory_out_of_service_and_costs_nothing_flushed() -> None:
+    out_of_service = 0
+    for step, name in enumerate(steps()):
+        disk = FailingDisk(step, 1, errno.EIO)
+        work = Workload(disk, flush=True)
+        try:
+            work.run()
+        except StorageFailed as error:
+            assert "/data" in str(error)
+            out_of_service += 1
+        else:
+            # A stop goes on to its end, and is not marked as clean; syncing the mark itself comes too late for that.
+            assert work.unclean_stops == 1 or name == "sync_dir", f"an error at step {step} ({name}) went unnoticed"
+        # What the failed step was to write or sync is gone: the page cache drops dirty pages that it could not write.
+        check_survivor(disk.after_power_cut(random.Random(step), 0.0), work.promises(), power_cut=True)
+    assert out_of_service
+
+
+def test_failed_fdatasync_ends_reads_and_writes_until_a_restart() -> None:
+    disk = FailingDisk(1 << 60, 1, errno.EIO)
+    directory = open_directory(disk)
+    log = open_log(directory)
+    log.append([numbered(0)])
+    log.flush()
+    log.append([numbered(1)])
+    disk.first = disk.tried
+    with pytest.raises(StorageFailed, match="fdatasync for t-0: Input/output error"):
+        log.flush()
+    for action in (
+        lambda: log.read(0, 1),
+        lambda: log.append([numbered(2)]),
+        log.flush,
+        log.checkpoint,
+        lambda: log.offset_for_timestamp(0),
+        lambda: log.delete_before(1),
+        lambda: log.truncate_to(1),
+        log.apply_retention,
+        lambda: open_log(directory),
+    ):
+        with pytest.raises(StorageFailed, match="fdatasync"):
+            action()
+    assert directory.failed is not None
+    directory.close()
+    directory = open_directory(disk.after_power_cut(random.Random(0), 0.0))
+    assert not directory.was_clean
+    assert read_all(open_log(directory)) == {0: b"%020d" % 0}
+
+
+def test_append_that_cannot_be_cut_off_again_ends_service() -> None:
+    disk = FailingDisk(1 << 60, 2, errno.EIO, partly=50)
+    directory = open_directory(disk)
+    log = open_log(directory)
+    log.append([numbered(0)])
+    disk.first = disk.tried
+    with pytest.raises(StorageFailed, match="cutting off a failed append"):
+        log.append([numbered(1)])
+    assert directory.failed is not None
+
+
+def test_append_cut_short_by_a_full_disk_leaves_no_byte() -> None:
+    disk = FailingDisk(1 << 60, 1, errno.ENOSPC, partly=50)
+    log = open_log(open_directory(disk))
+    log.append([numbered(0)])
+    size = log.size_bytes
+    disk.first = disk.tried
+    refused = log.append([numbered(1), numbered(2)])
+    assert [type(outcome) for outcome in refused] == [DiskFull, DiskFull]
+    assert disk.file_size(log.directory / f"{0:020d}.log") == size == log.size_bytes
+    assert log.end_offset == 1
+
+
+def test_write_that_takes_part_of_its_bytes_is_carried_on() -> None:
+    class SlowDisk(MemoryDisk):
+        def write(self, fd: int, buffers: list[Buffer], position: int) -> int:  # type: ignore[override]
+            return super().write(fd, [b"".join(bytes(b) for b in buffers)[:100]], position)
+
+    log = open_log(open_directory(SlowDisk()))
+    log.append([numbered(0, 2), numbered(2, 2), numbered(4, 2)])
+    assert read_all(log) == {offset: b"%020d" % offset for offset in range(6)}
+
+
+def test_read_error_ends_service() -> None:
+    class Unreadable(MemoryDisk):
+        broken = False
+
+        def read(self, fd: int, length: int, position: int) -> bytes:
+            if self.broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(fd, length, position)
+
+    disk = Unreadable()
+    log = open_log(open_directory(disk))
+    log.append([numbered(0)])
+    disk.broken = True
+    with pytest.raises(StorageFailed, match="reading for t-0"):
+        log.read(0, 1)
+    disk.broken = False
+    with pytest.raises(StorageFailed):
+        log.read(0, 1)

@@ -1,0 +1,385 @@
+"""A partition's queue against a log that knows its producers, with everything lost, late and refused that can be."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.storage.producers import Producers
+from kafkalog.client.batcher import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
+from kafkalog.errors import (
+    BatchTooLarge,
+    BrokerUnreachable,
+    DeliveryTimedOut,
+    DiskFull,
+    KafkalogError,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import BatchHeader
+from kafkalog.records import TopicPartition
+
+LOST = BrokerUnreachable(address="here:1", reason="it closed the connection")
+TIMEOUT = 100.0
+
+
+def make_queue(window: int = 5, idempotent: bool = True) -> PartitionQueue:
+    queue = PartitionQueue(
+        TopicPartition("t", 0),
+        b"i" * 16,
+        idempotent=idempotent,
+        window=window,
+        delivery_timeout_ms=int(TIMEOUT * 1000),
+        backoff=1.0,
+        backoff_max=8.0,
+    )
+    if idempotent:
+        queue.identity = Identity(7, 0)
+    return queue
+
+
+def add(queue: PartitionQueue, now: float = 0.0, count: int = 1) -> Batch:
+    batch = queue.start_batch(now, now + TIMEOUT)
+    for _ in range(count):
+        batch.values.append(b"v")
+        batch.timestamps_us.append(1)
+    batch.size = 100 * count
+    queue.close_batch()
+    return batch
+
+
+class SimulatedLog:
+    """What the broker does with batches: in order, known again, or refused."""
+
+    def __init__(self) -> None:
+        self.producers = Producers("t-0", remembered=128)
+        self.batches: list[Batch] = []
+        self.end_offset = 0
+
+    def append(self, frame: Frame) -> int | KafkalogError:
+        header = frame.header
+        verdict = self.producers.verdict(header)
+        if isinstance(verdict, KafkalogError):
+            return verdict
+        if verdict is not None:
+            return verdict.base_offset
+        base = self.end_offset
+        self.producers.record(header, base, 0)
+        self.batches.append(frame.batch)
+        self.end_offset += header.record_count
+        return base
+
+
+class Frame:
+    """A batch as it was when it was sent."""
+
+    def __init__(self, batch: Batch) -> None:
+        assert batch.identity is not None
+        self.batch = batch
+        self.header = BatchHeader(
+            0, 0, 0, 0, 0, 0, 1, 0, 0, 0, batch.count, batch.count - 1, 1, 1, *batch.identity, batch.sequence, -1, -1
+        )  # fmt: skip
+
+
+class Simulation:
+    """One queue, one log, one connection at a time; frames of lost connections may arrive late."""
+
+    def __init__(self, window: int) -> None:
+        self.now = 0.0
+        self.queue = make_queue(window)
+        self.log = SimulatedLog()
+        self.sent: list[Batch] = []
+        self.acked: dict[Batch, int] = {}
+        self.failed: dict[Batch, KafkalogError] = {}
+        self.too_large: set[Batch] = set()
+        self.frames: deque[list[Frame]] = deque()
+        self.answers: deque[tuple[list[Batch], int | KafkalogError]] = deque()
+        self.late: deque[Frame] = deque()
+
+    def fail(self, failed: Failed) -> None:
+        for batch, error in failed:
+            assert batch not in self.acked
+            assert batch not in self.failed
+            self.failed[batch] = error
+
+    def add(self, count: int, too_large: bool = False) -> None:
+        batch = add(self.queue, self.now, count)
+        self.sent.append(batch)
+        if too_large:
+            self.too_large.add(batch)
+
+    def send(self, size: int) -> None:
+        batches = self.queue.take(self.now, size)
+        if batches:
+            together = [batches] if batches[0].sends == 1 else [[batch] for batch in batches]
+            self.frames.extend([Frame(batch) for batch in group] for group in together)
+
+    def process(self, refusal: KafkalogError | None = None) -> None:
+        """The broker takes the next request."""
+        if not self.frames:
+            return
+        frames = self.frames.popleft()
+        answer: int | KafkalogError | None = refusal
+        for frame in frames:
+            if refusal is not None:
+                break
+            result: int | KafkalogError = BatchTooLarge(size=1, partition="t-0", limit=0)
+            if frame.batch not in self.too_large:
+                result = self.log.append(frame)
+            if isinstance(result, KafkalogError):
+                answer = answer if isinstance(answer, KafkalogError) else result
+            elif answer is None:
+                answer = result
+        assert answer is not None
+        self.answers.append(([frame.batch for frame in frames], answer))
+
+    def answer(self) -> None:
+        if not self.answers:
+            return
+        batches, result = self.answers.popleft()
+        if isinstance(result, int):
+            for batch in batches:
+                assert batch not in self.acked
+                self.acked[batch] = result
+                result += batch.count
+                self.fail(self.queue.acked(batch))
+        elif len(batches) == 1:
+            self.fail(self.queue.refused(batches[0], result, self.now))
+        else:
+            self.fail(self.queue.refused_together(batches, result, self.now))
+
+    def cut(self, arrive_late: bool) -> None:
+        flying = [batch for batches, _ in self.answers for batch in batches]
+        flying += [frame.batch for frames in self.frames for frame in frames]
+        if arrive_late:
+            self.late.extend(frame for frames in self.frames for frame in frames)
+        self.frames.clear()
+        self.answers.clear()
+        if flying:
+            self.fail(self.queue.lost(flying, LOST, self.now))
+
+    def arrive(self) -> None:
+        """A frame of a connection that is gone reaches the log after all."""
+        if self.late:
+            frame = self.late.popleft()
+            if frame.batch not in self.too_large:
+                self.log.append(frame)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.fail(self.queue.expired(self.now))
+
+    def heal(self) -> None:
+        for _ in range(1000):
+            if self.queue.is_idle:
+                break
+            self.send(1 << 30)
+            while self.frames:
+                self.process()
+            while self.answers:
+                self.answer()
+            self.now += 1.0
+        assert self.queue.is_idle
+        while self.late:
+            self.arrive()
+
+    def check(self) -> None:
+        log = self.log.batches
+        assert len(log) == len(set(log)), "a batch is in the log twice"
+        place = {batch: number for number, batch in enumerate(self.sent)}
+        assert [place[batch] for batch in log] == sorted(place[batch] for batch in log), "batches are out of order"
+        assert set(self.acked) | set(self.failed) == set(self.sent), "a batch has no outcome"
+        offset = 0
+        for batch in log:
+            if batch in self.acked:
+                assert self.acked[batch] == offset
+            else:
+                assert isinstance(self.failed[batch], DeliveryTimedOut | OutcomeUnknown)
+            offset += batch.count
+        assert set(self.acked) <= set(log), "an acked batch is not in the log"
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 3)),
+    st.tuples(st.just("add"), st.integers(1, 3), st.just(True)),
+    st.tuples(st.just("send"), st.sampled_from([1, 150, 1 << 30])),
+    st.tuples(st.just("send"), st.sampled_from([1, 150, 1 << 30])),
+    st.tuples(st.just("process")),
+    st.tuples(st.just("process")),
+    st.tuples(st.just("process"), st.just(DiskFull(directory="/d"))),
+    st.tuples(st.just("answer")),
+    st.tuples(st.just("answer")),
+    st.tuples(st.just("cut"), st.booleans()),
+    st.tuples(st.just("arrive")),
+    st.tuples(st.just("pass_time"), st.sampled_from([1.0, 1.0, 10.0, TIMEOUT])),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.integers(1, 4), st.lists(ACTIONS, max_size=80))
+def test_whatever_happens_nothing_is_doubled_reordered_or_acked_without_being_there(
+    window: int, actions: list[tuple]
+) -> None:
+    simulation = Simulation(window)
+    for name, *arguments in actions:
+        getattr(simulation, name)(*arguments)
+    simulation.heal()
+    simulation.check()
+
+
+def test_a_lost_connection_sends_the_same_batches_again_in_order_under_the_same_numbers() -> None:
+    queue = make_queue()
+    first, second, third = add(queue), add(queue), add(queue)
+    assert queue.take(0.0, 1 << 20) == [first, second, third]
+    numbers = [(batch.identity, batch.sequence) for batch in (first, second, third)]
+    queue.acked(first)
+    queue.lost([second, third], LOST, now=0.0)
+    assert queue.take(0.5, 1 << 20) == [], "it pauses first"
+    assert queue.take(1.0, 1 << 20) == [second, third]
+    assert [(batch.identity, batch.sequence) for batch in (first, second, third)] == numbers
+
+
+def test_nothing_new_is_sent_while_something_is_to_be_sent_again() -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.refused(first, DiskFull(directory="/d"), now=0.0)
+    third = add(queue)
+    assert queue.take(5.0, 1 << 20) == [], "the second's answer is awaited"
+    gap = OutOfOrderSequence(producer_id=7, sequence=1, partition="t-0", expected=0)
+    queue.refused(second, gap, now=5.0)
+    assert queue.take(20.0, 1 << 20) == [first, second]
+    queue.acked(first)
+    queue.acked(second)
+    assert queue.take(20.0, 1 << 20) == [third]
+
+
+def test_a_batch_that_fails_for_good_raises_the_epoch_and_those_behind_it_go_on_from_0() -> None:
+    queue = make_queue()
+    first, second = add(queue, count=2), add(queue)
+    queue.take(0.0, 1 << 20)
+    too_large = BatchTooLarge(size=9, partition="t-0", limit=1)
+    assert queue.refused(first, too_large, now=0.0) == [(first, too_large)]
+    gap = OutOfOrderSequence(producer_id=7, sequence=2, partition="t-0", expected=0)
+    assert queue.refused(second, gap, now=0.0) == []
+    assert queue.take(10.0, 1 << 20) == [second]
+    assert (second.identity, second.sequence) == (Identity(7, 1), 0)
+
+
+def test_a_batch_of_unknown_fate_behind_a_failed_one_is_not_sent_under_a_new_number() -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.lost([first, second], LOST, now=0.0)
+    third = add(queue, now=50.0)
+    failed = dict(queue.expired(TIMEOUT))
+    assert isinstance(failed.pop(first), DeliveryTimedOut)
+    assert isinstance(failed.pop(second), DeliveryTimedOut)
+    assert not failed
+    assert queue.take(TIMEOUT, 1 << 20) == [third]
+    assert (third.identity, third.sequence) == (Identity(7, 1), 0)
+
+
+def test_a_broker_that_forgot_the_producer_is_met_with_a_new_epoch() -> None:
+    queue = make_queue()
+    first = add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.acked(first)
+    second = add(queue)
+    queue.take(0.0, 1 << 20)
+    assert second.sequence == 1
+    queue.refused(second, OutOfOrderSequence(producer_id=7, sequence=1, partition="t-0", expected=0), now=0.0)
+    assert queue.take(10.0, 1 << 20) == [second]
+    assert (second.identity, second.sequence) == (Identity(7, 1), 0)
+
+
+def test_used_up_epochs_ask_for_another_producer_id() -> None:
+    queue = make_queue()
+    queue.identity = Identity(7, EPOCH_MAX)
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 100)
+    queue.refused(first, BatchTooLarge(size=9, partition="t-0", limit=1), now=0.0)
+    assert queue.needs_identity
+    assert queue.used_up == 7
+    queue.identity = Identity(8, 0)
+    assert queue.take(10.0, 1 << 20) == [second]
+    assert (second.identity, second.sequence) == (Identity(8, 0), 0)
+
+
+def test_sequences_wrap() -> None:
+    queue = make_queue()
+    queue._next_sequence = (1 << 31) - 1
+    first, second = add(queue, count=2), add(queue)
+    queue.take(0.0, 1 << 20)
+    assert (first.sequence, second.sequence) == ((1 << 31) - 1, 1)
+
+
+def test_the_window_bounds_what_is_in_flight() -> None:
+    queue = make_queue(window=2)
+    batches = [add(queue) for _ in range(3)]
+    assert queue.take(0.0, 1 << 20) == batches[:2]
+    assert queue.take(0.0, 1 << 20) == []
+    queue.acked(batches[0])
+    assert queue.take(0.0, 1 << 20) == batches[2:]
+
+
+def test_pauses_double_up_to_the_largest_and_an_ack_ends_them() -> None:
+    queue = make_queue()
+    batch = add(queue)
+    now = 0.0
+    pauses = []
+    for _ in range(5):
+        assert queue.take(now, 1 << 20) == [batch]
+        queue.refused(batch, DiskFull(directory="/d"), now)
+        wake_at = queue.wake_at()
+        assert wake_at is not None
+        pauses.append(wake_at - now)
+        now = wake_at
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0]
+    queue.take(now, 1 << 20)
+    queue.acked(batch)
+    other = add(queue)
+    queue.take(now, 1 << 20)
+    queue.refused(other, DiskFull(directory="/d"), now)
+    assert queue.wake_at() == now + 1.0
+
+
+def test_a_topic_made_anew_gets_everything_that_is_left_from_sequence_0() -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 100)
+    assert not queue.retarget(b"j" * 16), "an answer is awaited"
+    queue.refused(first, UnknownTopicId(topic_id="69"), now=0.0)
+    assert queue.retarget(b"j" * 16)
+    assert queue.take(10.0, 1 << 20) == [first]
+    queue.acked(first)
+    assert queue.take(10.0, 1 << 20) == [second]
+    assert [(batch.identity, batch.sequence) for batch in (first, second)] == [(Identity(7, 1), 0), (Identity(7, 1), 1)]
+
+
+def test_without_idempotence_batches_carry_no_numbers() -> None:
+    queue = make_queue(idempotent=False)
+    batch = add(queue)
+    assert not queue.needs_identity
+    assert queue.take(0.0, 1 << 20) == [batch]
+    assert batch.identity is None
+    queue.lost([batch], LOST, now=0.0)
+    assert queue.take(1.0, 1 << 20) == [batch]
+    assert queue.acked(batch) == []
+    assert queue.is_idle
+
+
+@pytest.mark.parametrize("flying", [False, True])
+def test_giving_up_hands_back_everything(flying: bool) -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    if flying:
+        queue.take(0.0, 100)
+    queue.start_batch(0.0, TIMEOUT)
+    assert len(queue.clear()) == 3
+    assert queue.is_idle
+    assert first is not second

@@ -1,0 +1,252 @@
+"""The log against a plain list: any order of appends, rolls, reads, cuts, restarts and kills, found by Hypothesis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.storage.directory import LogDirectory
+from broker.storage.file_slice import Hint
+from broker.storage.log import Appended, Batch
+from kafkalog.clock import ManualClock
+from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
+from kafkalog.format.batch import iter_batches
+from tests.broker.storage.batches import TOPIC_ID, make_batch, topic, values_of
+from tests.crash.memory_disk import MemoryDisk
+
+PATH = Path("/data")
+SEGMENT_MS, RETENTION_MS = 10_000, 100_000
+OFFSETS = st.integers(0, 1 << 16)
+SIZES = st.lists(st.integers(0, 400), min_size=1, max_size=6)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """`records` is every record ever appended and not cut off at the end: (value, timestamp), its offset its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = MemoryDisk()
+        self.clock = ManualClock()
+        self.records: list[tuple[bytes, int]] = []
+        self.batch_starts: list[int] = []
+        self.start = 0
+        self.sequences: dict[int, int] = {}
+        self.last_batch: dict[int, tuple[Batch, int]] = {}
+        self.hint: tuple[int, Hint] | None = None
+
+    @initialize(flushed=st.booleans())
+    def begin(self, flushed: bool) -> None:
+        more = {"flush_visibility": "flushed", "flush_ms": 1000} if flushed else {}
+        self.settings = topic(segment_ms=SEGMENT_MS, retention_ms=RETENTION_MS, index_interval_bytes=300, **more)
+        self.flushed_only = flushed
+        self.open()
+
+    def open(self) -> None:
+        self.directory = LogDirectory(PATH, disk=self.disk, clock=self.clock, producer_batches_remembered=5)
+        self.log = self.directory.open_log(TOPIC_ID, 0, "t-0", self.settings, 0)
+
+    def teardown(self) -> None:
+        if hasattr(self, "directory"):
+            self.directory.close()
+            assert self.disk.open_files == 0
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    @rule(
+        batches=st.lists(
+            st.tuples(
+                SIZES, st.integers(-50, 50), st.sampled_from([None, 1, 2]), st.sampled_from(["none", "lz4", "zstd"])
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def append(self, batches: list[tuple[list[int], int, int | None, str]]) -> None:
+        made: list[tuple[Batch, list[tuple[bytes, int]], int | None]] = []
+        end = len(self.records)
+        for sizes, shift, producer, codec in batches:
+            records = [
+                (b"%d:%s" % (end + i, b"x" * size), (end + i) * 10 + shift * (i % 3)) for i, size in enumerate(sizes)
+            ]
+            end += len(records)
+            sequence = (-1, -1, -1)
+            if producer is not None:
+                sequence = (producer, 0, self.sequences.get(producer, 0))
+                self.sequences[producer] = sequence[2] + len(records)
+            batch = make_batch([value for value, _ in records], [t for _, t in records], codec=codec, producer=sequence)
+            made.append((batch, records, producer))
+        outcomes = self.log.append([batch for batch, _, _ in made])
+        for outcome, (batch, records, producer) in zip(outcomes, made, strict=True):
+            base = len(self.records)
+            assert outcome == Appended(base, base + len(records), self.clock.now_us(), False)
+            self.batch_starts.append(base)
+            self.records += records
+            if producer is not None:
+                self.last_batch[producer] = batch, base
+
+    @rule(producer=st.sampled_from([1, 2]))
+    def send_again(self, producer: int) -> None:
+        if producer in self.last_batch:
+            batch, base = self.last_batch[producer]
+            (outcome,) = self.log.append([batch])
+            assert isinstance(outcome, Appended)
+            assert outcome.duplicate and outcome.base_offset == base
+
+    @rule(producer=st.sampled_from([1, 2]), gap=st.integers(1, 100))
+    def leave_a_gap(self, producer: int, gap: int) -> None:
+        sequence = self.sequences.get(producer, 0)
+        (outcome,) = self.log.append([make_batch([b"gap"], producer=(producer, 0, sequence + gap))])
+        assert isinstance(outcome, OutOfOrderSequence)
+        assert outcome.facts["expected"] == sequence
+
+    @rule()
+    def flush(self) -> None:
+        self.log.flush()
+        assert self.log.flushed_offset == len(self.records)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.log.checkpoint()
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def visible(self) -> int:
+        return self.log.flushed_offset if self.flushed_only else len(self.records)
+
+    @rule(at=OFFSETS, max_bytes=st.integers(0, 3000), up_to=st.none() | OFFSETS, hinted=st.booleans())
+    def read(self, at: int, max_bytes: int, up_to: int | None, hinted: bool) -> None:
+        offset = self.start + at % (len(self.records) - self.start + 1)
+        end = None if up_to is None else self.start + up_to % (len(self.records) - self.start + 1)
+        hint = None
+        if hinted and self.hint is not None:
+            offset, hint = self.hint
+            if not self.start <= offset <= len(self.records):
+                return
+        with self.log.read(offset, max_bytes, hint, end) as found:
+            data = found.read()
+            assert len(data) == found.length
+            place = found.segment_base_offset, found.position
+        batches = list(iter_batches(memoryview(data)))
+        got = [record for header, batch in batches for record in values_of(header, batch)]
+        limit = self.visible if end is None else end
+        assert [at for at, _ in got] == list(range(got[0][0], got[0][0] + len(got))) if got else True
+        assert all(value == self.records[at][0] for at, value in got)
+        first = max((start for start in self.batch_starts if start <= offset), default=0)
+        ends = [*self.batch_starts[1:], len(self.records)]
+        first_end = ends[self.batch_starts.index(first)] if self.batch_starts else 0
+        if offset < limit and first_end <= limit:
+            assert got and got[0][0] == first, "a reader always gets on"
+            assert got[-1][0] < limit
+            used = sum(header.length for header, _ in batches)
+            self.hint = batches[-1][0].end_offset, Hint(place[0], place[1] + used)
+        else:
+            assert not data
+
+    @rule(hint=st.builds(Hint, st.integers(0, 50), st.integers(-8, 5000)), at=OFFSETS)
+    def read_with_a_wrong_hint(self, hint: Hint, at: int) -> None:
+        offset = self.start + at % (len(self.records) - self.start + 1)
+        with self.log.read(offset, 500) as right, self.log.read(offset, 500, hint) as found:
+            assert (found.segment_base_offset, found.position, found.length) == (
+                right.segment_base_offset, right.position, right.length,
+            )  # fmt: skip
+
+    @rule(distance=st.integers(1, 100))
+    def read_outside(self, distance: int) -> None:
+        for offset in (self.start - distance, len(self.records) + distance):
+            with pytest.raises(OffsetOutOfRange):
+                self.log.read(offset, 100)
+
+    @rule(timestamp=st.integers(-200, 2000))
+    def look_up_a_time(self, timestamp: int) -> None:
+        expected = next(
+            (
+                (at, when)
+                for at, (_, when) in enumerate(self.records)
+                if at >= self.start and when >= timestamp
+            ),
+            None,
+        )
+        if expected is not None and expected[0] >= self.visible:
+            expected = None
+        assert self.log.offset_for_timestamp(timestamp) == expected
+
+    # --- cutting -------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1, 11, 60, 101]))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule()
+    def roll_if_old(self) -> None:
+        self.log.roll_if_old()
+
+    @rule(limit=st.sampled_from([-1, 0, 3000, 20_000]))
+    def apply_retention(self, limit: int) -> None:
+        self.log.update_settings(self.settings.with_({"retention.bytes": limit}))
+        before = self.log.size_bytes
+        deleted = self.log.apply_retention()
+        assert self.start <= self.log.start_offset <= len(self.records)
+        assert self.log.start_offset > self.start or not deleted
+        if limit >= 0:
+            newest = max(name for name in self.disk.names(self.log.directory) if name.endswith(".log"))
+            assert self.log.size_bytes <= max(limit, self.disk.file_size(self.log.directory / newest))
+        assert self.log.size_bytes <= before
+        self.start = self.log.start_offset
+
+    @rule(at=OFFSETS)
+    def delete_before(self, at: int) -> None:
+        offset = self.start + at % (self.visible - self.start + 1) if self.visible >= self.start else self.start
+        assert self.log.delete_before(offset) == offset
+        self.start = offset
+
+    @rule(at=OFFSETS)
+    @precondition(lambda self: len(self.records) > self.start)
+    def truncate(self, at: int) -> None:
+        offset = self.start + at % (len(self.records) - self.start)
+        expected = max(start for start in self.batch_starts if start <= offset)
+        assert self.log.truncate_to(offset) == expected
+        del self.records[expected:]
+        self.batch_starts = [start for start in self.batch_starts if start < expected]
+        self.start = min(self.start, expected)
+        self.forget_producers()
+
+    def forget_producers(self) -> None:
+        """Take up again what the log says comes next; what it should be is the crash tests' matter."""
+        self.last_batch.clear()
+        for producer in self.sequences:
+            (outcome,) = self.log.append([make_batch([b"?"], producer=(producer, 0, 1 << 30))])
+            assert isinstance(outcome, OutOfOrderSequence)
+            self.sequences[producer] = outcome.facts["expected"]
+
+    # --- restarts ------------------------------------------------------------------------------------------------
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        self.directory.close(clean)
+        self.open()
+        assert self.directory.was_clean == clean
+        assert self.log.flushed_offset == len(self.records)
+
+    @rule()
+    def kill(self) -> None:
+        self.disk = self.disk.after_kill()
+        self.open()
+        assert self.log.flushed_offset == len(self.records)
+
+    @invariant()
+    def limits_agree(self) -> None:
+        if hasattr(self, "log"):
+            assert self.log.start_offset == self.start
+            assert self.log.end_offset == len(self.records)
+            assert self.log.visible_offset == self.visible
+
+
+class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    )
