@@ -54,11 +54,12 @@ class Broker:
         settings: of `BROKER_SETTINGS`.
 
     Attributes:
-        catalog: what it hosts; there from `start` on.
+        catalog: what it hosts; there from `start` on, like `rpc_service`.
         grpc_port, data_port: where it listens, also when a free port was asked for.
     """
 
     catalog: Catalog
+    rpc_service: BrokerService
 
     def __init__(self, settings: Values, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -115,8 +116,8 @@ class Broker:
         data = DataPort(listener, catalog, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))
         data.start()
-        service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters)
-        rpc.start(service)
+        self.rpc_service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters)
+        rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
         catalog.register_broker(
             BrokerRecord(
@@ -183,6 +184,7 @@ def run(settings: Values, announce: bool = False) -> None:
         # What is here stays, and requests leave no cycles: with the default thresholds a fifth of an append is spent on
         # looking for them.
         gc.freeze()
+        sys.setswitchinterval(0.02)
         gc.set_threshold(50_000, 20, 100)
     except KafkalogError as error:
         if announce:

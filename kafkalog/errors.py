@@ -209,10 +209,10 @@ class SequenceForgotten(KafkalogError):
 
 
 class OutcomeUnknown(KafkalogError):
-    """A batch behind one that failed for good; it may or may not be in the log, and is not sent again."""
+    """The batch may or may not be in the log, and sending it again might double it, so it is given up."""
 
     code = 70
-    message = "whether records for {partition} are in the log is unknown, after an earlier batch failed: {reason}"
+    message = "whether a batch for {partition} is in the log is unknown, and it is not sent again: {reason}"
 
 
 # --- storage -----------------------------------------------------------------------------------------------------
@@ -296,6 +296,14 @@ class InternalError(KafkalogError):
 
     code = 58
     message = "the broker failed on this request: {reason}"
+
+
+class BrokerBusy(KafkalogError):
+    """The memory for answers over gRPC is taken by others who are slow to read theirs; the data port has no such limit."""
+
+    code = 59
+    retriable = True
+    message = "broker {broker_id} has {limit} bytes of gRPC answers under way; try again, or fetch from the data port"
 
 
 # --- settings and options ------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ log = get_logger(__name__)
 NO_LIMIT = (1 << 63) - 1
 _IDLE_WAIT_S = 0.2
 _IDLE_CHECKS = 4
+_LOSS_PAUSES_S = (0.1, 0.5)
 
 LoggedOffsets = dict[str, dict[str, int]]
 """Offsets as `offsets.to_log` makes them."""
@@ -143,13 +144,14 @@ def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange)
     known = cluster.topic(partition.topic)
     if partition.partition >= len(known.partitions) or planned.topic_id not in (None, known.topic_id):
         cluster.describe_topics([partition.topic])  # this worker's view is older than the driver's
-    earliest = offsets_at(cluster, {partition: EARLIEST})[partition]
+    if start == EARLIEST:
+        start = offsets_at(cluster, {partition: EARLIEST})[partition]
     latest = offsets_at(cluster, {partition: LATEST})[partition]
-    start = earliest if start == EARLIEST else start
-    end = latest if end == LATEST else end
-    for offset in (start, end):
-        if not earliest <= offset <= latest:
-            raise OffsetOutOfRange(partition=str(partition), offset=offset, start_offset=earliest, end_offset=latest)
+    if end == LATEST:
+        end = latest
+    elif end > latest:  # else the fetch would wait for what may never come
+        earliest = offsets_at(cluster, {partition: EARLIEST})[partition]
+        raise OffsetOutOfRange(partition=str(partition), offset=end, start_offset=earliest, end_offset=latest)
     if start > end:
         raise InvalidArgument(reason=f"the start offset {start} of {partition} is greater than its end offset {end}")
     rows = Rows(to_arrow_schema(schema, timezone="UTC"), partition.topic, partition.partition)
@@ -320,8 +322,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the selected partitions end now.
 
         Raises:
-            DataLost: the log has no longer what follows a position.
+            DataLost: the log has no longer what follows a position. Asked several times before: a broker that has not
+                heard yet of a new partition, which another told of, has it neither.
         """
+        for pause in _LOSS_PAUSES_S:
+            try:
+                return self._latest_checked(position)
+            except DataLost as error:
+                log.warning("data_loss_suspected", reason=str(error))
+                time.sleep(pause)
+        return self._latest_checked(position)
+
+    def _latest_checked(self, position: PartitionOffsets) -> PartitionOffsets:
         partitions = self._partitions_now(position)
         selected = self._selected
         latest = selected.at(LATEST, partitions)

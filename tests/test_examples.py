@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,17 @@ from kafkalog import Admin, Consumer, Producer, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
+
+
+def test_readmes_ten_lines_run() -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    [row] = [line for line in ran.stdout.splitlines() if "greetings" in line]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == ["[77 6F 72 6C 64]", "[68 65 6C 6C 6F]"], "show() prints bytes in hex: world, hello"
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

@@ -135,7 +135,7 @@ class Catalog:
             raise UnknownPartition(topic=name, partition=number, partitions=len(topic.replicas))
         failed = self._failed.get((topic_id, number))
         if failed is not None:
-            raise failed
+            raise type(failed)(**failed.facts)  # anew: one that is raised again and again gathers tracebacks
         raise NotLeader(broker_id=self.broker_id, partition=f"{name}-{number}")
 
     def topic(self, name: str) -> TopicRecord:

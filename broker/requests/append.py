@@ -70,7 +70,7 @@ class Call:
                     if not partition.is_flushed_to(end_offset):
                         return False
                 except KafkalogError as error:
-                    self.results[index] = error
+                    self.results[index] = _kept(error)
                 del waits_for[index]
         return True
 
@@ -101,7 +101,7 @@ def append(calls: Sequence[Call], catalog: Catalog) -> None:
         try:
             _sort_in(call, catalog, groups)
         except KafkalogError as error:
-            call.results = [error] * max(1, len(call.request.partitions))
+            call.results = [_kept(error)] * max(1, len(call.request.partitions))
     for partition, group in groups.items():
         _write(partition, group)
     for call in calls:
@@ -150,7 +150,7 @@ def _add(
         partition = catalog.leader_of(part.topic_id, part.partition)
         batches = _checked(data, partition)
     except KafkalogError as error:
-        results.append(error)
+        results.append(_kept(error))
         return
     except Exception as error:
         results.append(_defect(error, f"partition {part.partition}"))
@@ -214,7 +214,7 @@ def _write(partition: Partition, group: _Group) -> None:
         outcomes = partition.append_as_leader(group.batches)
     except KafkalogError as error:
         for call, index, _ in group.parts:
-            call.results[index] = error
+            call.results[index] = _kept(error)
         return
     except Exception as error:
         defect = _defect(error, partition.label)
@@ -240,6 +240,11 @@ def _write(partition: Partition, group: _Group) -> None:
             if call.waits_for is None:
                 call.waits_for = {}
             call.waits_for[index] = (partition, last.end_offset)
+
+
+def _kept(error: KafkalogError) -> KafkalogError:
+    """An error to be kept as a result: without its traceback, whose frames hold the call and the call's body."""
+    return type(error)(**error.facts)
 
 
 def _defect(error: Exception, partition: str) -> InternalError:

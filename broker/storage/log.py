@@ -34,6 +34,9 @@ log = get_logger(__name__)
 
 Batch = tuple[BatchHeader, memoryview]
 _SNAPSHOTS_KEPT = 2
+_FLUSH_AHEAD_BYTES = 64 << 20
+"""Unflushed bytes that are flushed in the background whatever the settings say: a roll syncs the rest of its segment
+with appends waiting."""
 
 
 class Appended(NamedTuple):
@@ -273,6 +276,8 @@ class Log:
         else:
             self._view = View(view[0], view[1], view[2], offset, position, offset, position)
         if self._flush_messages is not None and offset - self._flushed_offset >= self._flush_messages:
+            self._ask_flush()
+        elif position - self._flushed_position >= _FLUSH_AHEAD_BYTES:
             self._ask_flush()
         elif self._flush_ms is not None and not self._flush_timed:
             self._flush_timed = True

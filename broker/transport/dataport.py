@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 from collections import Counter, deque
+from queue import SimpleQueue
 
 from broker.replica.catalog import Catalog
 from broker.transport.budget import Budget, Budgets
@@ -26,6 +27,7 @@ from kafkalog.wire import frames
 log = get_logger(__name__)
 
 _BACKLOG = 512
+_TURNS = 8
 _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
 _RETRY_ACCEPT_MS = 200
@@ -65,6 +67,9 @@ class DataPort:
             bodies=Budget(max(settings.queued_max_request_bytes, largest_frame)),
             read_ahead=Budget(settings.queued_max_request_bytes // 4),
         )
+        self._turns: SimpleQueue[int] = SimpleQueue()
+        for turn in range(_TURNS):
+            self._turns.put(turn)
         self._lock = threading.Lock()  # guards _connections, _closed_counters, _refused_count
         self._connections: set[Connection] = set()
         self._closed_counters: Counter[str] = Counter()
@@ -143,7 +148,14 @@ class DataPort:
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(
-                accepted, peer, self._catalog, self._settings, self._clock, self._budgets, self._connection_ended
+                accepted,
+                peer,
+                self._catalog,
+                self._settings,
+                self._clock,
+                self._budgets,
+                self._turns,
+                self._connection_ended,
             )
         except OSError as error:
             log.warning("accept_failed", reason=error.strerror)

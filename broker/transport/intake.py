@@ -1,6 +1,6 @@
 """What a connection receives, and the memory for it: a buffer that grows on reservations of the shared budgets.
 
-The buffer has one of three sizes: 64 KiB of its own; 1 MiB while the read-ahead budget has it, which is never waited
+The buffer has one of three sizes: 32 KiB of its own; 1 MiB while the read-ahead budget has it, which is never waited
 for; exactly one large frame, waited for. Who waits holds nothing that others wait for, so all waits end. A large frame
 has `send.timeout.ms` and a second for each MB to come; its buffer is given back when others want it, or unused for 5 s.
 
@@ -110,7 +110,10 @@ class Intake:
         return self._frame_deadline is not None and self._clock.monotonic() > self._frame_deadline
 
     def close(self) -> None:
-        """Give back every reservation, also one that is waited for."""
+        """Give back every reservation, also one that is waited for, and the memory that stood on it: a connection is
+        part of a cycle, which the collector finds late."""
+        self.drop()
+        self._buffer.resize(0)
         for reservation in (self._ahead, self._large):
             if reservation is not None:
                 reservation.release()
@@ -173,7 +176,8 @@ class Intake:
 
     def _give_back_large(self) -> None:
         if self._large is not None:
-            self._buffer.resize(max(BASE_CAPACITY, len(self._buffer)))
+            assert len(self._buffer) <= BASE_CAPACITY, "more than the frame at hand was received"
+            self._buffer.resize(BASE_CAPACITY)
             self._large.release()
             self._large = self._frame_deadline = None
             self._was_filled = False

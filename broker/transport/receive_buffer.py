@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, PREFIX_SIZE
 
-BASE_CAPACITY = 64 * 1024
-"""What every connection has: 1000 of them take 64 MB, and only if all have used it."""
+BASE_CAPACITY = 32 * 1024
+"""What every connection has: 1000 of them take 32 MB."""
 
 
 Frame = tuple[bytes, memoryview]

@@ -3,8 +3,8 @@
 Turns messages into calls of `broker/requests` and errors into statuses; knows nothing else of them. gRPC in Python
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
-A message from a client is at most 4 MiB and a little, for gRPC holds it in memory, and several times over; 8 threads
-answer, of which at most 4 wait in a `Pull`.
+gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
+`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer, of which at most 4 wait.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from grpc_reflection.v1alpha import reflection
 from broker.replica.catalog import Catalog
 from broker.requests import append, cluster, fetch, groups, offsets, topics
 from broker.requests.producers import ProducerIds
+from broker.transport.budget import Budget
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
     AddressInUse,
+    BrokerBusy,
     BrokerStopping,
     InternalError,
     InvalidRequest,
@@ -45,7 +47,9 @@ SERVICE = "kafkalog.wire.Broker"
 _THREADS = 8
 _WAITING_MAX = 4
 _CALLS_MAX = 256
-_INLINE_MAX = 4 << 20
+_INLINE_MAX = 2 << 20
+_ANSWERS_MAX = 16 << 20
+_BUSY_SECONDS = 2.0
 _MESSAGE_MAX = _INLINE_MAX + (256 << 10)
 _ACK_TIMEOUT_MS = 30_000
 
@@ -77,6 +81,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         self._counters = counters
         self._producer_ids = ProducerIds(catalog.session)
         self._waiting = threading.BoundedSemaphore(_WAITING_MAX)
+        self._answers = Budget(_ANSWERS_MAX)
         self._stopping = threading.Event()
 
     def stop_waiting(self) -> None:
@@ -145,10 +150,26 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             finally:
                 self._waiting.release()
         try:
+            self._reserve(answer.length, context)
             body = b"".join(piece.read() for piece in answer.slices)
         finally:
             answer.close()
         return broker_pb2.PullReply(reply=answer.reply, body=body)
+
+    def _reserve(self, length: int, context: Any) -> None:
+        """Take memory for an answer until it is sent, or the call has ended otherwise. Raises BrokerBusy."""
+        granted = threading.Event()
+        reservation = self._answers.reserve(min(length, _ANSWERS_MAX), granted.set)
+        if not reservation.granted and self._waiting.acquire(blocking=False):
+            try:
+                granted.wait(_BUSY_SECONDS)
+            finally:
+                self._waiting.release()
+        if not reservation.granted:
+            reservation.release()
+            raise BrokerBusy(broker_id=self._catalog.broker_id, limit=_ANSWERS_MAX)
+        if not context.add_callback(reservation.release):  # it has ended already
+            reservation.release()
 
     def _wait_for_data(self, request: pb.FetchRequest, limit: int, context: Any) -> fetch.Answer:
         answers = [fetch.fetch(request, self._catalog, limit)]
@@ -244,6 +265,7 @@ class RpcServer:
                 ("grpc.max_receive_message_length", _MESSAGE_MAX),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 64 << 10),
+                ("grpc.http2.bdp_probe", 0),  # else it takes in whole messages that no thread has asked for
             ),
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

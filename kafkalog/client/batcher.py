@@ -265,7 +265,10 @@ class PartitionQueue:
         """The broker answered a batch that was sent alone with an error."""
         self._landed(batch)
         self.last_failure = error
-        batch.maybe_written = isinstance(error, _MAY_BE_WRITTEN)
+        if isinstance(error, OutOfOrderSequence):  # no other error says that it was not written at an earlier time
+            batch.maybe_written = False
+        elif isinstance(error, _MAY_BE_WRITTEN):
+            batch.maybe_written = True
         failed: Failed = []
         if error.retriable:
             if isinstance(error, OutOfOrderSequence) and self.unacked[0] is batch:
@@ -274,7 +277,7 @@ class PartitionQueue:
         else:
             self.unacked.remove(batch)
             self._broken = self._idempotent
-            failed.append((batch, error))
+            failed.append((batch, self._unknown() if batch.lost else error))  # it may have come through before
         return failed + self._settled()
 
     def refused_together(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
@@ -330,9 +333,12 @@ class PartitionQueue:
         failed: Failed = []
         for batch in [batch for batch in self.unacked if batch.lost or batch.maybe_written]:
             self.unacked.remove(batch)
-            failed.append((batch, OutcomeUnknown(partition=str(self.topic_partition), reason=str(self.last_failure))))
+            failed.append((batch, self._unknown()))
         self._renumber()
         return failed
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(partition=str(self.topic_partition), reason=str(self.last_failure))
 
     def _renumber(self) -> None:
         """Start a new epoch; one whose epochs are used up needs another producer id (`needs_identity`)."""

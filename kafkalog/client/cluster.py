@@ -255,14 +255,37 @@ class Cluster:
     def describe_topics(self, names: Iterable[str] = (), *, patient: bool = True) -> list[TopicInfo]:
         """Topics as they are now, in the order asked; all of them, by name, if none is named. Raises UnknownTopic."""
         names = list(names)
-        found = []
-        request = pb.DescribeTopicsRequest(names=names)
-        for description in self.call("DescribeTopics", request, patient=patient).topics:
-            if description.HasField("error"):
-                self.forget(description.name)
-                raise error_from_wire(description.error)
-            found.append(topic_info(description))
-        self.remember(*found)
+        reply = self.call("DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient)
+        found: dict[str, pb.TopicDescription] = {}
+        missing: dict[str, pb.TopicDescription] = {}
+        for description in reply.topics:
+            (missing if description.HasField("error") else found)[description.name] = description
+        if missing:
+            found.update(self._known_elsewhere(missing))
+        for name in missing:
+            if name not in found:
+                self.forget(name)
+                raise error_from_wire(missing[name].error)
+        topics = [topic_info(found[name]) for name in (names or found)]
+        self.remember(*topics)
+        return topics
+
+    def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
+        """Topics that the broker asked did not know: one that was just made may be known to others a moment earlier."""
+        with self._lock:
+            others = list(self._brokers) if len(self._brokers) > 1 else []
+        found: dict[str, pb.TopicDescription] = {}
+        for broker_id in others:
+            left = [name for name in names if name not in found]
+            if not left:
+                break
+            try:
+                reply = self.call(
+                    "DescribeTopics", pb.DescribeTopicsRequest(names=left), broker_id=broker_id, patient=False
+                )
+            except KafkalogError:
+                continue
+            found.update({each.name: each for each in reply.topics if not each.HasField("error")})
         return found
 
     def remember(self, *topics: TopicInfo) -> None:

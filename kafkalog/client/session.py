@@ -50,7 +50,7 @@ class Source:
         arrived: batches in order, not taken.
         arrived_bytes: of those.
         error: to be raised once `arrived` is used up.
-        asked: a request for it is unanswered.
+        asked: the request for it that is unanswered.
         broker_id: of the broker last asked.
     """
 
@@ -62,7 +62,7 @@ class Source:
         self.arrived: deque[FetchedBatch] = deque()
         self.arrived_bytes = 0
         self.error: KafkalogError | None = None
-        self.asked = False
+        self.asked: _Asked | None = None
         self.broker_id = _NO_BROKER
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
@@ -88,14 +88,15 @@ class Source:
         self.arrived.clear()
         self.arrived_bytes = 0
         self.error = None
+        self.asked = None  # what comes of that is of no use now
         self.reader.offset = offset
 
 
 class _Asked(NamedTuple):
-    """A fetch that is not answered: of which sources, each from what offset."""
+    """A fetch that is not answered, and of which sources."""
 
     correlation_id: int
-    sources: list[tuple[Source, int]]
+    sources: list[Source]
     deadline: float
 
 
@@ -228,7 +229,7 @@ class FetchSession:
 
     def _wants_more(self, source: Source) -> bool:
         return (
-            not source.asked
+            source.asked is None
             and source.error is None
             and source.arrived_bytes * 2 <= self._settings.max_partition_fetch_bytes
         )
@@ -340,15 +341,15 @@ class FetchSession:
         fetch.max_wait_ms = settings.fetch_max_wait_ms
         fetch.min_bytes = settings.fetch_min_bytes
         fetch.max_bytes = settings.fetch_max_bytes
-        asked = []
+        timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
+        asked = _Asked(header.correlation_id, [], time.monotonic() + timeout)
         with self.lock:
             # Whoever has least comes first: the broker fills its answer in this order.
             for source in sorted(sources, key=lambda source: source.arrived_bytes):
                 source.reader.ask(fetch, settings.max_partition_fetch_bytes)
-                source.asked = True
-                asked.append((source, source.reader.offset))
-        timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
-        link.asked.append(_Asked(header.correlation_id, asked, time.monotonic() + timeout))
+                source.asked = asked
+                asked.sources.append(source)
+        link.asked.append(asked)
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
@@ -385,11 +386,10 @@ class FetchSession:
         parts = split_body(reply, body)
         trouble: KafkalogError | None = None
         with self.lock:
-            for source, _ in asked.sources:
-                source.asked = False
-            for (source, offset), answer, data in zip(asked.sources, reply.partitions, parts, strict=True):
-                if source.reader.offset != offset:  # sought elsewhere meanwhile
+            for source, answer, data in zip(asked.sources, reply.partitions, parts, strict=True):
+                if source.asked is not asked:  # sought elsewhere meanwhile
                     continue
+                source.asked = None
                 try:
                     found = source.reader.take(answer, data)
                 except OffsetOutOfRange as error:
@@ -445,8 +445,9 @@ class FetchSession:
         self._links.pop(link.broker_id, None)
         with self.lock:
             for asked in link.asked:
-                for source, _ in asked.sources:
-                    source.asked = False
+                for source in asked.sources:
+                    if source.asked is asked:
+                        source.asked = None
         link.asked.clear()
 
     # --- waking, closing
@@ -488,7 +489,7 @@ class FetchSession:
             link.connection.abandon()
         self._links = {}
         for source in self.sources:
-            source.asked = False
+            source.asked = None
         self._wake_receiver.close()
         self._wake_sender.close()
         self._renew()

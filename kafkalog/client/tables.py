@@ -18,7 +18,8 @@ from kafkalog.client.config import Partitioner
 from kafkalog.client.partitioner import NO_KEY, partitions_for_keys
 from kafkalog.config import nearest_hint
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
-from kafkalog.format.columns import BINARY, HEADERS, TIMESTAMP, Columns, columns_from_arrays
+from kafkalog.format.batch import HEADER_SIZE
+from kafkalog.format.columns import BINARY, HEADERS, TIMESTAMP, Columns, columns_from_arrays, encode_columns
 
 COLUMNS = ("value", "key", "headers", "timestamp", "partition")
 BATCH_OVERHEAD = 1024
@@ -233,7 +234,10 @@ def _fitting(
     if size <= limit:
         yield piece
     elif count == 1:
-        raise RecordTooLarge(size=size + BATCH_OVERHEAD, topic=topic, limit=message_bytes_max)
+        alone = HEADER_SIZE + len(encode_columns(pa.RecordBatch.from_pydict(piece), 0)) + 8 * len(piece)
+        if alone > message_bytes_max:
+            raise RecordTooLarge(size=alone, topic=topic, limit=message_bytes_max)
+        yield piece
     else:
         for start, length in ((0, count // 2), (count // 2, count - count // 2)):
             half = {name: column.slice(start, length) for name, column in piece.items()}

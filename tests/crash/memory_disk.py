@@ -1,7 +1,7 @@
 """A disk in memory that can be stopped before any of its steps, as a killed process or a lost machine leaves it.
 
-The machine's file system is modelled at its weakest: of what was written but not synced, a power cut keeps any subset of
-the 512-byte sectors, and of the names made, changed and removed since the folder was synced any subset too.
+The machine's file system is modelled at its weakest: of what was written but not synced, a power cut keeps any subset
+of the 512-byte sectors, and of the names made, changed and removed since the folder was synced any subset too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bits flip, files end early, tails are zero, files are gone: no wrong record is served, and no good one is lost.
 
-The log under test: two closed segments and a last one of three batches each, two records in a batch, one producer; its start
-offset is 1 and it was closed cleanly, or, for `killed`, killed with the last segment neither described nor known
+The log under test: two closed segments and a last one of three batches each, two records in a batch, one producer; its
+start offset is 1 and it was closed cleanly, or, for `killed`, killed with the last segment neither described nor known
 to be synced.
 """
 
@@ -235,7 +235,7 @@ def test_batch_inside_a_payload_is_never_taken_for_one(destroyed: int) -> None:
     for forged_count in (1, 3):
         payload = b"".join(look_alikes(5, forged_count))
         disk = MemoryDisk()
-        directory, log = open_log(disk)
+        _, log = open_log(disk)
         log.append([make_batch([value(0)])])
         log.append([make_batch([payload, b"more"])])
         for offset in range(3, 6):
@@ -248,7 +248,7 @@ def test_batch_inside_a_payload_is_never_taken_for_one(destroyed: int) -> None:
         assert served(log) == expected | {offset: value(offset) for offset in range(3, 6)}
 
 
-# --- what stands beside the segments -----------------------------------------------------------------------------------
+# --- what stands beside the segments ---------------------------------------------------------------------------------
 
 
 def files_beside(clean: bool) -> list[Path]:

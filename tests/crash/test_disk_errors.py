@@ -81,8 +81,7 @@ def test_failed_step_takes_the_directory_out_of_service_and_costs_nothing_flushe
         work = Workload(disk, flush=True)
         try:
             work.run()
-        except StorageFailed as error:
-            assert "/data" in str(error)
+        except StorageFailed:
             out_of_service += 1
         else:
             # A stop goes on to its end, and is not marked as clean; syncing the mark itself comes too late for that.

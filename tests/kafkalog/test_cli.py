@@ -23,7 +23,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer, TopicPartition
 from kafkalog.cli import doctor, records
-from kafkalog.cli.main import run
+from kafkalog.cli.main import kafkalog, run
 from kafkalog.errors import InvalidArgument
 
 COMMANDS = (
@@ -78,6 +78,12 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def test_readme_names_every_command() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    named = set(re.findall(r"^    kafkalog (\w+)", readme, re.MULTILINE))
+    assert named == set(kafkalog.commands)
 
 
 # --- usage and failures ------------------------------------------------------------------------------------------

@@ -37,13 +37,17 @@ class LogMachine(RuleBasedStateMachine):
         self.sequences: dict[int, int] = {}
         self.last_batch: dict[int, tuple[Batch, int]] = {}
         self.hint: tuple[int, Hint] | None = None
+        self.places: list[Hint] = []
 
-    @initialize(flushed=st.booleans())
-    def begin(self, flushed: bool) -> None:
+    @initialize(flushed=st.booleans(), count=st.integers(0, 40))
+    def begin(self, flushed: bool, count: int) -> None:
         more = {"flush_visibility": "flushed", "flush_ms": 1000} if flushed else {}
         self.settings = topic(segment_ms=SEGMENT_MS, retention_ms=RETENTION_MS, index_interval_bytes=300, **more)
         self.flushed_only = flushed
         self.open()
+        if count:
+            self.append_many(count, 3, 50)
+            self.log.flush()
 
     def open(self) -> None:
         self.directory = LogDirectory(PATH, disk=self.disk, clock=self.clock, producer_batches_remembered=5)
@@ -88,29 +92,27 @@ class LogMachine(RuleBasedStateMachine):
             if producer is not None:
                 self.last_batch[producer] = batch, base
 
-    @rule(producer=st.sampled_from([1, 2]))
-    def send_again(self, producer: int) -> None:
+    @rule(count=st.integers(1, 30), records=st.integers(1, 4), size=st.sampled_from([10, 100, 1000]))
+    def append_many(self, count: int, records: int, size: int) -> None:
+        self.append([([size] * records, 0, None, "none")] * count)
+
+    @rule(producer=st.sampled_from([1, 2]), gap=st.integers(1, 100))
+    def send_again_and_leave_a_gap(self, producer: int, gap: int) -> None:
         if producer in self.last_batch:
             batch, base = self.last_batch[producer]
             (outcome,) = self.log.append([batch])
             assert isinstance(outcome, Appended)
             assert outcome.duplicate and outcome.base_offset == base
-
-    @rule(producer=st.sampled_from([1, 2]), gap=st.integers(1, 100))
-    def leave_a_gap(self, producer: int, gap: int) -> None:
         sequence = self.sequences.get(producer, 0)
         (outcome,) = self.log.append([make_batch([b"gap"], producer=(producer, 0, sequence + gap))])
         assert isinstance(outcome, OutOfOrderSequence)
         assert outcome.facts["expected"] == sequence
 
-    @rule()
-    def flush(self) -> None:
-        self.log.flush()
-        assert self.log.flushed_offset == len(self.records)
-
-    @rule()
-    def checkpoint(self) -> None:
-        self.log.checkpoint()
+    @rule(action=st.sampled_from(["flush", "checkpoint", "roll_if_old"]))
+    def tend(self, action: str) -> None:
+        getattr(self.log, action)()
+        if action == "flush":
+            assert self.log.flushed_offset == len(self.records)
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -118,57 +120,62 @@ class LogMachine(RuleBasedStateMachine):
     def visible(self) -> int:
         return self.log.flushed_offset if self.flushed_only else len(self.records)
 
-    @rule(at=OFFSETS, max_bytes=st.integers(0, 3000), up_to=st.none() | OFFSETS, hinted=st.booleans())
-    def read(self, at: int, max_bytes: int, up_to: int | None, hinted: bool) -> None:
-        offset = self.start + at % (len(self.records) - self.start + 1)
-        end = None if up_to is None else self.start + up_to % (len(self.records) - self.start + 1)
-        hint = None
-        if hinted and self.hint is not None:
-            offset, hint = self.hint
-            if not self.start <= offset <= len(self.records):
-                return
+    @rule(
+        reads=st.lists(
+            st.tuples(OFFSETS, st.integers(0, 3000), st.none() | OFFSETS, st.booleans()), min_size=3, max_size=8
+        )
+    )
+    def read(self, reads: list[tuple[int, int, int | None, bool]]) -> None:
+        for at, max_bytes, up_to, hinted in reads:
+            offset = self.start + at % (self.visible - self.start + 1 if self.visible >= self.start else 1)
+            end = None if up_to is None else min(offset + up_to % 8, len(self.records))
+            hint = None
+            if hinted and self.hint is not None and self.start <= self.hint[0] <= len(self.records):
+                offset, hint = self.hint
+            self.check_read(offset, max_bytes, hint, end)
+
+        for offset in (self.start - 1, len(self.records) + 1):
+            with pytest.raises(OffsetOutOfRange):
+                self.log.read(offset, 100)
+
+    def check_read(self, offset: int, max_bytes: int, hint: Hint | None, end: int | None) -> None:
         with self.log.read(offset, max_bytes, hint, end) as found:
             data = found.read()
             assert len(data) == found.length
-            place = found.segment_base_offset, found.position
+            position = found.position
+            base = found.segment_base_offset
         batches = list(iter_batches(memoryview(data)))
         got = [record for header, batch in batches for record in values_of(header, batch)]
         limit = self.visible if end is None else end
-        assert [at for at, _ in got] == list(range(got[0][0], got[0][0] + len(got))) if got else True
-        assert all(value == self.records[at][0] for at, value in got)
         first = max((start for start in self.batch_starts if start <= offset), default=0)
-        ends = [*self.batch_starts[1:], len(self.records)]
-        first_end = ends[self.batch_starts.index(first)] if self.batch_starts else 0
-        if offset < limit and first_end <= limit:
-            assert got and got[0][0] == first, "a reader always gets on"
-            assert got[-1][0] < limit
-            used = sum(header.length for header, _ in batches)
-            self.hint = batches[-1][0].end_offset, Hint(place[0], place[1] + used)
-        else:
+        behind = min((start for start in self.batch_starts if start > offset), default=len(self.records))
+        if offset >= limit or behind > limit:
             assert not data
+            return
+        assert got, "a reader always gets on"
+        assert [at for at, _ in got] == list(range(first, got[-1][0] + 1))
+        assert all(value == self.records[at][0] for at, value in got)
+        assert got[-1][0] < limit
+        assert len(data) <= max(max_bytes, batches[0][0].length)
+        for header, _ in batches:
+            self.places.append(Hint(base, position))
+            position += header.length
+        self.hint = batches[-1][0].end_offset, Hint(base, position)
 
-    @rule(hint=st.builds(Hint, st.integers(0, 50), st.integers(-8, 5000)), at=OFFSETS)
-    def read_with_a_wrong_hint(self, hint: Hint, at: int) -> None:
+    @rule(made_up=st.none() | st.builds(Hint, st.integers(0, 50), st.integers(-8, 5000)), at=OFFSETS, of=OFFSETS)
+    def read_with_a_wrong_hint(self, made_up: Hint | None, at: int, of: int) -> None:
+        """One made up, or that of another batch."""
+        hint = made_up or (self.places[of % len(self.places)] if self.places else None)
         offset = self.start + at % (len(self.records) - self.start + 1)
         with self.log.read(offset, 500) as right, self.log.read(offset, 500, hint) as found:
             assert (found.segment_base_offset, found.position, found.length) == (
                 right.segment_base_offset, right.position, right.length,
             )  # fmt: skip
 
-    @rule(distance=st.integers(1, 100))
-    def read_outside(self, distance: int) -> None:
-        for offset in (self.start - distance, len(self.records) + distance):
-            with pytest.raises(OffsetOutOfRange):
-                self.log.read(offset, 100)
-
     @rule(timestamp=st.integers(-200, 2000))
     def look_up_a_time(self, timestamp: int) -> None:
         expected = next(
-            (
-                (at, when)
-                for at, (_, when) in enumerate(self.records)
-                if at >= self.start and when >= timestamp
-            ),
+            ((at, when) for at, (_, when) in enumerate(self.records) if at >= self.start and when >= timestamp),
             None,
         )
         if expected is not None and expected[0] >= self.visible:
@@ -180,10 +187,6 @@ class LogMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 11, 60, 101]))
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
-
-    @rule()
-    def roll_if_old(self) -> None:
-        self.log.roll_if_old()
 
     @rule(limit=st.sampled_from([-1, 0, 3000, 20_000]))
     def apply_retention(self, limit: int) -> None:
@@ -234,6 +237,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
+        assert self.disk.open_files == 2, "the lock and the last segment"
         self.disk = self.disk.after_kill()
         self.open()
         assert self.log.flushed_offset == len(self.records)
@@ -248,5 +252,9 @@ class LogMachine(RuleBasedStateMachine):
 
 class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,name-defined]
     settings = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+        max_examples=80,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,20 @@ def test_a_defect_below_is_an_error_of_its_partition_only(
     assert isinstance(call.results[0], errors.InternalError)
     assert call.results[1][0] == 0
     assert "append_failed partition=t-0" in caplog.text
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_body_is_let_go_at_once_also_after_an_error(directory: LogDirectory, spoiled: bool) -> None:
+    hosted = Hosted(directory)
+    body = memoryview(bytearray(bytes(1000) if spoiled else a_batch()))
+    held = weakref.ref(body)
+    part = pb.AppendPartition(topic_id=TOPIC_ID, partition=0, length=len(body))
+    gc.disable()  # a cycle would keep the memory of a whole receive buffer until the collector runs
+    try:
+        call = Call(pb.AppendRequest(acks=1, partitions=[part]), body)
+        del body
+        append([call], hosted)
+        assert held() is None
+        assert (call.failed() is not None) == spoiled
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from kafkalog.errors import CorruptBatch, InvalidRequest, KafkalogError, OffsetOutOfRange, UnknownPartition
-from kafkalog.format.batch import iter_batches
+from kafkalog.format.batch import check_batch, iter_batches
 from kafkalog.format.columns import decode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -74,9 +74,9 @@ def test_more_requests_than_are_kept_pending_are_all_answered(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.transport.connection._PENDING_MAX", 5)
-    topic = broker.new_topic(flush_messages=1)
+    topic = broker.new_topic()
     with broker.client() as client:
-        client.send(b"".join(append_frame(number, topic, a_batch()) for number in range(50)))
+        client.send(b"".join(fetch_frame(number, topic, 0) for number in range(50)))
         assert [client.reply()[0].correlation_id for _ in range(50)] == list(range(50))
 
 
@@ -276,13 +276,37 @@ def test_a_fetch_waits_for_min_bytes_and_no_longer_than_its_time(broker: Running
 
 
 def test_a_waiting_fetch_is_answered_at_once_when_something_queues_behind_it(broker: RunningBroker) -> None:
-    topic = broker.new_topic()
+    topic = broker.new_topic(partitions=2)
     with broker.client() as client:
+        client.sock.settimeout(15)
         client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
         wait_until_waiting(broker, topic)
-        client.send(append_frame(2, topic, a_batch()))
+        client.send(append_frame(2, topic, a_batch(), partition=1))
         assert client.reply()[0].correlation_id == 1
         assert client.reply()[0].append.partitions[0].base_offset == 0
+        client.send(fetch_frame(3, topic, 0, max_wait_ms=30_000))
+        wait_until_waiting(broker, topic)
+        client.send(append_frame(4, topic, a_batch(), partition=1)[:20])  # its beginning is enough
+        assert client.reply()[0].correlation_id == 3
+
+
+def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    register = partition.register
+    batch = bytearray(a_batch([b"news"]))
+
+    def append_and_register(wake: Callable[[], None]) -> None:
+        if partition.log.end_offset == 0:
+            partition.append_as_leader([(check_batch(batch), memoryview(batch))])
+        register(wake)
+
+    monkeypatch.setattr(partition, "register", append_and_register)
+    with broker.client() as client:
+        client.sock.settimeout(15)
+        assert values_in(client.fetch(topic, 0, max_wait_ms=30_000)[1]) == [b"news"]
 
 
 def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: RunningBroker) -> None:

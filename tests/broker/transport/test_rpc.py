@@ -16,6 +16,7 @@ from kafkalog import errors
 from kafkalog.errors import KafkalogError
 from kafkalog.format.batch import iter_batches
 from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire import broker_pb2_grpc
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.conftest import RunningBroker, StartBroker
@@ -231,11 +232,11 @@ def test_an_inline_append_is_pulled_back(broker: RunningBroker) -> None:
 
 def test_an_inline_request_over_its_limit_is_refused(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    part = pb.AppendPartition(topic_id=topic, length=(4 << 20) + 1)
-    request = bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[part]), body=bytes((4 << 20) + 1))
+    part = pb.AppendPartition(topic_id=topic, length=(2 << 20) + 1)
+    request = bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[part]), body=bytes((2 << 20) + 1))
     assert isinstance(refused(broker.stub.Append, request)[0], errors.RequestTooLarge)
     with pytest.raises(grpc.RpcError, match="larger than max"):
-        append(broker, topic, bytes(5 << 20))
+        append(broker, topic, bytes(3 << 20))
     with pytest.raises(grpc.RpcError, match="acks=0 has no meaning"):
         append(broker, topic, a_batch(), acks=0)
 
@@ -269,6 +270,33 @@ def test_waiting_pulls_leave_threads_for_other_calls(broker: RunningBroker) -> N
     append(broker, topic, a_batch())
     for call in calls:
         call.result()
+
+
+def test_answers_that_nobody_reads_take_no_more_than_their_budget(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_BUSY_SECONDS", 0.05)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.append(topic, a_batch([bytes(7 << 20)]))
+    options = [("grpc.max_receive_message_length", -1)]
+    channel = grpc.insecure_channel(f"127.0.0.1:{broker.broker.grpc_port}", options=options)
+    answers = broker.broker.rpc_service._answers
+    held = answers.reserve(10 << 20, lambda: None)  # as if for a client that does not read
+    stub = broker_pb2_grpc.BrokerStub(channel)
+    request = pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)])
+    error, status = refused(stub.Pull, request)
+    assert isinstance(error, errors.BrokerBusy)
+    assert status is grpc.StatusCode.UNAVAILABLE
+    held.release()
+    assert len(stub.Pull(request, timeout=30).body) > 7 << 20
+    channel.close()
+    pause = threading.Event()
+    for _ in range(1000):
+        if answers.used == 0:
+            break
+        pause.wait(0.01)
+    assert answers.used == 0
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import random
+from collections import Counter, deque
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from broker.storage.producers import Producers
 from kafkalog.client.batcher import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
@@ -137,6 +137,11 @@ class Simulation:
         assert answer is not None
         self.answers.append(([frame.batch for frame in frames], answer))
 
+    def shrink_limit(self) -> None:
+        """The next request's batches are too large from now on, unless an answer has told that one is in the log."""
+        if self.frames and not any(frame.batch in self.log.batches for frame in self.frames[0] if not frame.batch.lost):
+            self.too_large.update(frame.batch for frame in self.frames[0])
+
     def answer(self) -> None:
         if not self.answers:
             return
@@ -203,32 +208,42 @@ class Simulation:
         assert set(self.acked) <= set(log), "an acked batch is not in the log"
 
 
-ACTIONS = st.one_of(
-    st.tuples(st.just("add"), st.integers(1, 3)),
-    st.tuples(st.just("add"), st.integers(1, 3), st.just(True)),
-    st.tuples(st.just("send"), st.sampled_from([1, 150, 1 << 30])),
-    st.tuples(st.just("send"), st.sampled_from([1, 150, 1 << 30])),
-    st.tuples(st.just("process")),
-    st.tuples(st.just("process")),
-    st.tuples(st.just("process"), st.just(DiskFull(directory="/d"))),
-    st.tuples(st.just("answer")),
-    st.tuples(st.just("answer")),
-    st.tuples(st.just("cut"), st.booleans()),
-    st.tuples(st.just("arrive")),
-    st.tuples(st.just("pass_time"), st.sampled_from([1.0, 1.0, 10.0, TIMEOUT])),
-)
+STEPS = 120
+SEEDS = 1500
 
 
-@settings(max_examples=600, deadline=None)
-@given(st.integers(1, 4), st.lists(ACTIONS, max_size=80))
-def test_whatever_happens_nothing_is_doubled_reordered_or_acked_without_being_there(
-    window: int, actions: list[tuple]
-) -> None:
-    simulation = Simulation(window)
-    for name, *arguments in actions:
-        getattr(simulation, name)(*arguments)
+def a_run(seed: int) -> Simulation:
+    """Random events; the clock moves so that deadlines pass between batches, too."""
+    dice = random.Random(seed)
+    simulation = Simulation(window=dice.randint(1, 4))
+    events: dict[Callable[[], None], int] = {
+        lambda: simulation.add(dice.randint(1, 3), too_large=dice.random() < 0.1): 4,
+        lambda: simulation.send(dice.choice([1, 150, 1 << 30])): 4,
+        lambda: simulation.process(): 6,
+        lambda: simulation.process(DiskFull(directory="/d")): 1,
+        lambda: simulation.shrink_limit(): 1,
+        lambda: simulation.answer(): 6,
+        lambda: simulation.cut(arrive_late=dice.random() < 0.5): 1,
+        lambda: simulation.arrive(): 1,
+        lambda: simulation.pass_time(dice.choice([1.0, 1.0, 10.0, TIMEOUT - 5.0])): 3,
+    }
+    for event in dice.choices(list(events), list(events.values()), k=STEPS):
+        event()
     simulation.heal()
-    simulation.check()
+    return simulation
+
+
+def test_whatever_happens_nothing_is_doubled_reordered_or_acked_without_being_there() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        simulation = a_run(seed)
+        try:
+            simulation.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        outcomes["acked"] += len(simulation.acked)
+        outcomes.update(type(error).__name__ for error in simulation.failed.values())
+    assert min(outcomes[name] for name in ("acked", "DeliveryTimedOut", "OutcomeUnknown", "BatchTooLarge")) > 50
 
 
 def test_a_lost_connection_sends_the_same_batches_again_in_order_under_the_same_numbers() -> None:
@@ -282,6 +297,21 @@ def test_a_batch_of_unknown_fate_behind_a_failed_one_is_not_sent_under_a_new_num
     assert not failed
     assert queue.take(TIMEOUT, 1 << 20) == [third]
     assert (third.identity, third.sequence) == (Identity(7, 1), 0)
+
+
+def test_frames_that_linger_in_a_lost_connection_can_not_double_a_batch_that_was_refused_since() -> None:
+    queue = make_queue()
+    first = add(queue)
+    second = add(queue, now=50.0)
+    queue.take(50.0, 1 << 20)
+    queue.lost([first, second], LOST, now=50.0)  # and their frames are still on their way
+    queue.take(60.0, 1 << 20)
+    queue.refused(first, DiskFull(directory="/d"), now=60.0)
+    gap = OutOfOrderSequence(producer_id=7, sequence=1, partition="t-0", expected=0)
+    assert queue.refused(second, gap, now=60.0) == []
+    failed = dict(queue.expired(TIMEOUT))
+    assert isinstance(failed[first], DeliveryTimedOut)
+    assert isinstance(failed[second], OutcomeUnknown)
 
 
 def test_a_broker_that_forgot_the_producer_is_met_with_a_new_epoch() -> None:

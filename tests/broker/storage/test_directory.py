@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.storage.directory import LogDirectory
+from kafkalog.clock import ManualClock
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, StorageFailed
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_SECONDS = 60
+
+
+def test_directory_is_one_process_alone(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    attempt = (
+        "import sys; from broker.storage.directory import LogDirectory; from kafkalog.errors import DataDirInUse\n"
+        "try: LogDirectory(sys.argv[1])\n"
+        "except DataDirInUse as error: print(error)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", attempt, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert told.strip() == f"data directory {tmp_path} is in use by another broker (process {os.getpid()})"
+    with pytest.raises(DataDirInUse):
+        LogDirectory(tmp_path)  # nor twice in one process
+    directory.close()
+    LogDirectory(tmp_path).close()
+
+
+def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    assert (directory.cluster_id, directory.broker_id) == (None, None)
+    directory.claim("red", 1)
+    directory.claim("red", 1)
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    assert (directory.cluster_id, directory.broker_id) == ("red", 1)
+    for other in (("blue", 1), ("red", 2)):
+        with pytest.raises(ClusterMismatch, match="belongs to broker 1 of cluster red, not to broker"):
+            directory.claim(*other)
+    directory.close()
+
+
+def test_damaged_meta_is_told_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "meta").write_bytes(b"nonsense")
+    with pytest.raises(StorageFailed, match=r"meta is damaged"):
+        LogDirectory(tmp_path)
+    assert (tmp_path / "meta").read_bytes() == b"nonsense"
+    (tmp_path / "meta").unlink()
+    LogDirectory(tmp_path).close()  # the lock was given up
+
+
+def test_clean_stop_is_known_and_an_unclean_one_too(tmp_path: Path) -> None:
+    for stopped_clean in (True, False, True, True):
+        directory = LogDirectory(tmp_path)
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+        directory.close(clean=stopped_clean)
+        directory = LogDirectory(tmp_path)
+        assert directory.was_clean is stopped_clean
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+        directory.close()
+
+
+def test_log_that_nobody_opened_since_an_unclean_stop_keeps_it_unclean(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    for partition in (0, 1):
+        directory.open_log(TOPIC_ID, partition, f"t-{partition}", topic(), 0)
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    directory.close()
+    assert not LogDirectory(tmp_path).was_clean
+
+
+def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    other = bytes(16)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0) is log
+    log.append([numbered(0)])
+    directory.open_log(other, 12, "u-12", topic(), 0)
+    (tmp_path / "something-else").mkdir()
+    assert directory.existing() == [(other, 12), (TOPIC_ID, 0)]
+    held = log.read(0, 100)
+    directory.remove_log(TOPIC_ID, 0)
+    directory.remove_log(TOPIC_ID, 0)
+    assert held.length and len(held.read()) == held.length
+    held.close()
+    with pytest.raises(Closed):
+        log.append([numbered(1)])
+    assert directory.existing() == [(other, 12)]
+    assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).end_offset == 0
+    directory.close()
+
+
+def test_deletion_that_a_stop_interrupted_is_finished(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    folder = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).directory
+    directory.close()
+    folder.rename(folder.with_name(folder.name + ".deleted"))
+    directory = LogDirectory(tmp_path)
+    assert directory.existing() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    directory.close()
+
+
+def test_background_rolls_deletes_saves_and_forgets(tmp_path: Path) -> None:
+    clock = ManualClock()
+    directory = LogDirectory(tmp_path, clock=clock, check_interval_ms=5, producer_expiration_ms=1000)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_ms=1000, retention_ms=5000), 0)
+    log.append([numbered(0, producer=(7, 0, 0))])
+    directory.start()
+    rolled = threading.Event()
+    log.on_flushed = lambda: rolled.set() if log.flushed_offset == 1 else None
+    clock.advance(2)
+    assert rolled.wait(WAIT_SECONDS)
+    clock.advance(5)
+    gone = log.directory / f"{0:020d}.log"
+    while gone.exists():
+        threading.Event().wait(0.005)
+    directory.close()
+    assert read_all(LogDirectory(tmp_path).open_log(TOPIC_ID, 0, "t-0", topic(), 0)) == {}
+
+
+def test_close_ends_every_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    directory = LogDirectory(tmp_path)
+    directory.start()
+    assert len(set(threading.enumerate()) - before) > 1
+    directory.close()
+    directory.close()
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(Closed):
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+
+
+def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    told, woken = [], threading.Event()
+    directory.on_failed = told.append
+    log.on_flushed = woken.set
+    first = StorageFailed(directory=str(tmp_path), reason="the disk is gone")
+    directory.fail(first)
+    directory.fail(StorageFailed(directory=str(tmp_path), reason="again"))
+    assert woken.wait(WAIT_SECONDS)
+    assert told == [first]
+    with pytest.raises(StorageFailed, match="the disk is gone"):
+        log.append([numbered(0)])
+    directory.close()
+    assert not LogDirectory(tmp_path).was_clean

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.storage.directory import LogDirectory
+from broker.storage.dump import dump, entries, verify
+from kafkalog.errors import InvalidArgument
+from kafkalog.format.batch import CODECS, encode_batch, read_header, stamp
+from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, columns_from_lists, encode_columns
+from tests.broker.storage.batches import TOPIC_ID, Batch, numbered, topic
+
+
+def rich_batch() -> Batch:
+    columns = columns_from_lists(
+        [b"v" * 100, None], [1_700_000_000_000_000, 1_700_000_000_500_000], [b"k", None], [[("h", b"1")], None]
+    )
+    assert columns.attributes & (HAS_KEY | HAS_HEADERS)
+    data = bytearray(
+        encode_batch(
+            encode_columns(columns.batch, CODECS["zstd"]), codec=CODECS["zstd"], attributes=columns.attributes,
+            record_count=2, min_timestamp_us=columns.min_timestamp_us, max_timestamp_us=columns.max_timestamp_us,
+        ).tobytes()
+    )  # fmt: skip
+    return read_header(data), memoryview(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Offsets 0 and 1 rich, then 38 plain ones, in four segments, cleanly closed."""
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 1)
+    log.append([rich_batch()])
+    for offset in range(2, 40):
+        log.append([numbered(offset, producer=(7, 0, offset - 2))])
+    directory.close()
+    return log.directory
+
+
+def test_good_log_verifies_by_segment_folder_and_data_directory(folder: Path) -> None:
+    segments = sorted(folder.glob("*.log"))
+    for path in (folder, folder.parent):
+        found = verify(path)
+        assert found.ok
+        assert (found.segments, found.batches, found.records) == (len(segments), 39, 40)
+        assert found.bytes == sum(path.stat().st_size for path in segments)
+    assert sum(verify(path).records for path in segments) == 40
+
+
+def test_dump_shows_batches_and_records(folder: Path) -> None:
+    lines = list(dump(folder))
+    assert lines[0].startswith(f"{folder}/{0:020d}.log (")
+    assert lines[1].startswith("  0: offsets 0 to 1, ")
+    assert "2 records, codec zstd, epoch 1, appended 20" in lines[1]
+    assert "timestamps 2023-11-14T22:13:20+00:00 to 2023-11-14T22:13:20.500000+00:00, producer none" in lines[1]
+    assert "producer 7/0/0" in lines[2]
+    with_records = list(dump(folder, records=True))
+    shown = f"{b'v' * 64!r}... (100 bytes)"
+    assert with_records[2] == f"    0 2023-11-14T22:13:20+00:00 key=b'k' value={shown} headers=[('h', b'1')]"
+    assert with_records[3] == "    1 2023-11-14T22:13:20.500000+00:00 key=none value=none headers=[]"
+    records = [entry for entry in entries(folder, records=True) if entry["kind"] == "record"]
+    assert [entry["offset"] for entry in records] == list(range(40))
+    assert records[5]["value"] == b"%020d" % 5
+
+
+def test_damage_and_torn_tail_are_shown_where_they_are(folder: Path) -> None:
+    first, *_, last = sorted(folder.glob("*.log"))
+    data = bytearray(first.read_bytes())
+    second_at = int.from_bytes(data[8:12], "little")
+    data[second_at + 100] ^= 1
+    first.write_bytes(data)
+    with last.open("ab") as file:
+        file.write(b"torn" * 5)
+    found = verify(folder)
+    assert found.torn_bytes == 20
+    assert [(p.start_offset, p.end_offset, p.position) for p in found.problems] == [(2, 3, second_at)]
+    assert f"{first}: damaged: offsets 2 to 2, " in str(found.problems[0])
+    lines = list(dump(folder))
+    assert f"  {second_at}: DAMAGED offsets 2 to 2, {found.problems[0].bytes} bytes" in lines
+    assert lines[-1].endswith("torn tail, 20 bytes (the next start cuts them off)")
+
+
+def test_index_that_is_damaged_or_wrong_is_a_problem(folder: Path) -> None:
+    path = sorted(folder.glob("*.index"))[1]
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert [(p.file, p.what) for p in verify(folder).problems] == [(str(path), "damaged index")]
+    path.unlink()
+    assert verify(folder).ok
+    other = sorted(folder.glob("*.index"))[-1]
+    other.write_bytes(other.read_bytes())
+    segment = other.with_suffix(".log")
+    segment.write_bytes(segment.read_bytes()[:-8])
+    assert [p.what for p in verify(folder).problems] == ["damaged", "an index of more than its segment"]
+
+
+def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
+    columns = columns_from_lists([b"a", b"b"], 5)
+    data = bytearray(
+        encode_batch(
+            encode_columns(columns.batch, 0), codec=0, attributes=0, record_count=3, min_timestamp_us=5,
+            max_timestamp_us=5,
+        ).tobytes()
+    )  # fmt: skip
+    stamp(data, 0, 0, 0)
+    (tmp_path / f"{0:020d}.log").write_bytes(data)
+    assert [p.what for p in verify(tmp_path).problems] == ["it has 2 records where its header says 3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("missing", "there is no file or folder"),
+        (".", "holds no log"),
+        ("file.txt", "is no segment: its name is not 20 digits and .log"),
+    ],
+)
+def test_path_without_a_log_gets_a_sentence(tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "file.txt").write_text("x")
+    for action in (verify, lambda path: list(dump(path))):
+        with pytest.raises(InvalidArgument, match=sentence):
+            action(tmp_path / name)

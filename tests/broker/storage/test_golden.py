@@ -1,0 +1,39 @@
+"""Files of earlier versions are read, and written the same: a start after an upgrade must find its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.storage.checkpoint import Checkpoint, read_checkpoint, seal, unseal, write_atomic
+from broker.storage.disk import Disk
+from broker.storage.index import decode_index, encode_index
+from broker.storage.producers import Producers
+from tests.golden.make import CHECKPOINT, GOLDEN, INDEX_SUMMARY, PRODUCERS_AT, make_index, make_producers
+
+
+def test_index_version_1() -> None:
+    data = (GOLDEN / "index-1.bin").read_bytes()
+    decoded = decode_index(data, 1000, 65_536)
+    assert decoded is not None
+    index, summary = decoded
+    assert summary == INDEX_SUMMARY
+    assert list(index.offsets) == list(make_index().offsets) == [1000, 1300, 1650]
+    assert index.positions == make_index().positions
+    assert index.max_before_us == make_index().max_before_us
+    assert encode_index(index, summary) == data
+
+
+def test_producers_version_1() -> None:
+    data = (GOLDEN / "producers-1.bin").read_bytes()
+    producers = Producers("t-0", 5)
+    assert producers.load(data, PRODUCERS_AT)
+    assert producers.encode(PRODUCERS_AT) == data == make_producers().encode(PRODUCERS_AT)
+
+
+def test_checkpoint_version_1(tmp_path: Path) -> None:
+    data = (GOLDEN / "checkpoint-1.txt").read_bytes()
+    assert unseal(data) == CHECKPOINT
+    assert seal(CHECKPOINT) == data
+    folder = tmp_path
+    write_atomic(Disk(), folder / "checkpoint", data)
+    assert read_checkpoint(Disk(), folder) == Checkpoint(start_offset=1010, recovery_point=1900)

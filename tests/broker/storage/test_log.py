@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.storage.directory import LogDirectory
+from broker.storage.disk import Disk
+from broker.storage.file_slice import Hint
+from broker.storage.log import Appended, Log
+from kafkalog.clock import ManualClock
+from kafkalog.config import Values
+from kafkalog.errors import Closed, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
+from kafkalog.format.batch import check_batch
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, read_batches, topic, values_of
+
+WAIT_SECONDS = 60
+
+
+class CountingDisk(Disk):
+    """Counts writes and syncs of files."""
+
+    def __init__(self) -> None:
+        self.writes = self.syncs = 0
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.syncing = threading.Event()
+
+    def write(self, fd: int, buffers: object, position: int) -> int:
+        self.writes += 1
+        return super().write(fd, buffers, position)  # type: ignore[arg-type]
+
+    def sync(self, fd: int) -> None:
+        self.syncing.set()
+        assert self.may_sync.wait(WAIT_SECONDS)
+        self.syncs += 1
+        super().sync(fd)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def disk() -> CountingDisk:
+    return CountingDisk()
+
+
+@pytest.fixture
+def directory(tmp_path: Path, disk: CountingDisk, clock: ManualClock) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data", disk=disk, clock=clock)
+    yield opened
+    opened.close()
+
+
+def open_log(directory: LogDirectory, settings: Values | None = None, leader_epoch: int = 0) -> Log:
+    return directory.open_log(TOPIC_ID, 0, "t-0", settings or topic(), leader_epoch)
+
+
+def fill(log: Log, count: int) -> None:
+    for offset in range(log.end_offset, log.end_offset + count):
+        log.append([numbered(offset)])
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+def test_batches_get_offsets_epoch_and_time_in_one_write(
+    directory: LogDirectory, disk: CountingDisk, clock: ManualClock
+) -> None:
+    log = open_log(directory, leader_epoch=3)
+    log.append([numbered(0, 2)])
+    clock.advance(1)
+    writes = disk.writes
+    outcomes = log.append([numbered(2, 3), numbered(5), numbered(6, 2)])
+    assert disk.writes == writes + 1
+    now = clock.now_us()
+    assert outcomes == [Appended(2, 5, now, False), Appended(5, 6, now, False), Appended(6, 8, now, False)]
+    headers = [header for header, _ in read_batches(log, 2)]
+    assert [(h.base_offset, h.leader_epoch, h.append_timestamp_us) for h in headers] == [
+        (2, 3, now), (5, 3, now), (6, 3, now),
+    ]  # fmt: skip
+    log.leader_epoch = 4
+    log.append([numbered(8)])
+    assert read_batches(log, 8)[0][0].leader_epoch == 4
+
+
+def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    log.append([numbered(offset) for offset in range(60)])
+    sizes = {path.name: path.stat().st_size for path in log.directory.glob("*.log")}
+    assert len(sizes) > 3
+    assert max(sizes.values()) <= 4096
+    assert read_all(log) == {offset: b"%020d" % offset for offset in range(60)}
+
+
+def test_batch_larger_than_a_segment_gets_one_of_its_own(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    log.append([numbered(0), numbered(1, 3, 3000), numbered(4)])
+    names = sorted(path.name for path in log.directory.glob("*.log"))
+    assert names == [f"{offset:020d}.log" for offset in (0, 1, 4)]
+    assert len(read_all(log)) == 5
+
+
+def test_refused_batch_takes_those_of_its_producer_behind_it_and_no_other(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    outcomes = log.append(
+        [
+            numbered(0, producer=(7, 0, 0)),
+            numbered(1, producer=(7, 0, 2)),  # a gap
+            numbered(2, producer=(8, 0, 0)),
+            numbered(3, producer=(7, 0, 3)),
+            numbered(4, producer=(7, 0, 0)),  # the first again
+            numbered(5),
+            numbered(6, producer=(7, 0, 1)),  # what was missing
+        ]
+    )
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [Appended, OutOfOrderSequence, Appended, OutOfOrderSequence, Appended, Appended, Appended]
+    found = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
+    assert [(o.base_offset, o.duplicate) for o in found] == [(0, False), (1, False), (0, True), (2, False), (3, False)]
+    assert [int(value or b"") for value in read_all(log).values()] == [0, 2, 5, 6]
+
+
+def test_producers_are_remembered_over_a_restart_clean_or_not(tmp_path: Path) -> None:
+    for clean in (True, False, True):
+        directory = LogDirectory(tmp_path)
+        log = open_log(directory)
+        sequence = log.end_offset
+        first = numbered(sequence, 2, producer=(7, 0, sequence))
+        assert [outcome.duplicate for outcome in log.append([first])] == [False]  # type: ignore[union-attr]
+        directory.close(clean)
+        directory = LogDirectory(tmp_path)
+        log = open_log(directory)
+        (again,) = log.append([first])
+        assert again.duplicate and again.base_offset == sequence  # type: ignore[union-attr]
+        directory.close(clean)
+
+
+def test_producer_state_outlives_the_records_it_is_made_from(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    log.append([numbered(0, producer=(7, 1, 0))])
+    fill(log, 40)
+    log.delete_before(log.end_offset)
+    directory.close()
+    log = open_log(LogDirectory(directory.path))
+    assert [type(o) for o in log.append([numbered(1, producer=(7, 0, 1))])] == [StaleProducerEpoch]
+    assert [type(o) for o in log.append([numbered(1, producer=(7, 1, 1))])] == [Appended]
+
+
+def test_closed_log_says_so(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 1)
+    held = log.read(0, 1)
+    directory.close()
+    assert check_batch(held.read()).base_offset == 0
+    held.close()
+    for action in (lambda: log.append([numbered(1)]), lambda: log.read(0, 1), log.flush, log.apply_retention):
+        with pytest.raises(Closed, match="log of t-0 is closed"):
+            action()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_read_is_one_segment_and_its_hint_leads_on(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 50)
+    offset, hint, got = 0, None, []
+    while offset < 50:
+        with log.read(offset, 900, hint) as found:
+            assert os.fstat(found.fileno()).st_size >= found.position + found.length
+            data = found.read()
+            position = 0
+            while len(data) - position >= 24:
+                length = int.from_bytes(data[position + 8 : position + 12], "little")
+                if position + length > len(data):
+                    break
+                header = check_batch(data[position : position + length])
+                got += [value for _, value in values_of(header, data[position : position + length])]
+                offset, position = header.end_offset, position + length
+            hint = Hint(found.segment_base_offset, found.position + position)
+    assert got == [b"%020d" % offset for offset in range(50)]
+
+
+def test_offset_outside_is_refused_with_the_limits(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 10)
+    log.delete_before(4)
+    for offset in (3, 11):
+        with pytest.raises(OffsetOutOfRange, match=rf"offset {offset} of t-0 is outside \[4, 10\]"):
+            log.read(offset, 1)
+    with log.read(10, 1) as found:
+        assert found.length == 0 and found.read() == b""
+
+
+def test_reads_go_on_while_segments_roll_and_are_deleted(tmp_path: Path) -> None:
+    """Readers see consecutive, right records, or are told that retention was faster; slices stay whole."""
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory, topic(retention_bytes=12_000))
+    stop, failures, reads = threading.Event(), [], itertools.count()
+
+    def read() -> None:
+        offset = 0
+        try:
+            while not stop.is_set() or offset < log.end_offset:
+                try:
+                    with log.read(offset, 2000) as held:
+                        batch_at = 0
+                        data = held.read()
+                        assert len(data) == held.length
+                    if not data:
+                        stop.wait(0.001)
+                    while len(data) - batch_at > 96:
+                        length = int.from_bytes(data[batch_at + 8 : batch_at + 12], "little")
+                        if batch_at + length > len(data):
+                            break
+                        header = check_batch(data[batch_at : batch_at + length])
+                        assert header.base_offset == offset
+                        (value,) = [v for _, v in values_of(header, data[batch_at : batch_at + length])]
+                        assert value == b"%020d" % offset
+                        offset, batch_at = header.end_offset, batch_at + length
+                        next(reads)
+                except OffsetOutOfRange:
+                    assert offset < log.start_offset
+                    offset = log.start_offset
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        log.append([numbered(offset) for offset in range(log.end_offset, log.end_offset + 20)])
+        log.apply_retention()
+    stop.set()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    directory.close()
+    assert not failures
+    assert next(reads) > 500
+    assert log.start_offset > 0
+
+
+def test_slice_of_a_deleted_segment_still_has_its_bytes(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 40)
+    held = log.read(0, 500)
+    assert log.delete_before(40) == 40
+    assert not (log.directory / f"{0:020d}.log").exists()
+    with held:
+        assert check_batch(held.read()).base_offset == 0
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_time_is_found_to_the_record_and_not_before_the_start(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(0, 60, 3):
+        log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
+    assert log.offset_for_timestamp(-1) == (0, 0)
+    assert log.offset_for_timestamp(324) == (31, 325)
+    assert log.offset_for_timestamp(325) == (31, 325)
+    assert log.offset_for_timestamp(326) == (33, 330)
+    assert log.offset_for_timestamp(596) is None
+    log.delete_before(41)
+    assert log.offset_for_timestamp(0) == (41, 400)
+
+
+# --- flushing --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_flush_policy_nothing_is_flushed_but_all_is_visible(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 3)
+    assert (log.flushed_offset, log.visible_offset) == (0, 3)
+    assert not log.needs_flush_for_ack
+    log.flush()
+    assert log.flushed_offset == 3
+
+
+def test_flush_messages_flushes_after_so_many_records(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(flush_messages=3))
+    flushed = threading.Event()
+    log.on_flushed = flushed.set
+    directory.start()
+    fill(log, 2)
+    assert log.flushed_offset == 0
+    fill(log, 1)
+    assert flushed.wait(WAIT_SECONDS)
+    assert log.flushed_offset == 3
+
+
+def test_one_fdatasync_serves_all_that_wait(directory: LogDirectory, disk: CountingDisk) -> None:
+    log = open_log(directory, topic(flush_messages=1))
+    assert log.needs_flush_for_ack
+    reached = threading.Event()
+    log.on_flushed = lambda: reached.set() if log.flushed_offset == 10 else None
+    directory.start()
+    disk.may_sync.clear()
+    disk.syncing.clear()
+    fill(log, 1)
+    assert disk.syncing.wait(WAIT_SECONDS)  # the first is on its way to the disk
+    syncs = disk.syncs
+    fill(log, 9)  # and these come meanwhile
+    disk.may_sync.set()
+    assert reached.wait(WAIT_SECONDS)
+    assert disk.syncs == syncs + 2
+
+
+def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory, topic(flush_ms=20))
+    directory.start()
+    for round_number in (1, 2):
+        reached = threading.Event()
+        log.on_flushed = lambda event=reached, end=round_number: (  # type: ignore[misc]
+            event.set() if log.flushed_offset == end else None
+        )
+        fill(log, 1)
+        assert reached.wait(WAIT_SECONDS)
+    directory.close()
+
+
+def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(flush_messages=1000, flush_visibility="flushed"))
+    fill(log, 2)
+    assert (log.visible_offset, log.end_offset) == (0, 2)
+    with log.read(0, 1000) as found:
+        assert found.length == 0
+    with log.read(0, 10_000, end_offset=log.end_offset) as found:
+        assert found.length > 0  # a replica may
+    assert log.offset_for_timestamp(0) is None
+    log.flush()
+    fill(log, 1)
+    for settings in (log.settings, log.settings.with_({"retention.bytes": 1 << 30})):
+        log.update_settings(settings)
+        assert log.visible_offset == 2
+        assert list(read_all(log)) == [0, 1]
+    with pytest.raises(OffsetOutOfRange):
+        log.delete_before(3)
+    log.update_settings(topic())
+    assert log.visible_offset == 3
+
+
+def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> None:
+    log = open_log(directory, topic(flush_messages=1000, flush_visibility="flushed", segment_ms=1000))
+    told = threading.Event()
+    log.on_flushed = told.set
+    directory.start()
+    fill(log, 2)
+    clock.advance(2)
+    assert log.roll_if_old()
+    assert log.visible_offset == 2
+    assert told.wait(WAIT_SECONDS)
+
+
+# --- rolls, retention, cuts ------------------------------------------------------------------------------------------
+
+
+def test_segment_rolls_by_age_at_the_next_append_and_in_the_background(
+    directory: LogDirectory, clock: ManualClock
+) -> None:
+    log = open_log(directory, topic(segment_ms=1000))
+    assert not log.roll_if_old()  # nothing to close
+    fill(log, 1)
+    clock.advance(0.9)
+    fill(log, 1)
+    clock.advance(0.1)
+    fill(log, 1)  # the first batch is a second old: this one goes to a new segment
+    assert [path.name for path in sorted(log.directory.glob("*.log"))] == [f"{o:020d}.log" for o in (0, 2)]
+    clock.advance(1)
+    directory.tidy()
+    assert (log.directory / f"{3:020d}.log").exists()
+
+
+def test_retention_by_time_goes_by_the_append_time(directory: LogDirectory, clock: ManualClock) -> None:
+    log = open_log(directory, topic(retention_ms=10_000, segment_ms=1000))
+    for offset in range(4):
+        log.append([numbered(offset, timestamps_us=1 << 60)])  # the future, says the producer
+        clock.advance(3)
+    assert log.apply_retention() == 1  # appended 12 s ago; the next one 9 s ago
+    assert log.start_offset == 1
+    clock.advance(100)
+    assert log.apply_retention() == 3  # the last one too
+    assert (log.start_offset, log.end_offset) == (4, 4)
+    fill(log, 1)
+    assert list(read_all(log)) == [4]
+
+
+def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(retention_bytes=9000))
+    fill(log, 60)
+    log.apply_retention()
+    assert log.size_bytes <= 9000
+    log.update_settings(topic(retention_bytes=0))
+    log.apply_retention()
+    assert len(list(log.directory.glob("*.log"))) == 1
+    assert log.end_offset == 60
+
+
+def test_start_offset_outlives_a_restart_and_never_goes_back(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    fill(log, 5)
+    assert log.delete_before(3) == 3
+    assert log.delete_before(1) == 3
+    directory.close(clean=False)
+    log = open_log(LogDirectory(tmp_path))
+    assert log.start_offset == 3
+    assert list(read_all(log)) == [3, 4]
+
+
+def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(0, 60, 3):
+        log.append([numbered(offset, 3, producer=(7, 0, offset))])
+    assert log.truncate_to(60) == 60
+    assert log.truncate_to(31) == 30
+    assert list(read_all(log)) == list(range(30))
+    (appended,) = log.append([numbered(30, 2, producer=(7, 0, 30))])  # its producer state went back as well
+    assert isinstance(appended, Appended) and appended.base_offset == 30 and not appended.duplicate
+    assert read_all(log)[31] == b"%020d" % 31
+    assert log.truncate_to(0) == 0
+    assert log.size_bytes == 0
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate_to(-1)
+
+
+def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(index_interval_bytes=300))
+    for offset, when in enumerate([10, 90, 20, 30, 40, 50]):
+        log.append([numbered(offset, timestamps_us=when)])
+    log.truncate_to(5)
+    assert log.offset_for_timestamp(80) == (1, 90)
+    assert log.offset_for_timestamp(91) is None

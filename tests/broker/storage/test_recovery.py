@@ -1,0 +1,163 @@
+"""Scans of bytes in memory; the crash tests do the same through a whole log."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.storage import recovery
+from broker.storage.index import Damage
+from broker.storage.recovery import Scan, scan
+from kafkalog.format.batch import HEADER_SIZE, check_batch, stamp
+from tests.broker.storage.batches import numbered
+
+
+def segment(offsets: list[int], count: int = 1, epoch: int = 2) -> bytearray:
+    data = bytearray()
+    for offset in offsets:
+        _, batch = numbered(offset, count)
+        stamp(batch, offset, epoch, 5)
+        data += batch
+    return data
+
+
+SIZE = len(segment([0]))
+
+
+def scanned(
+    data: bytes | bytearray, *, synced: int = 0, next_segment: int | None = None, offset: int = 0, epoch: int = 0
+) -> tuple[list[int], Scan]:
+    found: list[int] = []
+    result = scan(
+        lambda position, length: bytes(data[position : position + length]),
+        len(data),
+        position=0,
+        offset=offset,
+        leader_epoch=epoch,
+        synced_offset=synced,
+        next_segment=next_segment,
+        on_batch=lambda header, position: found.append(header.base_offset),
+    )
+    return found, result
+
+
+def test_whole_segment() -> None:
+    found, result = scanned(segment([0, 1, 2]))
+    assert found == [0, 1, 2]
+    assert result == Scan(3, 3 * SIZE, 2, (), False, 0)
+
+
+def test_empty_segment() -> None:
+    assert scanned(b"") == ([], Scan(0, 0, 0, (), False, 0))
+    assert scanned(b"", synced=4)[1] == Scan(4, 0, 0, (Damage(0, 4, 0, 0),), True, 0)
+
+
+@pytest.mark.parametrize("window", [HEADER_SIZE, 200, 1 << 20])
+def test_bad_body_is_skipped_by_its_length(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_WINDOW", window)
+    data = segment([0, 1, 2])
+    data[2 * SIZE - 1] ^= 1
+    found, result = scanned(data)
+    assert found == [0, 2]
+    assert result.damaged == (Damage(1, 2, SIZE, 2 * SIZE),)
+
+
+@pytest.mark.parametrize("window", [HEADER_SIZE, 200, 1 << 20])
+def test_bad_header_is_skipped_to_where_its_body_ends(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_WINDOW", window)
+    data = segment([0, 1, 2, 3])
+    data[SIZE] ^= 1
+    data[3 * SIZE + HEADER_SIZE] ^= 1  # no chain to the end: the body's checksum alone must tell
+    found, result = scanned(data)
+    assert found == [0, 2]
+    assert result.damaged == (Damage(1, 2, SIZE, 2 * SIZE),)
+    assert result.torn_bytes == SIZE
+
+
+def test_destroyed_header_needs_a_chain_to_the_end() -> None:
+    data = segment([0, 1, 2, 3])
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    assert scanned(data)[0] == [0, 2, 3]
+    data[3 * SIZE + HEADER_SIZE] ^= 1
+    found, result = scanned(data)
+    assert found == [0]
+    assert result.torn_bytes == 3 * SIZE
+
+
+def test_destroyed_header_before_the_recovery_point_needs_a_chain_up_to_it() -> None:
+    data = segment([0, 1, 2, 3])
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    data[3 * SIZE + HEADER_SIZE] ^= 1
+    found, result = scanned(data, synced=3)
+    assert found == [0, 2]
+    assert result == Scan(3, 3 * SIZE, 2, (Damage(1, 2, SIZE, 2 * SIZE),), False, SIZE)
+
+
+def test_torn_tail_is_cut_and_counted() -> None:
+    data = segment([0, 1, 2])
+    for length in range(2 * SIZE + 1, 3 * SIZE):
+        found, result = scanned(data[:length])
+        assert found == [0, 1]
+        assert result == Scan(2, 2 * SIZE, 2, (), False, length - 2 * SIZE)
+
+
+def test_last_batches_with_bad_bodies_are_all_torn() -> None:
+    data = segment([0, 1, 2, 3])
+    for number in (2, 3):
+        data[number * SIZE + HEADER_SIZE] ^= 1
+    assert scanned(data)[1] == Scan(2, 2 * SIZE, 2, (), False, 2 * SIZE)
+
+
+def test_last_batch_with_a_whole_body_and_a_bad_header_is_damage_and_keeps_its_offsets() -> None:
+    data = segment([0, 3], count=3)
+    size = len(data) // 2
+    data[size + 3] ^= 1
+    assert scanned(data)[1] == Scan(6, 2 * size, 2, (Damage(3, 6, size, 2 * size),), True, 0)
+
+
+def test_what_is_missing_before_the_recovery_point_is_damage() -> None:
+    data = segment([0, 1])
+    assert scanned(data, synced=5)[1] == Scan(5, 2 * SIZE, 2, (Damage(2, 5, 2 * SIZE, 2 * SIZE),), True, 0)
+    assert scanned(data + bytes(9), synced=5)[1].damaged == (Damage(2, 5, 2 * SIZE, 2 * SIZE + 9),)
+
+
+def test_batches_out_of_order_are_not_believed() -> None:
+    found, result = scanned(segment([0, 5, 1]))
+    assert found == [0, 1]  # 5 would leave a gap, and what follows does not chain to it
+    assert result.damaged == (Damage(1, 1, SIZE, 2 * SIZE),)
+    assert scanned(segment([0, 5]))[0] == [0, 5]  # a gap with nothing against it: lost, told, gone on
+    assert scanned(segment([0, 5]))[1].damaged == (Damage(1, 5, SIZE, SIZE),)
+    assert scanned(segment([0, 0]))[0] == [0]
+    assert scanned(segment([0, 1]), next_segment=1)[0] == [0]
+
+
+def test_older_epoch_behind_a_newer_one_is_not_believed() -> None:
+    data = segment([0], epoch=3) + segment([1], epoch=2)
+    assert scanned(data)[0] == [0]
+    assert scanned(segment([0], epoch=2), epoch=3)[0] == []
+
+
+def test_scan_starts_behind_what_is_known() -> None:
+    data = segment([0, 1, 2])
+    found: list[int] = []
+    result = scan(
+        lambda position, length: bytes(data[position : position + length]),
+        len(data),
+        position=SIZE,
+        offset=1,
+        leader_epoch=2,
+        synced_offset=1,
+        next_segment=None,
+        on_batch=lambda header, position: found.append(header.base_offset),
+    )
+    assert found == [1, 2]
+    assert result.end_offset == 3
+
+
+def test_batch_of_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_WINDOW", 256)
+    _, big = numbered(0, 20, 100)
+    stamp(big, 0, 0, 0)
+    data = bytes(big) + bytes(segment([20]))
+    assert check_batch(data).length > 5 * 256
+    assert scanned(data)[0] == [0, 20]
+    assert scanned(data[:-SIZE][:-8])[0] == []

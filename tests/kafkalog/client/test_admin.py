@@ -1,0 +1,140 @@
+"""Administering a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
+from kafkalog.client.admin import ListedOffset
+from kafkalog.client.cluster import Cluster
+from kafkalog.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidPartitions,
+    InvalidSetting,
+    InvalidTopicName,
+    KafkalogError,
+    OffsetOutOfRange,
+    TopicExists,
+    UnknownPartition,
+    UnknownSetting,
+    UnknownTopic,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as connected:
+        yield connected
+
+
+def test_a_topic_from_its_making_to_its_end(admin: Admin, topic: str) -> None:
+    made = admin.create_topic(topic, partitions=2, config={"retention.ms": 5000, "flush_messages": 1})
+    assert (made.name, len(made.partitions), len(made.topic_id)) == (topic, 2, 16)
+    assert made.config == {"retention.ms": "5000", "flush.messages": "1"}
+    assert made.effective["retention.ms"] == "5000"
+    assert made.effective["segment.bytes"] == str(1 << 30)
+    assert admin.describe_topics([topic]) == [made]
+    assert made in admin.topics()
+    assert admin.describe_topics() == admin.topics()
+    assert admin.describe_topics([]) == []
+    altered = admin.alter_topic(topic, set={"segment.ms": 1000}, unset=["retention.ms"], partitions=3)
+    assert altered.config == {"segment.ms": "1000", "flush.messages": "1"}
+    assert len(altered.partitions) == 3
+    assert altered.topic_id == made.topic_id
+    admin.delete_topic(topic)
+    assert topic not in [each.name for each in admin.topics()]
+    again = admin.create_topic(topic)
+    assert again.topic_id != made.topic_id
+    assert len(again.partitions) == 1
+
+
+def test_the_cluster_is_described(cluster: LocalCluster, admin: Admin) -> None:
+    described = admin.describe_cluster()
+    [broker] = described.brokers
+    assert (broker.host, broker.grpc_port, broker.data_port) == (
+        "127.0.0.1",
+        cluster.brokers[0].grpc_port,
+        cluster.brokers[0].data_port,
+    )
+    assert described.cluster_id
+    assert described.zookeeper_connect == cluster.zookeeper_connect.removesuffix(described.zookeeper_chroot)
+    status = admin.describe_broker(broker.broker_id)
+    assert status.pid == cluster.brokers[0].pid
+    assert "dataport.connections" in status.counters
+
+
+@pytest.mark.parametrize(
+    "call, kind, sentence",
+    [
+        (lambda a, t: a.create_topic(t), TopicExists, "exists already"),
+        (lambda a, t: a.create_topic("a/b"), InvalidTopicName, "'a/b' is no topic name"),
+        (lambda a, t: a.create_topic("x", partitions=0), InvalidArgument, "0 is not a number of partitions"),
+        (lambda a, t: a.create_topic("x", partitions=1 << 20), InvalidPartitions, "is not a number of partitions"),
+        (lambda a, t: a.create_topic("x", config={"retention.mss": 1}), UnknownSetting, "did you mean 'retention.ms'?"),
+        (lambda a, t: a.create_topic("x", config={"retention.ms": "x"}), InvalidSetting, "it must be a whole number"),
+        (lambda a, t: a.alter_topic(t, partitions=1), InvalidPartitions, "partitions are never taken away"),
+        (lambda a, t: a.alter_topic("no.such"), UnknownTopic, "there is no topic 'no.such'"),
+        (lambda a, t: a.delete_topic("no.such"), UnknownTopic, "there is no topic 'no.such'"),
+        (lambda a, t: a.describe_topics([t, "no.such"]), UnknownTopic, "there is no topic 'no.such'"),
+        (lambda a, t: a.list_offsets({TopicPartition(t, 2): "latest"}), UnknownPartition, "has no partition 2; it has 2"),
+        (lambda a, t: a.list_offsets({TopicPartition(t, 0): "last"}), InvalidArgument, "'last' is no place in a partition"),
+        (lambda a, t: a.delete_records({TopicPartition(t, 0): 1}), OffsetOutOfRange, "is outside [0, 0]"),
+        (lambda a, t: a.commit("g", {TopicPartition(t, 0): -1}), InvalidArgument, "is negative"),
+        (lambda a, t: a.commit("g", {TopicPartition(t, 9): 1}), UnknownPartition, "has no partition 9; it has 2"),
+        (lambda a, t: a.committed("a/b"), KafkalogError, "'a/b' is no group name"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_in_one_sentence(
+    admin: Admin, topic: str, call: Callable[[Admin, str], object], kind: type[KafkalogError], sentence: str
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    with pytest.raises(kind) as raised:
+        call(admin, topic)
+    assert sentence in str(raised.value)
+
+
+def test_offsets_are_listed(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"x", partition=0, timestamp_us=100 * number)
+    assert admin.list_offsets({first: "latest", second: "latest"})[first].offset == 10
+    found = admin.list_offsets({second: AtTimestamp(5), first: AtTimestamp(450)})
+    assert list(found) == [second, first]
+    assert found[first][:2] == (5, 500)
+    assert found[first].size_bytes > 0
+    assert found[second] == ListedOffset(None, None, 0)
+    assert admin.delete_records({first: 4}) == {first: 4}
+    assert admin.list_offsets({first: "earliest"})[first].offset == 4
+    assert admin.delete_records({first: -1}) == {first: 10}
+    assert admin.list_offsets({}) == {}
+
+
+def test_a_cluster_may_be_shared(cluster: LocalCluster, topic: str) -> None:
+    shared = Cluster(cluster.bootstrap_servers)
+    with Admin(shared) as admin:
+        admin.create_topic(topic)
+    with Producer(shared) as producer:
+        producer.send(topic, b"x").result(30)
+    assert shared.topic(topic).name == topic
+    shared.close()
+    with pytest.raises(Closed, match="this client is closed"):
+        Admin(shared).topics()
+
+
+def test_a_new_topic_is_known_whichever_broker_is_asked(topic: str) -> None:
+    with LocalCluster(brokers=3) as three:
+        for number in range(9):
+            name = f"{topic}.{number}"
+            maker, other = three.brokers[number % 3].address, three.brokers[(number + 1) % 3].address
+            with Admin(maker) as admin, Producer(other) as producer:
+                admin.create_topic(name, partitions=3)
+                offsets = [producer.send(name, b"x", partition=partition).result(30).offset for partition in range(3)]
+                assert offsets == [0, 0, 0]

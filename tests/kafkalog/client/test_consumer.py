@@ -1,0 +1,516 @@
+"""The consumer against a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.decoding import ARROW_SCHEMA
+from kafkalog.errors import (
+    BrokerUnreachable,
+    Closed,
+    CorruptBatch,
+    InvalidArgument,
+    InvalidSetting,
+    KafkalogError,
+    NoCommittedOffset,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from tests.kafkalog.client.proxy import proxied
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as connected:
+        yield connected
+
+
+@pytest.fixture
+def consumer(cluster: LocalCluster) -> Iterator[Consumer]:
+    with Consumer(cluster.bootstrap_servers, group="readers") as connected:
+        yield connected
+
+
+@pytest.fixture
+def filled(cluster: LocalCluster, admin: Admin, topic: str) -> TopicPartition:
+    """A partition with records 0 to 99, ten a batch, their timestamps 1000, 1010, 1020 ..."""
+    admin.create_topic(topic, partitions=1)
+    fill(cluster, topic, 100)
+    return TopicPartition(topic, 0)
+
+
+def fill(cluster: LocalCluster, topic: str, count: int, **settings: Any) -> None:
+    with Producer(cluster.bootstrap_servers, **{"batch_records": 10, "linger_ms": 60_000, **settings}) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, partition=0, timestamp_us=1000 + 10 * number)
+
+
+def numbers(messages: Iterator[Message]) -> list[int]:
+    return [int(message.value or b"") for message in messages]
+
+
+# --- where it starts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start, first",
+    [
+        ("earliest", 0),
+        (0, 0),
+        (37, 37),
+        (99, 99),
+        (AtTimestamp(0), 0),
+        (AtTimestamp(1500), 50),
+        (AtTimestamp(1501), 51),
+        (AtTimestamp(1990), 99),
+    ],
+)
+def test_it_starts_where_it_is_told(consumer: Consumer, filled: TopicPartition, start: Any, first: int) -> None:
+    consumer.assign({filled: start})
+    assert consumer.position(filled) == first
+    assert numbers(consumer.messages(max_messages=100 - first, timeout=30)) == list(range(first, 100))
+    assert consumer.position(filled) == 100
+
+
+@pytest.mark.parametrize("start", ["latest", 100, AtTimestamp(1991)])
+def test_it_starts_at_the_end(cluster: LocalCluster, consumer: Consumer, filled: TopicPartition, start: Any) -> None:
+    consumer.assign({filled: start})
+    assert list(consumer.messages(timeout=0)) == []
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(filled.topic, b"100", partition=0)
+    assert numbers(consumer.messages(max_messages=1, timeout=30)) == [100]
+
+
+def test_it_goes_on_where_its_group_has_committed(cluster: LocalCluster, filled: TopicPartition) -> None:
+    group = f"group.{filled.topic}"[:200]
+    with Consumer(cluster.bootstrap_servers, group) as first:
+        first.assign({filled: "earliest"})
+        assert first.committed() == {}
+        assert numbers(first.messages(max_messages=33, timeout=30)) == list(range(33))
+        first.commit()
+        assert first.committed() == {filled: 33}
+    with Consumer(cluster.bootstrap_servers, group) as second:
+        second.assign({filled: "committed"})
+        assert numbers(second.messages(max_messages=2, timeout=30)) == [33, 34]
+        second.commit({filled: 5})
+        assert second.committed([filled]) == {filled: 5}
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(group) == {filled: 5}
+        admin.commit(group, {filled: 7})
+        assert admin.committed(group, [filled.topic]) == {filled: 7}
+
+
+def test_a_group_without_a_commit(cluster: LocalCluster, filled: TopicPartition) -> None:
+    group = f"none.{filled.topic}"[:200]
+    with Consumer(cluster.bootstrap_servers, group) as consumer:
+        with pytest.raises(NoCommittedOffset, match=f"group '{group}' has committed no offset for {filled}"):
+            consumer.assign({filled: "committed"})
+    for fallback, position in (("earliest", 0), ("latest", 100)):
+        with Consumer(cluster.bootstrap_servers, group, committed_fallback=fallback) as consumer:
+            consumer.assign({filled: "committed"})
+            assert consumer.position(filled) == position
+
+
+@pytest.mark.parametrize(
+    "start, sentence",
+    [
+        ("begin", "'begin' is no place to start in"),
+        (-1, "-1 is no place to start in"),
+        (1.5, "1.5 is no place to start in"),
+        (True, "True is no place to start in"),
+    ],
+)
+def test_a_wrong_start(consumer: Consumer, filled: TopicPartition, start: Any, sentence: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        consumer.assign({filled: start})
+    assert sentence in str(raised.value)
+
+
+def test_what_is_not_there_is_told_by_assign(consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]) -> None:
+    missing = new_topic()
+    for start in ("earliest", 0):
+        with pytest.raises(UnknownTopic, match=f"there is no topic '{missing}'"):
+            consumer.assign({TopicPartition(missing, 0): start})
+        with pytest.raises(UnknownPartition, match="has no partition 1; it has 1"):
+            consumer.assign({TopicPartition(filled.topic, 1): start})
+
+
+def test_what_needs_a_group_or_an_assignment(cluster: LocalCluster, filled: TopicPartition) -> None:
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        with pytest.raises(InvalidArgument, match="no partition is assigned"):
+            next(iter(consumer))
+        with pytest.raises(InvalidArgument, match="this consumer has no group"):
+            consumer.assign({filled: "committed"})
+        consumer.assign({filled: "earliest"})
+        for call in (consumer.commit, consumer.committed):
+            with pytest.raises(InvalidArgument, match="this consumer has no group"):
+                call()
+        other = TopicPartition(filled.topic, 7)
+        for call in (lambda: consumer.position(other), lambda: consumer.seek(other, 0)):
+            with pytest.raises(InvalidArgument, match=f"{other} is not assigned"):
+                call()
+    with pytest.raises(InvalidSetting, match=r"auto\.offset\.reset='none' is not valid"):
+        Consumer(cluster.bootstrap_servers, auto_offset_reset="none")
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_an_iterator_left_in_the_middle_goes_on_in_the_next(consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "earliest"})
+    seen = []
+    for message in consumer:
+        seen.append(int(message.value or b""))
+        assert consumer.position(filled) == message.offset + 1
+        if len(seen) == 7:
+            break
+    seen += numbers(consumer.messages(max_messages=5, timeout=30))
+    held = consumer.messages(timeout=30)
+    seen.append(int(next(held).value or b""))
+    seen.append(int(next(iter(consumer)).value or b""))
+    seen.append(int(next(held).value or b""))
+    seen += numbers(consumer.messages(max_messages=85, timeout=30))
+    assert seen == list(range(100))
+
+
+def test_messages_and_arrow_take_turns(consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "earliest"})
+    assert numbers(consumer.messages(max_messages=13, timeout=30)) == list(range(13))
+    seen = []
+    for batch in consumer.arrow_batches(timeout=30):
+        seen += batch.column("offset").to_pylist()
+        assert batch.column("value").to_pylist() == [b"%d" % offset for offset in batch.column("offset").to_pylist()]
+        assert consumer.position(filled) == seen[-1] + 1
+        if seen[-1] == 99:
+            break
+    assert seen == list(range(13, 100))
+
+
+@pytest.mark.parametrize("where, first", [(0, 0), (42, 42), ("earliest", 0), (AtTimestamp(1200), 20)])
+def test_seek_goes_back_and_forth(consumer: Consumer, filled: TopicPartition, where: Any, first: int) -> None:
+    consumer.assign({filled: "earliest"})
+    held = consumer.messages(timeout=30)
+    assert [next(held).offset for _ in range(35)] == list(range(35))
+    consumer.seek(filled, where)
+    assert consumer.position(filled) == first
+    assert next(held).offset == first
+    consumer.seek(filled, "latest")
+    assert list(consumer.messages(timeout=0)) == []
+    consumer.seek(filled, where)
+    assert numbers(consumer.messages(max_messages=100 - first, timeout=30)) == list(range(first, 100))
+
+
+def test_a_new_assignment_replaces_the_old(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
+) -> None:
+    other = TopicPartition(new_topic(), 0)
+    admin.create_topic(other.topic, partitions=1)
+    fill(cluster, other.topic, 10)
+    consumer.assign({filled: "earliest"})
+    assert len(list(consumer.messages(max_messages=5, timeout=30))) == 5
+    consumer.assign({other: "earliest"})
+    assert consumer.assignment() == [other]
+    assert [message.topic for message in consumer.messages(max_messages=10, timeout=30)] == [other.topic] * 10
+
+
+def test_a_blocked_iterator_wakes_for_a_new_record(cluster: LocalCluster, consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "latest"})
+    found: list[Message] = []
+    reading = threading.Thread(target=lambda: found.extend(consumer.messages(max_messages=1)))
+    reading.start()
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(filled.topic, b"new", partition=0)
+    reading.join(30)
+    assert [message.value for message in found] == [b"new"]
+
+
+def test_timeout_bounds_the_wait_for_the_next_message(consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: 98})
+    started = time.monotonic()
+    assert numbers(consumer.messages(timeout=0.2)) == [98, 99]
+    assert 0.2 <= time.monotonic() - started < 10
+
+
+def test_records_larger_than_a_fetch_come_all_the_same(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(6):
+            producer.send(topic, bytes([number]) * 300_000, partition=number % 2)
+    with Consumer(cluster.bootstrap_servers, fetch_max_bytes=1000, max_partition_fetch_bytes=1000) as consumer:
+        consumer.assign({TopicPartition(topic, p): "earliest" for p in (0, 1)})
+        found = list(consumer.messages(max_messages=6, timeout=30))
+    assert sorted((m.value or b"")[0] for m in found) == list(range(6))
+    assert {len(m.value or b"") for m in found} == {300_000}
+
+
+# --- offsets that are gone -------------------------------------------------------------------------------------------
+
+
+def delete_to_60(cluster: LocalCluster, admin: Admin, topic: str) -> TopicPartition:
+    admin.create_topic(topic, partitions=1)
+    fill(cluster, topic, 100)
+    admin.delete_records({TopicPartition(topic, 0): 60})
+    return TopicPartition(topic, 0)
+
+
+@pytest.mark.parametrize("offset", [10, 500])
+def test_an_offset_out_of_range_is_told(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, topic: str, offset: int
+) -> None:
+    gone = delete_to_60(cluster, admin, topic)
+    consumer.assign({gone: offset})
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange, match=rf"offset {offset} of {gone} is outside \[60, 100\]"):
+            next(consumer.messages(timeout=30))
+    consumer.seek(gone, "earliest")
+    assert numbers(consumer.messages(max_messages=40, timeout=30)) == list(range(60, 100))
+
+
+@pytest.mark.parametrize("offset", [10, 500])
+@pytest.mark.parametrize("policy, first", [("earliest", 60), ("latest", 100)])
+def test_an_offset_out_of_range_is_reset_as_the_setting_says(
+    cluster: LocalCluster, admin: Admin, topic: str, offset: int, policy: str, first: int
+) -> None:
+    gone = delete_to_60(cluster, admin, topic)
+    with Consumer(cluster.bootstrap_servers, auto_offset_reset=policy) as consumer:
+        consumer.assign({gone: offset})
+        assert len(list(consumer.messages(max_messages=100 - first, timeout=30))) == 100 - first
+        while consumer._cursors[gone].source.reader.offset != 100:
+            assert list(consumer.messages(timeout=0.02)) == []
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send(topic, b"100", partition=0)
+        assert next(consumer.messages(timeout=30)).offset == 100
+
+
+def test_a_topic_deleted_under_a_consumer_is_told(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
+) -> None:
+    consumer.assign({filled: "earliest"})
+    assert len(list(consumer.messages(max_messages=100, timeout=30))) == 100
+    admin.delete_topic(filled.topic)
+    with pytest.raises(UnknownTopic, match=f"there is no topic '{filled.topic}'"):
+        next(consumer.messages(timeout=30))
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_old_one(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
+) -> None:
+    consumer.assign({filled: "earliest"})
+    assert len(list(consumer.messages(max_messages=100, timeout=30))) == 100
+    admin.delete_topic(filled.topic)
+    admin.create_topic(filled.topic, partitions=1)
+    fill(cluster, filled.topic, 5)
+    with pytest.raises(UnknownTopicId, match="no topic has the id"):
+        next(consumer.messages(timeout=30))
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def flip(cluster: LocalCluster, topic: str, batch: int, byte: int) -> None:
+    """Flip a bit in a batch of a partition's first segment, on the broker's disk."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        [description] = admin.describe_topics([topic])
+    [segment] = Path(cluster.brokers[0].data_directory).rglob(f"{description.topic_id.hex()}-0/*.log")
+    with segment.open("r+b") as file:
+        position = 0
+        for _ in range(batch):
+            file.seek(position + 8)
+            position += int.from_bytes(file.read(4), "little")
+        file.seek(position + byte)
+        old = file.read(1)[0]
+        file.seek(position + byte)
+        file.write(bytes([old ^ 4]))
+
+
+@pytest.mark.parametrize("byte", [40, 200, 300])
+def test_a_damaged_batch_is_never_handed_out_and_those_around_it_are(
+    cluster: LocalCluster, consumer: Consumer, filled: TopicPartition, byte: int
+) -> None:
+    flip(cluster, filled.topic, batch=4, byte=byte)
+    for read in (numbers, None):
+        consumer.assign({filled: "earliest"})
+        seen: list[int] = []
+        for _ in range(2):
+            with pytest.raises(CorruptBatch, match=f"corrupt batch in {filled} at 40: "):
+                if read is not None:
+                    for message in consumer.messages(timeout=30):
+                        seen.append(int(message.value or b""))
+                else:
+                    for batch in consumer.arrow_batches(timeout=30):
+                        seen += [int(value) for value in batch.column("value").to_pylist()]
+        assert seen == list(range(40))
+        assert consumer.position(filled) == 40
+        consumer.seek(filled, 50)
+        assert numbers(consumer.messages(max_messages=50, timeout=30)) == list(range(50, 100))
+
+
+# --- arrow -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("batch_records", [7, 1000])
+def test_arrow_batches_hold_what_messages_hold(
+    cluster: LocalCluster, admin: Admin, topic: str, codec: str, batch_records: int
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    with Producer(cluster.bootstrap_servers, compression_type=codec, batch_records=batch_records) as producer:
+        for number in range(400):
+            producer.send(
+                topic,
+                None if number % 7 == 0 else b"v%d" % number,
+                b"k%d" % number if number % 100 > 50 else None,
+                partition=number % 2,
+                headers=[("h", b"%d" % number), ("n", None)] if number % 90 == 0 else None,
+            )
+    starts = {TopicPartition(topic, p): 3 for p in (0, 1)}
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign(starts)
+        messages = list(consumer.messages(max_messages=394, timeout=30))
+        consumer.assign(starts)
+        batches, rows = [], 0
+        for batch in consumer.arrow_batches(timeout=30):
+            batch.validate(full=True)
+            assert batch.schema == ARROW_SCHEMA
+            assert len(batch.column("partition").unique()) == 1
+            batches.append(batch)
+            rows += batch.num_rows
+            if rows == 394:
+                break
+    table = pa.Table.from_batches(batches).set_column(3, "timestamp", pa.Table.from_batches(batches)["timestamp"].cast(pa.int64()))
+    found = [
+        Message(
+            row["topic"], row["partition"], row["offset"], row["timestamp"], row["key"], row["value"],
+            tuple((pair["key"], pair["value"]) for pair in row["headers"] or ()),
+        )
+        for row in table.to_pylist()
+    ]  # fmt: skip
+    order = lambda message: (message.partition, message.offset)  # noqa: E731
+    assert sorted(found, key=order) == sorted(messages, key=order)
+
+
+# --- threads, brokers, processes -------------------------------------------------------------------------------------
+
+
+def test_streams_are_read_by_a_thread_each(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=4)
+    with Producer(cluster.bootstrap_servers, batch_records=50) as producer:
+        for number in range(8000):
+            producer.send(topic, b"%d" % number, partition=number % 4)
+    seen: dict[int, list[int]] = {}
+    with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=5000) as consumer:
+        consumer.assign({TopicPartition(topic, p): "earliest" for p in range(4)})
+
+        def read(stream: Any) -> None:
+            seen[stream.topic_partition.partition] = numbers(stream.messages(max_messages=2000, timeout=60))
+
+        threads = [threading.Thread(target=read, args=(stream,)) for stream in consumer.streams()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert seen == {p: list(range(p, 8000, 4)) for p in range(4)}
+
+
+def test_a_stream_that_nobody_reads_holds_up_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
+        for number in range(4000):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+    with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=2000) as consumer:
+        consumer.assign({TopicPartition(topic, p): "earliest" for p in range(2)})
+        first, second = consumer.streams()
+        assert numbers(second.messages(max_messages=2000, timeout=30)) == list(range(1, 4000, 2))
+        assert consumer._cursors[first.topic_partition].source.arrived_bytes < 10_000
+        assert numbers(first.messages(max_messages=2000, timeout=30)) == list(range(0, 4000, 2))
+
+
+@pytest.mark.parametrize("iterate", ["messages", "arrow", "stream"])
+def test_closing_from_another_thread_ends_iterators(cluster: LocalCluster, filled: TopicPartition, iterate: str) -> None:
+    consumer = Consumer(cluster.bootstrap_servers)
+    consumer.assign({filled: "latest"})
+    ended: list[Any] = []
+
+    def read() -> None:
+        source = {"messages": consumer, "arrow": consumer.arrow_batches(), "stream": consumer.streams()[0]}[iterate]
+        ended.append(list(source))
+
+    readers = [threading.Thread(target=read) for _ in range(3 if iterate == "stream" else 1)]
+    for reader in readers:
+        reader.start()
+    while not consumer._session._driving:
+        threading.Event().wait(0.001)
+    consumer.close()
+    for reader in readers:
+        reader.join(30)
+    assert ended == [[]] * len(readers)
+    for call in (lambda: next(iter(consumer)), lambda: consumer.assign({}), consumer.commit):
+        with pytest.raises(Closed, match="this consumer is closed"):
+            call()
+
+
+def test_connections_cut_at_any_byte_lose_and_double_nothing(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    fill(cluster, topic, 20_000, batch_records=100)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port, retry_backoff_ms=5) as (through, proxy),
+        Consumer(through, max_partition_fetch_bytes=40_000, retry_backoff_ms=5) as consumer,
+    ):
+        consumer.assign({TopicPartition(topic, 0): "earliest"})
+        seen = []
+        for message in consumer.messages(max_messages=20_000, timeout=30):
+            seen.append(int(message.value or b""))
+            if len(seen) % 900 == 0:
+                proxy.cut()
+        assert proxy.accepted > 5
+    assert seen == list(range(20_000))
+
+
+def test_a_broker_restarted_under_a_consumer_and_one_that_stays_away(topic: str) -> None:
+    with LocalCluster() as own:
+        with Admin(own.bootstrap_servers) as admin:
+            admin.create_topic(topic, partitions=1)
+        fill(own, topic, 100)
+        where = TopicPartition(topic, 0)
+        with Consumer(own.bootstrap_servers, retry_timeout_ms=60_000) as consumer:
+            consumer.assign({where: "earliest"})
+            assert len(list(consumer.messages(max_messages=100, timeout=30))) == 100
+            own.brokers[0].kill()
+            own.brokers[0].start()
+            fill(own, topic, 5)
+            assert numbers(consumer.messages(max_messages=5, timeout=60)) == list(range(5))
+            assert consumer.position(where) == 105
+        with Consumer(own.bootstrap_servers, retry_timeout_ms=500) as consumer:
+            consumer.assign({where: "latest"})
+            assert list(consumer.messages(timeout=0.1)) == []
+            own.brokers[0].kill()
+            started = time.monotonic()
+            with pytest.raises(BrokerUnreachable, match="no broker reachable at 127.0.0.1:"):
+                next(iter(consumer))
+            assert time.monotonic() - started < 15
+
+
+def test_an_error_of_the_brokers_choice_reaches_the_reader_once_it_gets_there(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
+) -> None:
+    consumer.assign({filled: "earliest"})
+    assert next(iter(consumer)).offset == 0
+    admin.delete_topic(filled.topic)
+    seen = []
+    with pytest.raises(KafkalogError):
+        for message in consumer:
+            seen.append(message.offset)
+    assert seen == list(range(1, len(seen) + 1))

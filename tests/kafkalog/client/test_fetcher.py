@@ -1,0 +1,171 @@
+"""Ranges of a partition, as Spark's tasks read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.fetcher import PartitionReader, fetch_range
+from kafkalog.errors import CorruptBatch, OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
+from kafkalog.format.batch import encode_batch, stamp
+from kafkalog.format.columns import columns_from_lists, encode_columns
+from kafkalog.wire import dataport_pb2 as pb
+from tests.kafkalog.client.proxy import proxied
+
+pytestmark = pytest.mark.timeout(120)
+COUNT = 2000
+
+
+@pytest.fixture(scope="module")
+def connected(cluster: LocalCluster) -> Iterator[Cluster]:
+    shared = Cluster(cluster.bootstrap_servers, retry_timeout_ms=500)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def filled(cluster: LocalCluster) -> TopicPartition:
+    """Records 0 to 1999, seven a batch."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic("ranges", partitions=1)
+    with Producer(cluster.bootstrap_servers, batch_records=7, linger_ms=1000) as producer:
+        for number in range(COUNT):
+            producer.send("ranges", b"%d" % number, partition=0)
+    return TopicPartition("ranges", 0)
+
+
+def read(cluster: Cluster, partition: TopicPartition, start: int, end: int, max_bytes: int = 1 << 20) -> list[int]:
+    found = []
+    for group in fetch_range(cluster, partition, None, start, end, max_bytes=max_bytes):
+        assert group
+        for header, columns in group:
+            assert columns.num_rows > 0
+            first = max(header.base_offset, start)
+            values = [int(value) for value in columns.column("value").to_pylist()]
+            assert values[0] == first
+            found += values
+    return found
+
+
+@pytest.mark.parametrize("max_bytes", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("start, end", [(0, COUNT), (0, 1), (5, 9), (6, 8), (700, 1401), (COUNT - 1, COUNT), (3, 3), (9, 4)])
+def test_a_range_is_read_to_the_record(
+    connected: Cluster, filled: TopicPartition, start: int, end: int, max_bytes: int
+) -> None:
+    assert read(connected, filled, start, end, max_bytes) == list(range(start, end))
+
+
+def test_columns_stand_on_the_memory_they_were_received_into(connected: Cluster, filled: TopicPartition) -> None:
+    allocated = pa.total_allocated_bytes()
+    [group] = list(fetch_range(connected, filled, None, 0, 100))
+    addresses = [columns.column("value").buffers()[2].address for _, columns in group]
+    assert addresses == sorted(addresses)
+    assert addresses[-1] - addresses[0] < 64 * 1024
+    assert all(address % 8 == 0 for address in addresses)
+    del group
+    assert pa.total_allocated_bytes() <= allocated + 1024
+
+
+def test_connections_are_used_again_and_those_with_an_answer_outstanding_are_not(
+    cluster: LocalCluster, filled: TopicPartition
+) -> None:
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        for _ in range(5):
+            assert read(through, filled, 10, 20) == list(range(10, 20))
+        assert proxy.accepted == 1
+        left = fetch_range(through, filled, None, 0, COUNT, max_bytes=1)
+        next(left)
+        left.close()
+        assert read(through, filled, 10, 20) == list(range(10, 20))
+        assert proxy.accepted == 2
+
+
+def test_a_cut_connection_goes_on_where_it_was(cluster: LocalCluster, filled: TopicPartition) -> None:
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port, retry_backoff_ms=5) as (through, proxy):
+        found: list[int] = []
+        for group in fetch_range(through, filled, None, 0, COUNT, max_bytes=2000):
+            found += [int(value) for _, columns in group for value in columns.column("value").to_pylist()]
+            if len(found) % 5 == 0:
+                proxy.cut()
+        assert found == list(range(COUNT))
+        assert proxy.accepted > 3
+
+
+def test_what_is_not_in_the_log_is_told(connected: Cluster, filled: TopicPartition) -> None:
+    with pytest.raises(OffsetOutOfRange, match=rf"offset 5000 of {filled} is outside \[0, {COUNT}\]"):
+        read(connected, filled, 5000, 5001)
+    with pytest.raises(OffsetOutOfRange, match=rf"offset {COUNT + 4} of {filled} is outside \[0, {COUNT}\]"):
+        read(connected, filled, COUNT - 5, COUNT + 5)
+    with pytest.raises(UnknownTopic):
+        read(connected, TopicPartition("no.such.topic", 0), 0, 1)
+    with pytest.raises(UnknownPartition, match="topic 'ranges' has no partition 3; it has 1"):
+        read(connected, TopicPartition("ranges", 3), 0, 1)
+    with pytest.raises(UnknownTopicId, match=f"no topic has the id {bytes(16).hex()}"):
+        list(fetch_range(connected, filled, bytes(16), 0, 1))
+
+
+# --- taking answers, without a broker --------------------------------------------------------------------------------
+
+
+def batches(*counts: int) -> bytes:
+    data, offset = b"", 0
+    for count in counts:
+        columns = columns_from_lists([b"%d" % (offset + n) for n in range(count)], 5)
+        body = encode_columns(columns.batch, 0)
+        encoded = encode_batch(
+            body, codec=0, attributes=0, record_count=count, min_timestamp_us=5, max_timestamp_us=5
+        )  # fmt: skip
+        stamped = bytearray(encoded.tobytes())
+        stamp(stamped, offset, 1, 9)
+        data += stamped
+        offset += count
+    return data
+
+
+def answer(position: int = 0) -> pb.FetchedPartition:
+    return pb.FetchedPartition(slice=pb.PositionHint(segment_base_offset=0, position=position))
+
+
+def taken(reader: PartitionReader, data: bytes, position: int = 0) -> list[tuple[int, int]]:
+    found = reader.take(answer(position), memoryview(data))
+    return [(batch.start_offset, batch.header.end_offset) for batch in found]
+
+
+def test_a_cut_last_batch_is_left_for_the_next_time() -> None:
+    data = batches(3, 4, 5)
+    whole = len(batches(3, 4))
+    for length in range(whole, len(data)):
+        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 1)
+        assert taken(reader, data[:length], position=1000) == [(1, 3), (3, 7)]
+        assert reader.offset == 7
+        request = pb.FetchRequest()
+        reader.ask(request, 10)
+        assert request.partitions[0].hint.position == 1000 + whole
+
+
+def test_batches_before_the_offset_are_passed_over() -> None:
+    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 8)
+    assert taken(reader, batches(3, 4, 5)) == [(8, 12)]
+
+
+def test_a_flipped_bit_anywhere_is_noticed_and_what_is_before_it_is_handed_out() -> None:
+    good, data = len(batches(3)), batches(3, 4)
+    for position in range(good, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
+        assert taken(reader, bytes(damaged)) in ([(0, 3)], [])  # a longer length looks like a cut batch at first
+        if reader.offset:
+            with pytest.raises(CorruptBatch):
+                reader.take(answer(), memoryview(damaged)[good:])
+
+
+def test_batches_that_go_back_are_refused() -> None:
+    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
+    assert taken(reader, batches(3) + batches(2)) == [(0, 3)]
+    assert reader.offset == 3

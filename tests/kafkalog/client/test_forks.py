@@ -1,0 +1,101 @@
+"""Clients in forked children: connections of their own, and none of the parent's touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.fetcher import fetch_range
+from kafkalog.errors import Closed
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+]
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Run something in a forked child; its failure is ours."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            os.write(writer, traceback.format_exc().encode()[:60_000])
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, told
+
+
+def fill(cluster: LocalCluster, topic: str, count: int) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=1)
+    with Producer(cluster.bootstrap_servers, batch_records=5) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number)
+
+
+def test_a_cluster_goes_on_in_parent_and_child(cluster: LocalCluster, topic: str) -> None:
+    fill(cluster, topic, 20)
+    where = TopicPartition(topic, 0)
+    shared = Cluster(cluster.bootstrap_servers)
+
+    def read() -> None:
+        rows = sum(columns.num_rows for group in fetch_range(shared, where, None, 0, 20) for _, columns in group)
+        assert rows == 20
+        assert shared.describe_topics([topic])[0].name == topic
+
+    read()
+    for _ in range(2):
+        in_child(read)
+        read()
+    shared.close()
+
+
+def test_a_consumer_goes_on_in_the_child_from_where_it_was(cluster: LocalCluster, topic: str) -> None:
+    fill(cluster, topic, 20)
+    where = TopicPartition(topic, 0)
+    with Consumer(cluster.bootstrap_servers, "forked") as consumer:
+        consumer.assign({where: "earliest"})
+
+        def read(first: int, count: int) -> None:
+            found = [int(message.value or b"") for message in consumer.messages(max_messages=count, timeout=30)]
+            assert found == list(range(first, first + count))
+            consumer.commit()
+
+        read(0, 3)
+        in_child(lambda: read(3, 17))
+        read(3, 17)
+
+
+def test_a_producer_of_the_parent_refuses_in_the_child_and_goes_on_in_the_parent(
+    cluster: LocalCluster, topic: str
+) -> None:
+    fill(cluster, topic, 0)
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(topic, b"first").result(30)
+
+        def send() -> None:
+            with pytest.raises(Closed, match="made before a fork"):
+                producer.send(topic, b"child")
+            producer.close()
+            with Producer(cluster.bootstrap_servers) as own:
+                own.send(topic, b"own").result(30)
+
+        in_child(send)
+        assert producer.send(topic, b"last").result(30).offset == 2

@@ -1,0 +1,507 @@
+"""The producer against a real broker: what is sent is there, once and in order, or the caller is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.partitioner import partition_for_key
+from kafkalog.errors import (
+    BatchTooLarge,
+    BufferExhausted,
+    Closed,
+    InvalidArgument,
+    KafkalogError,
+    RecordTooLarge,
+    RequestTimedOut,
+    UnknownPartition,
+    UnknownTopic,
+    UnsupportedAcks,
+)
+from kafkalog.records import RecordMetadata
+from tests.kafkalog.client.proxy import proxied
+
+pytestmark = pytest.mark.timeout(120)
+PARTITIONS = 3
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as connected:
+        yield connected
+
+
+@pytest.fixture
+def made(admin: Admin, topic: str) -> str:
+    """A topic of three partitions."""
+    admin.create_topic(topic, partitions=PARTITIONS)
+    return topic
+
+
+def read(cluster: LocalCluster, topic: str, count: int) -> dict[int, list[Message]]:
+    """All of a topic's messages by partition: exactly `count`, their offsets without gaps."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        [description] = admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, each.partition) for each in description.partitions]
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    assert sum(end.offset for end in ends.values()) == count
+    found: dict[int, list[Message]] = {partition.partition: [] for partition in partitions}
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign(dict.fromkeys(partitions, "earliest"))
+        for message in consumer.messages(max_messages=count, timeout=30):
+            found[message.partition].append(message)
+    assert sum(map(len, found.values())) == count
+    for messages in found.values():
+        assert [message.offset for message in messages] == list(range(len(messages)))
+    return found
+
+
+def values(messages: list[Message]) -> list[bytes | None]:
+    return [message.value for message in messages]
+
+
+# --- what is sent is there -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("batch_records", [1, 7, 1000])
+def test_everything_of_a_record_is_read_back(cluster: LocalCluster, made: str, codec: str, batch_records: int) -> None:
+    sent = []
+    with Producer(cluster.bootstrap_servers, compression_type=codec, batch_records=batch_records) as producer:
+        for number in range(500):
+            value = None if number % 11 == 0 else b"value %d" % number * (number % 5)
+            key = None if number % 3 == 0 else b"key %d" % (number % 4)
+            headers = {"h": b"%d" % number, "none": None} if number % 50 == 0 else None
+            stamp = 1_600_000_000_000_000 + number * 1000 if number % 2 else None
+            delivery = producer.send(made, value, key, timestamp_us=stamp, headers=headers, partition=number % 2)
+            sent.append((delivery, value, key, stamp, tuple((headers or {}).items())))
+        producer.flush()
+    found = read(cluster, made, 500)
+    assert not found[2]
+    for number, (delivery, value, key, stamp, headers) in enumerate(sent):
+        metadata = delivery.result()
+        message = found[number % 2][number // 2]
+        assert message == Message(made, number % 2, number // 2, metadata.timestamp_us, key, value, headers)
+        assert metadata == RecordMetadata(made, number % 2, number // 2, stamp or metadata.timestamp_us)
+
+
+def test_a_delivery_tells_when_it_is_done_and_does_not_linger_once_asked(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        delivery = producer.send(made, b"x", partition=1)
+        assert not delivery.done()
+        assert delivery.result(timeout=30).offset == 0
+        assert delivery.done()
+        assert delivery.exception() is None
+
+
+def test_a_record_lingers_and_is_then_sent_by_itself(cluster: LocalCluster, made: str) -> None:
+    told = threading.Event()
+    with Producer(cluster.bootstrap_servers, linger_ms=50) as producer:
+        producer.send(made, b"x", on_delivery=lambda metadata, error: told.set())
+        assert told.wait(30)
+
+
+def test_keys_choose_the_partition_and_keep_their_order(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
+        for number in range(300):
+            producer.send(made, b"%d" % number, b"key %d" % (number % 20))
+    found = read(cluster, made, 300)
+    for number in range(20):
+        key = b"key %d" % number
+        mine = [m.value for m in found[partition_for_key(key, PARTITIONS)] if m.key == key]
+        assert mine == [b"%d" % n for n in range(number, 300, 20)]
+
+
+def test_a_partition_function_decides(cluster: LocalCluster, made: str) -> None:
+    def by_first_byte(key: bytes | None, partitions: int) -> int:
+        return 0 if key is None else key[0] % partitions
+
+    with Producer(cluster.bootstrap_servers, partitioner=by_first_byte) as producer:
+        for number in range(6):
+            producer.send(made, b"%d" % number, bytes([number]))
+        producer.send(made, b"none")
+        producer.send(made, b"given", b"\x00", partition=2)
+        producer.send_arrow(made, pa.table({"key": [b"\x01"], "value": [b"table"]}))
+    found = read(cluster, made, 9)
+    assert values(found[0]) == [b"0", b"3", b"none"]
+    assert values(found[1]) == [b"1", b"4", b"table"]
+    assert values(found[2]) == [b"2", b"5", b"given"]
+
+
+def test_records_for_any_partition_go_in_turn_a_batch_each(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
+        for number in range(90):
+            producer.send(made, b"%d" % number)
+    found = read(cluster, made, 90)
+    assert [len(messages) for messages in found.values()] == [30, 30, 30]
+    for messages in found.values():
+        for start in range(0, 30, 10):
+            batch = [int(message.value or b"") for message in messages[start : start + 10]]
+            assert batch == list(range(batch[0], batch[0] + 10))
+
+
+def test_a_batch_is_closed_by_its_size(cluster: LocalCluster, made: str) -> None:
+    told: list[int] = []
+    first_batch = threading.Event()
+
+    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+        assert metadata is not None
+        told.append(metadata.offset)
+        first_batch.set()
+
+    with Producer(cluster.bootstrap_servers, batch_size=10_000, linger_ms=60_000) as producer:
+        for _ in range(15):
+            producer.send(made, b"x" * 1000, partition=0, on_delivery=tell)
+        assert first_batch.wait(30)
+        assert max(told) < 10
+    assert told == list(range(15))
+
+
+def test_tables_arrive_as_they_are(cluster: LocalCluster, made: str) -> None:
+    count = 30_000
+    table = pa.table(
+        {
+            "value": [b"%d" % number for number in range(count)],
+            "key": pa.array([b"%d" % (number % 100) if number % 2 else None for number in range(count)], pa.binary()),
+            "timestamp": pa.array(range(count), pa.timestamp("us", tz="UTC")),
+            "headers": [[{"key": "n", "value": b"%d" % number}] if number % 1000 == 0 else None for number in range(count)],
+        }
+    )
+    with Producer(cluster.bootstrap_servers) as producer:
+        placed = producer.send_arrow(made, table).result(60)
+    assert sum(rows for _, _, rows in placed) == count
+    assert {partition.topic for partition, _, _ in placed} == {made}
+    found = read(cluster, made, count)
+    seen = set()
+    for partition, messages in found.items():
+        last_by_key: dict[bytes | None, int] = {}
+        for message in messages:
+            number = int(message.value or b"")
+            seen.add(number)
+            assert message.timestamp_us == number
+            assert message.headers == ((("n", b"%d" % number),) if number % 1000 == 0 else ())
+            assert message.key == (b"%d" % (number % 100) if number % 2 else None)
+            if message.key is not None:
+                assert partition == partition_for_key(message.key, PARTITIONS)
+                assert last_by_key.get(message.key, -1) < number
+                last_by_key[message.key] = number
+    assert seen == set(range(count))
+
+
+def test_tables_and_records_keep_the_order_in_which_they_were_sent(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        for number in range(0, 50, 2):
+            producer.send(made, b"%d" % number, partition=1)
+            producer.send_arrow(made, pa.table({"value": [b"%d" % (number + 1)]}), partition=1)
+    assert values(read(cluster, made, 50)[1]) == [b"%d" % number for number in range(50)]
+
+
+def test_an_empty_table_is_delivered_at_once(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        assert producer.send_arrow(made, pa.table({"value": pa.array([], pa.binary())})).result(0) == []
+
+
+def test_many_threads_send_through_one_producer(cluster: LocalCluster, made: str) -> None:
+    def send(name: int) -> None:
+        for number in range(1000):
+            producer.send(made, b"%d %d" % (name, number), partition=name % PARTITIONS)
+
+    with Producer(cluster.bootstrap_servers, batch_records=13) as producer:
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = read(cluster, made, 6000)
+    for name in range(6):
+        mine = [int((v or b"").split()[1]) for v in values(found[name % PARTITIONS]) if (v or b"").startswith(b"%d " % name)]
+        assert mine == list(range(1000))
+
+
+# --- acks ------------------------------------------------------------------------------------------------------------
+
+
+def test_acks_0_counts_as_delivered_without_an_offset(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, acks=0) as producer:
+        assert producer.send(made, b"x", partition=0).result(30).offset == -1
+        assert producer.send_arrow(made, pa.table({"value": [b"y"]}), partition=0).result(30) == [
+            (TopicPartition(made, 0), -1, 1)
+        ]
+        producer.send(made, b"z", partition=0)
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition(made, 0): "earliest"})
+        assert values(list(consumer.messages(3, timeout=30))) == [b"x", b"y", b"z"]
+
+
+def test_acks_all_is_refused_at_once_with_the_reason(cluster: LocalCluster) -> None:
+    with pytest.raises(UnsupportedAcks, match="acks=all is not supported: there is no replication yet"):
+        Producer(cluster.bootstrap_servers, acks="all")
+
+
+def test_without_idempotence_records_arrive_all_the_same(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, enable_idempotence=False, batch_records=10) as producer:
+        for number in range(100):
+            producer.send(made, b"%d" % number, partition=0)
+    assert values(read(cluster, made, 100)[0]) == [b"%d" % number for number in range(100)]
+
+
+# --- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_come_in_order_and_their_failures_harm_nobody(cluster: LocalCluster, made: str) -> None:
+    told: list[RecordMetadata] = []
+
+    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+        assert metadata is not None
+        assert error is None
+        told.append(metadata)
+        if metadata.offset % 10 == 0:
+            raise ValueError("the user's own mistake")
+
+    with Producer(cluster.bootstrap_servers, batch_records=7) as producer:
+        for number in range(100):
+            producer.send(made, b"x", partition=0, timestamp_us=number, on_delivery=tell)
+    assert told == [RecordMetadata(made, 0, number, number) for number in range(100)]
+
+
+def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> None:
+    errors: list[Exception] = []
+    again: list[Any] = []
+    told = threading.Event()
+
+    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+        for wait in (lambda: producer.send(made, b"w").result(), producer.flush, producer.close):
+            try:
+                wait()
+            except InvalidArgument as refused:
+                errors.append(refused)
+        again.append(producer.send(made, b"again"))
+        told.set()
+
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(made, b"x", on_delivery=tell)
+        assert told.wait(30)
+        assert again[0].result(30).offset >= 0
+    assert [str(error) for error in errors] == [
+        "a delivery can not be waited for in on_delivery: acks come on that thread",
+        "a flush can not be waited for in on_delivery: acks come on that thread",
+        "close() can not be called in on_delivery: it waits for that thread",
+    ]
+
+
+# --- errors, each one sentence ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_topic_is_told_by_send(cluster: LocalCluster, topic: str) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(UnknownTopic, match=f"there is no topic '{topic}'"):
+            producer.send(topic, b"x")
+        with pytest.raises(UnknownTopic):
+            producer.send_arrow(topic, pa.table({"value": [b"x"]}))
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ({"value": "text"}, "value is str, not bytes: encode it, for instance value.encode()"),
+        ({"value": 5}, "value is int, not bytes"),
+        ({"value": b"", "key": "text"}, "key is str, not bytes: encode it, for instance key.encode()"),
+        ({"value": b"", "timestamp_us": 1.5}, "timestamp_us=1.5 is not a whole number of microseconds"),
+        ({"value": b"", "timestamp_us": 1 << 63}, "is not a whole number of microseconds"),
+        ({"value": b"", "headers": [("a", "text")]}, "header 'a' is str, not bytes: encode it"),
+        ({"value": b"", "headers": [(b"a", b"")]}, "a header's name is bytes, not str"),
+        ({"value": b"", "headers": [b"abc"]}, "headers are [b'abc'], not (name, bytes) pairs or a mapping"),
+        ({"value": b"", "partition": "0"}, "partition is '0', not a number"),
+    ],
+)
+def test_a_wrong_argument_is_told_by_send(
+    cluster: LocalCluster, made: str, arguments: dict[str, Any], sentence: str
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(InvalidArgument) as raised:
+            producer.send(made, **arguments)
+        assert sentence in str(raised.value)
+        producer.send(made, bytearray(b"fine"), memoryview(b"too"))
+    assert sum(map(len, read(cluster, made, 1).values())) == 1
+
+
+def test_a_partition_that_is_not_there_is_told_by_send(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(UnknownPartition, match="has no partition 3; it has 3"):
+            producer.send(made, b"x", partition=3)
+        with pytest.raises(UnknownPartition, match="has no partition -1; it has 3"):
+            producer.send_arrow(made, pa.table({"value": [b"x"]}), partition=-1)
+
+
+def test_a_partition_added_since_is_found(cluster: LocalCluster, admin: Admin, made: str) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(made, b"x", partition=0)
+        admin.alter_topic(made, partitions=4)
+        assert producer.send(made, b"y", partition=3).result(30).offset == 0
+
+
+def test_new_partitions_get_their_turn_once_the_topic_is_asked_for_again(
+    cluster: LocalCluster, admin: Admin, made: str
+) -> None:
+    with Producer(cluster.bootstrap_servers, metadata_max_age_ms=1, linger_ms=0) as producer:
+        producer.send(made, b"x").result(30)
+        admin.alter_topic(made, partitions=5)
+        partitions: set[int] = set()
+        for _ in range(10_000):
+            partitions.add(producer.send(made, b"y").result(30).partition)
+            if len(partitions) == 5:
+                break
+        assert partitions == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_record_that_fits_in_no_message_is_told_by_send(
+    cluster: LocalCluster, admin: Admin, topic: str, codec: str
+) -> None:
+    admin.create_topic(topic, partitions=1, config={"max.message.bytes": 10_000})
+    with Producer(cluster.bootstrap_servers, compression_type=codec) as producer:
+        with pytest.raises(RecordTooLarge, match=rf"for topic '{topic}' is larger than its max\.message\.bytes of 10000"):
+            producer.send(topic, b"x" * 10_000)
+        with pytest.raises(RecordTooLarge):
+            producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 10_000]}))
+        for size in range(9000, 9600, 100):
+            producer.send(topic, b"x" * size).result(30)
+            producer.send_arrow(topic, pa.table({"value": [b"x" * size]})).result(30)
+        for _ in range(100):
+            producer.send(topic, b"y" * 990)
+    read(cluster, topic, 112)
+
+
+def test_the_smallest_limit_takes_small_records(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1, config={"max.message.bytes": 1024})
+    with Producer(cluster.bootstrap_servers) as producer:
+        for _ in range(50):
+            producer.send(topic, b"x" * 100, b"k")
+        producer.send_arrow(topic, pa.table({"value": [b"x" * 100] * 50}))
+    read(cluster, topic, 100)
+
+
+def test_records_behind_one_that_the_broker_refuses_for_good_are_delivered(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Producer(cluster.bootstrap_servers, batch_records=1) as producer:
+        producer.send(topic, b"first").result(30)
+        admin.alter_topic(topic, set={"max.message.bytes": 2000})
+        refused = producer.send(topic, b"x" * 5000)
+        behind = [producer.send(topic, b"%d" % number) for number in range(10)]
+        with pytest.raises(BatchTooLarge, match=rf"for {topic}-0 is larger than its max\.message\.bytes of 2000"):
+            refused.result(30)
+        for delivery in behind:
+            delivery.result(30)
+        with pytest.raises(RecordTooLarge):
+            producer.send(topic, b"x" * 5000)  # it has learned
+    assert values(read(cluster, topic, 11)[0]) == [b"first", *(b"%d" % number for number in range(10))]
+
+
+def test_flush_raises_what_nobody_was_told(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(topic, b"first").result(30)
+        admin.alter_topic(topic, set={"max.message.bytes": 2000})
+        producer.send(topic, b"x" * 5000)
+        with pytest.raises(BatchTooLarge):
+            producer.flush()
+        producer.flush()
+        admin.alter_topic(topic, set={"max.message.bytes": 1500})
+        errors: list[KafkalogError | None] = []
+        producer.send(topic, b"x" * 1700, on_delivery=lambda metadata, error: errors.append(error))
+        producer.flush()
+        assert [type(error) for error in errors] == [BatchTooLarge]
+
+
+def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
+    producer = Producer(cluster.bootstrap_servers)
+    delivery = producer.send(made, b"x")
+    producer.close()
+    producer.close()
+    assert delivery.result().offset == 0
+    for send in (lambda: producer.send(made, b"x"), lambda: producer.send_arrow(made, pa.table({"value": [b"x"]}))):
+        with pytest.raises(Closed, match="this producer is closed"):
+            send()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_buffer_slows_send_down_and_loses_nothing(cluster: LocalCluster, made: str) -> None:
+    largest = 0
+    with Producer(cluster.bootstrap_servers, buffer_memory=50_000) as producer:
+        for number in range(3000):
+            producer.send(made, b"%05d" % number * 50, partition=0)
+            largest = max(largest, producer._outbox.buffered)
+        producer.send(made, b"x" * 200_000, partition=0)  # larger than the buffer: alone, then
+        producer.send_arrow(made, pa.table({"value": [b"y" * 1000] * 200}), partition=0)
+    assert largest <= 50_000
+    assert producer._outbox.buffered == 0
+    found = values(read(cluster, made, 3201)[0])
+    assert found[:3000] == [b"%05d" % number * 50 for number in range(3000)]
+
+
+def test_a_full_buffer_is_told_after_max_block_ms(cluster: LocalCluster, made: str) -> None:
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy),
+        Producer(slow, buffer_memory=20_000, max_block_ms=200) as producer,
+    ):
+        producer.send(made, b"first", partition=0).result(30)
+        proxy.hold_answers()
+        with pytest.raises(BufferExhausted, match=r"buffer\.memory of 20000 bytes stayed full for max\.block\.ms"):
+            for _ in range(1000):
+                producer.send(made, b"x" * 1000, partition=0)
+        proxy.cut()
+        producer.flush(30)
+        producer.send(made, b"last", partition=0)
+
+
+def test_closing_from_another_thread_ends_a_send_that_waits(cluster: LocalCluster, made: str) -> None:
+    ended: list[BaseException] = []
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy):
+        producer = Producer(slow, buffer_memory=20_000)
+        producer.send(made, b"first", partition=0).result(30)
+        proxy.hold_answers()
+        last: list[Any] = []
+
+        def send() -> None:
+            try:
+                while True:
+                    last[:] = [producer.send(made, b"x" * 1000, partition=0)]
+            except KafkalogError as error:
+                ended.append(error)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while not producer._outbox._blocked:
+            threading.Event().wait(0.001)
+        with pytest.raises(RequestTimedOut, match="a flush at .* did not answer within 100 ms"):
+            producer.close(timeout=0.1)
+        sender.join(30)
+        assert [str(error) for error in ended] == ["this producer is closed"]
+        with pytest.raises(Closed):
+            last[0].result(30)
+
+
+def test_a_flush_that_takes_too_long_is_told(cluster: LocalCluster, made: str) -> None:
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy),
+        Producer(slow) as producer,
+    ):
+        producer.send(made, b"first").result(30)
+        proxy.hold_answers()
+        delivery = producer.send(made, b"x")
+        with pytest.raises(RequestTimedOut):
+            producer.flush(timeout=0.05)
+        with pytest.raises(RequestTimedOut):
+            delivery.result(timeout=0.05)
+        proxy.cut()
+        assert delivery.result(30).offset >= 0

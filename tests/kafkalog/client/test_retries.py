@@ -1,0 +1,258 @@
+"""Brokers killed and connections cut under a producer: nothing acked is lost, nothing is doubled or out of order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.client.batcher import OnDelivery
+from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
+from kafkalog.records import RecordMetadata
+from tests.kafkalog.client.proxy import proxied
+
+pytestmark = pytest.mark.timeout(180)
+PARTITIONS = 2
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[LocalCluster]:
+    """A cluster whose broker may be killed; it is to be running again at the end of a test."""
+    with LocalCluster() as running:
+        yield running
+
+
+def create(cluster: LocalCluster, topic: str, partitions: int = PARTITIONS) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=partitions)
+
+
+def read_numbers(cluster: LocalCluster, topic: str, partition: int) -> list[int]:
+    where = TopicPartition(topic, partition)
+    with Admin(cluster.bootstrap_servers) as admin:
+        end = admin.list_offsets({where: "latest"})[where].offset
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({where: "earliest"})
+        return [int(message.value or b"") for message in consumer.messages(max_messages=end, timeout=30)]
+
+
+class Sending:
+    """A thread that sends 0, 1, 2 ... to every partition until stopped, and keeps the deliveries."""
+
+    def __init__(self, producer: Producer, topic: str, partitions: int = PARTITIONS) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partitions = partitions
+        self._stop = threading.Event()
+        self.sent = 0
+        self.acked = 0
+        self.offsets: list[list[int]] = [[] for _ in range(partitions)]
+        self.errors: list[KafkalogError] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for partition in range(self._partitions):
+                    self._producer.send(
+                        self._topic, b"%d" % self.sent, partition=partition, on_delivery=self._told(partition)
+                    )
+                self.sent += 1
+        except KafkalogError as error:  # for the test's thread
+            self.errors.append(error)
+
+    def _told(self, partition: int) -> OnDelivery:
+        def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+            if metadata is None:
+                assert error is not None
+                self.errors.append(error)
+            else:
+                self.offsets[partition].append(metadata.offset)
+                self.acked = min(map(len, self.offsets))
+
+        return tell
+
+    def wait_acked(self, more: int) -> None:
+        """Until so many more are acknowledged."""
+        goal = self.acked + more
+        poll = threading.Event()
+        while self.acked < goal and not self.errors:
+            poll.wait(0.005)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._producer.flush(60)
+
+
+def assert_all_there_once_in_order(cluster: LocalCluster, topic: str, sending: Sending) -> None:
+    assert not sending.errors
+    for partition in range(PARTITIONS):
+        numbers = read_numbers(cluster, topic, partition)
+        assert numbers == list(range(sending.sent)), "records are lost, doubled or out of order"
+        assert sending.offsets[partition] == numbers, "offsets were told wrong"
+
+
+@pytest.mark.parametrize("batch_records", [1, 20])
+def test_connections_cut_at_any_byte_lose_and_double_nothing(
+    cluster: LocalCluster, topic: str, batch_records: int
+) -> None:
+    create(cluster, topic)
+    dice = random.Random(batch_records)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port, retry_backoff_ms=5) as (through, proxy),
+        Producer(through, batch_records=batch_records, linger_ms=1, buffer_memory=200_000, retry_backoff_ms=5) as producer,
+    ):
+        sending = Sending(producer, topic)
+        for _ in range(12):
+            sending.wait_acked(dice.randrange(1, 60))
+            proxy.cut_after(dice.randrange(1, 30_000))
+            while proxy.cut_at is not None:
+                sending.wait_acked(1)
+        sending.stop()
+        assert proxy.accepted > 12
+    assert_all_there_once_in_order(cluster, topic, sending)
+
+
+def test_appends_whose_answers_are_lost_are_not_written_twice(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, batch_records=5, linger_ms=1, buffer_memory=200_000, retry_backoff_ms=5) as producer,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        sending = Sending(producer, topic)
+        for _ in range(8):
+            sending.wait_acked(20)
+            proxy.hold_answers()
+            held, poll = sending.acked, threading.Event()
+            ends = {TopicPartition(topic, partition): "latest" for partition in range(PARTITIONS)}
+            while min(each.offset for each in admin.list_offsets(ends).values()) <= held + 10:
+                poll.wait(0.005)
+            proxy.cut()
+        sending.stop()
+    assert_all_there_once_in_order(cluster, topic, sending)
+
+
+def test_kill_9_of_the_broker_loses_and_doubles_nothing(own_cluster: LocalCluster, topic: str) -> None:
+    create(own_cluster, topic)
+    with Producer(own_cluster.bootstrap_servers, batch_records=10, linger_ms=1, buffer_memory=500_000) as producer:
+        sending = Sending(producer, topic)
+        for _ in range(2):
+            sending.wait_acked(500)
+            own_cluster.brokers[0].kill()
+            own_cluster.brokers[0].start()
+        sending.wait_acked(500)
+        sending.stop()
+    assert_all_there_once_in_order(own_cluster, topic, sending)
+
+
+def test_a_stop_in_order_loses_and_doubles_nothing(own_cluster: LocalCluster, topic: str) -> None:
+    create(own_cluster, topic)
+    with Producer(own_cluster.bootstrap_servers, batch_records=10, linger_ms=1, buffer_memory=500_000) as producer:
+        sending = Sending(producer, topic)
+        sending.wait_acked(500)
+        assert own_cluster.brokers[0].stop() == 0
+        own_cluster.brokers[0].start()
+        sending.wait_acked(500)
+        sending.stop()
+    assert_all_there_once_in_order(own_cluster, topic, sending)
+
+
+def test_a_broker_that_stays_away_is_told_with_its_address_within_the_delivery_timeout(
+    own_cluster: LocalCluster, topic: str
+) -> None:
+    create(own_cluster, topic)
+    broker = own_cluster.brokers[0]
+    with Producer(own_cluster.bootstrap_servers, delivery_timeout_ms=1500, retry_backoff_max_ms=200) as producer:
+        producer.send(topic, b"0", partition=0).result(30)
+        broker.kill()
+        try:
+            started = time.monotonic()
+            late = [producer.send(topic, b"lost", partition=0) for _ in range(3)]
+            error = late[0].exception(30)
+            assert time.monotonic() - started < 15
+            assert isinstance(error, DeliveryTimedOut)
+            assert f"no ack for {topic}-0 within delivery.timeout.ms (1500 ms); last failure: " in str(error)
+            assert f"127.0.0.1:{broker.data_port}" in str(error)
+            assert late[2].exception(30) is not None
+        finally:
+            broker.start()
+        assert producer.send(topic, b"1", partition=0).result(30).offset == 1
+    assert read_numbers(own_cluster, topic, 0) == [0, 1]
+
+
+def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: LocalCluster, topic: str) -> None:
+    create(own_cluster, topic)
+    pid = own_cluster.brokers[0].pid
+    assert pid is not None
+    with Producer(
+        own_cluster.bootstrap_servers, request_timeout_ms=300, connect_timeout_ms=300, retry_backoff_max_ms=100
+    ) as producer:
+        producer.send(topic, b"0", partition=0).result(30)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            delivery = producer.send(topic, b"1", partition=0)
+            while delivery[0].queue.last_failure is None:
+                assert not delivery.done()
+                threading.Event().wait(0.005)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert delivery.result(60).offset == 1
+        assert producer.send(topic, b"2", partition=0).result(30).offset == 2
+    assert read_numbers(own_cluster, topic, 0) == [0, 1, 2]
+
+
+def test_a_topic_made_anew_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
+        for number in range(5):
+            producer.send(topic, b"%d" % number, partition=0).result(30)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=1)
+        assert producer.send(topic, b"5", partition=0).result(30).offset == 0
+        assert producer.send(topic, b"6", partition=0).result(30).offset == 1
+    assert read_numbers(cluster, topic, 0) == [5, 6]
+
+
+def test_a_topic_deleted_under_a_producer_is_told(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
+        producer.send(topic, b"0", partition=0).result(30)
+        admin.delete_topic(topic)
+        with pytest.raises(UnknownTopic, match=f"there is no topic '{topic}'"):
+            producer.send(topic, b"1", partition=0).result(30)
+
+
+def test_partitions_on_several_brokers_and_one_of_them_killed(topic: str) -> None:
+    with LocalCluster(brokers=3) as three:
+        create(three, topic, partitions=6)
+        with Producer(three.brokers[2].address, batch_records=10, linger_ms=1, buffer_memory=500_000) as producer:
+            sending = Sending(producer, topic, partitions=6)
+            sending.wait_acked(100)
+            three.brokers[1].kill()
+            three.brokers[1].start()
+            sending.wait_acked(100)
+            sending.stop()
+        assert not sending.errors
+        for partition in range(6):
+            assert read_numbers(three, topic, partition) == list(range(sending.sent))
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_an_unreachable_cluster_is_told_by_send_within_a_bounded_time(acks: int) -> None:
+    started = time.monotonic()
+    with (
+        Producer("127.0.0.1:1", acks=acks, bootstrap_timeout_ms=300) as producer,
+        pytest.raises(BrokerUnreachable, match=r"no broker reachable at 127\.0\.0\.1:1: connection refused"),
+    ):
+        producer.send("t", b"x")
+    assert time.monotonic() - started < 10

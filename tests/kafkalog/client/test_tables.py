@@ -1,0 +1,164 @@
+"""Tables to send: types, partitions, sizes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkalog.client import tables
+from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.tables import Chunk, record_batches
+from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
+from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP
+
+NOW_US = 1_700_000_000_000_000
+
+
+def chunks(table: pa.Table, **changes: Any) -> list[Chunk]:
+    given = {
+        "topic": "t", "partitions": 4, "partition": None, "partitioner": None, "now_us": NOW_US,
+        "rows_max": 1000, "bytes_max": 1 << 20, "message_bytes_max": 1 << 23,
+    }  # fmt: skip
+    return [chunk for batch in record_batches(table) for chunk in tables.chunks(batch, **{**given, **changes})]
+
+
+def values_of(chunk: Chunk) -> list[bytes | None]:
+    return chunk.columns.batch.column("value").to_pylist()
+
+
+def test_a_table_of_values_goes_to_any_partition() -> None:
+    [chunk] = chunks(pa.table({"value": [b"a", None]}))
+    assert chunk.partition is None
+    assert values_of(chunk) == [b"a", None]
+    assert (chunk.columns.attributes, chunk.columns.min_timestamp_us) == (0, NOW_US)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5) | st.none(), st.sampled_from([b"x", b"yy", None]), st.binary(max_size=9))))
+def test_rows_keep_their_order_in_each_partition(rows: list[tuple[int | None, bytes | None, bytes]]) -> None:
+    table = pa.table(
+        {
+            "partition": pa.array([row[0] for row in rows], pa.int32()),
+            "key": pa.array([row[1] for row in rows], pa.binary()),
+            "value": pa.array([row[2] for row in rows], pa.binary()),
+        }
+    )
+    wanted: dict[int | None, list[bytes]] = {}
+    for number, key, value in rows:
+        if number is None and key is not None:
+            number = partition_for_key(key, 6)
+        wanted.setdefault(number, []).append(value)
+    found: dict[int | None, list[bytes | None]] = {}
+    for chunk in chunks(table, partitions=6, rows_max=3):
+        assert 1 <= chunk.columns.batch.num_rows <= 3
+        found.setdefault(chunk.partition, []).extend(values_of(chunk))
+    assert found == wanted
+
+
+def test_a_partitioner_is_asked_for_each_key() -> None:
+    table = pa.table({"key": pa.array([b"a", None, b"c"], pa.binary()), "value": [b"1", b"2", b"3"]})
+    found = chunks(table, partitioner=lambda key, partitions: 0 if key is None else partitions - 1)
+    assert {chunk.partition: values_of(chunk) for chunk in found} == {0: [b"2"], 3: [b"1", b"3"]}
+    with pytest.raises(InvalidArgument, match="partitioner returned 4, not a number from 0 to 3"):
+        chunks(table, partitioner=lambda key, partitions: partitions)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"ab", None]),
+        pa.array(["ab", None]),
+        pa.array([b"ab", None], pa.large_binary()),
+        pa.array(["ab", None], pa.large_string()),
+        pa.array([b"ab", None], pa.binary(2)),
+        pa.array([b"ab", None], pa.binary_view()),
+        pa.array(["ab", None], pa.string_view()),
+        pa.array(["ab", None]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_bytes_and_strings_of_every_kind(column: pa.Array) -> None:
+    [chunk] = chunks(pa.table({"value": column, "key": column}), partition=0)
+    assert values_of(chunk) == [b"ab", None]
+    assert chunk.columns.batch.column("key").to_pylist() == [b"ab", None]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1_000_000, None], pa.int64()),
+        pa.array([1_000, None], pa.timestamp("ms")),
+        pa.array([1_000_000_000, None], pa.timestamp("ns", tz="UTC")),
+        pa.array([datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None], pa.timestamp("us", tz="Europe/Zurich")),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_timestamps_of_every_kind(column: pa.Array) -> None:
+    [chunk] = chunks(pa.table({"value": [b"a", b"b"], "timestamp": column}))
+    assert chunk.columns.attributes == HAS_TIMESTAMP
+    assert chunk.columns.batch.column("timestamp").view(pa.int64()).to_pylist() == [1_000_000, NOW_US]
+
+
+def test_headers() -> None:
+    column = pa.array([[{"key": "a", "value": b"b"}], None, []])
+    [chunk] = chunks(pa.table({"value": [b"1", b"2", b"3"], "headers": column}))
+    assert chunk.columns.attributes == HAS_HEADERS
+    assert chunk.columns.batch.column("headers").to_pylist() == [[{"key": "a", "value": b"b"}], None, []]
+
+
+def test_columns_of_nulls_are_left_out() -> None:
+    nulls = pa.nulls(2)
+    [chunk] = chunks(pa.table({"value": nulls, "key": nulls, "headers": nulls, "timestamp": nulls, "partition": nulls}))
+    assert chunk.columns.attributes & (HAS_KEY | HAS_HEADERS) == 0
+    assert values_of(chunk) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "table, sentence",
+    [
+        ({"valeu": [b"a"]}, "a table to send has no column 'valeu'; did you mean 'value'?"),
+        ({"key": [b"a"]}, "a table to send needs a column 'value'; it has key"),
+        ({"value": [1]}, "column 'value' of a table to send is of type int64; it must be binary or string"),
+        ({"value": [b"a"], "headers": [b"x"]}, "column 'headers' of a table to send is of type binary; it must be list"),
+        ({"value": [b"a"], "timestamp": ["now"]}, "column 'timestamp' of a table to send is of type string"),
+        ({"value": [b"a"], "partition": [1.5]}, "column 'partition' of a table to send is of type double"),
+        ({"value": [b"a"], "headers": [[{"key": None, "value": b""}]]}, "has a header without a key"),
+    ],
+)
+def test_wrong_columns_are_told_in_one_sentence(table: dict[str, list], sentence: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        chunks(pa.table(table))
+    assert sentence in str(raised.value)
+
+
+def test_what_is_no_table_is_told() -> None:
+    with pytest.raises(InvalidArgument, match="a pyarrow Table or RecordBatch, not list"):
+        record_batches([b"a"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_partition_that_is_not_there(number: int) -> None:
+    with pytest.raises(UnknownPartition, match=f"topic 't' has no partition {number}; it has 4"):
+        chunks(pa.table({"value": [b"a", b"b"], "partition": [0, number]}))
+
+
+def test_chunks_stay_below_the_largest_message() -> None:
+    values = [b"x" * size for size in (10, 10, 5000, 10, 3000, 10, 10, 2000)] * 3
+    found = chunks(pa.table({"value": values}), message_bytes_max=8192, bytes_max=1 << 20)
+    assert [value for chunk in found for value in values_of(chunk)] == values
+    assert max(chunk.size for chunk in found) + tables.BATCH_OVERHEAD <= 8192
+
+
+def test_a_row_that_fits_in_no_message() -> None:
+    with pytest.raises(RecordTooLarge, match=r"for topic 't' is larger than its max\.message\.bytes of 8192"):
+        chunks(pa.table({"value": [b"", b"x" * 8000]}), message_bytes_max=8192)
+
+
+def test_many_small_chunks_of_a_table_are_joined() -> None:
+    table = pa.concat_tables([pa.table({"value": [b"%d" % number]}) for number in range(100)])
+    [chunk] = chunks(table)
+    assert values_of(chunk) == [b"%d" % number for number in range(100)]

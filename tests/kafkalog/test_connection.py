@@ -1,0 +1,269 @@
+"""Connecting to what is a broker, and to what is not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin
+from kafkalog.connection import ControlConnection, DataConnection
+from kafkalog.errors import BrokerUnreachable, KafkalogError, ProtocolError, RequestTimedOut, TooManyConnections
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import frame_start, hello
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def connect(port: int, timeout_ms: int = 500) -> DataConnection:
+    return DataConnection("127.0.0.1", port, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
+
+
+@contextmanager
+def server(talk: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that does something with each connection; its port."""
+    kept = []
+
+    def accept() -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:
+                return
+            kept.append(accepted)
+            try:
+                talk(accepted)
+            except OSError:
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    for each in kept:
+        each.close()
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def silent(accepted: socket.socket) -> None:
+    pass
+
+
+def http(accepted: socket.socket) -> None:
+    accepted.recv(1000)
+    accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    accepted.close()
+
+
+def hang_up(accepted: socket.socket) -> None:
+    accepted.close()
+
+
+def greet_and(after: bytes) -> Callable[[socket.socket], None]:
+    def talk(accepted: socket.socket) -> None:
+        accepted.recv(8)
+        accepted.sendall(hello() + after)
+
+    return talk
+
+
+# --- data port -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_listens_at_the_data_port() -> None:
+    port = closed_port()
+    with pytest.raises(BrokerUnreachable) as raised:
+        connect(port)
+    assert str(raised.value) == f"no broker reachable at 127.0.0.1:{port}: connection refused"
+
+
+@pytest.mark.parametrize(
+    "talk, kind, sentence",
+    [
+        (silent, BrokerUnreachable, "it accepts connections but does not greet as a kafkalog data port"),
+        (hang_up, BrokerUnreachable, ""),
+        (http, ProtocolError, "this is not a kafkalog data port (is it the gRPC port?)"),
+        (lambda accepted: accepted.sendall(hello(version=9)), ProtocolError, "data port version 9, here 1"),
+    ],
+)
+def test_what_is_no_data_port(talk: Callable[[socket.socket], None], kind: type[KafkalogError], sentence: str) -> None:
+    with server(talk) as port, pytest.raises(kind) as raised:
+        connect(port)
+    assert f"127.0.0.1:{port}" in str(raised.value)
+    assert sentence in str(raised.value)
+
+
+def test_a_grpc_port_is_no_data_port(cluster: LocalCluster) -> None:
+    with pytest.raises(ProtocolError, match=r"this is not a kafkalog data port \(is it the gRPC port\?\)"):
+        connect(cluster.brokers[0].grpc_port, timeout_ms=5000)
+
+
+def test_a_host_that_is_not_there() -> None:
+    with pytest.raises(BrokerUnreachable, match=r"no broker reachable at no-such-host\.invalid:1: "):
+        DataConnection("no-such-host.invalid", 1, connect_timeout_ms=5000, request_timeout_ms=500)
+
+
+@pytest.mark.parametrize(
+    "answer, sentence",
+    [
+        (b"\xff" * 64, "is none of ours"),
+        (frame_start(b"\xff\xff\xff", 0), "a frame's header is not readable"),
+    ],
+)
+def test_what_is_no_frame(answer: bytes, sentence: str) -> None:
+    with server(greet_and(answer)) as port:
+        connection = connect(port)
+        with pytest.raises(ProtocolError, match=sentence):
+            connection.receive()
+        connection.close()
+
+
+def test_an_answer_that_does_not_come_is_given_up() -> None:
+    with server(greet_and(b"")) as port:
+        connection = connect(port, timeout_ms=100)
+        with pytest.raises(RequestTimedOut, match=f"a request at 127.0.0.1:{port} did not answer within 100 ms"):
+            connection.receive()
+        connection.close()
+
+
+def test_a_peer_that_takes_nothing_is_given_up() -> None:
+    with server(greet_and(b"")) as port:
+        connection = connect(port, timeout_ms=100)
+        with pytest.raises(RequestTimedOut, match="a send at"):
+            connection.send([bytes(64 << 20)])
+        connection.close()
+
+
+def test_a_connection_that_ends_in_the_middle_of_a_frame() -> None:
+    header = pb.ReplyHeader(correlation_id=1).SerializeToString()
+
+    def talk(accepted: socket.socket) -> None:
+        greet_and(frame_start(header, 1000) + bytes(10))(accepted)
+        accepted.shutdown(socket.SHUT_RDWR)
+
+    with server(talk) as port:
+        connection = connect(port)
+        with pytest.raises(BrokerUnreachable, match="it closed the connection"):
+            connection.receive()
+        connection.close()
+
+
+def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
+    errors: list[KafkalogError] = []
+    with server(greet_and(b"")) as port:
+        connection = connect(port, timeout_ms=30_000)
+
+        def wait() -> None:
+            try:
+                connection.receive()
+            except KafkalogError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        connection.shut_down()
+        waiting.join(20)
+        connection.close()
+    assert [type(error) for error in errors] == [BrokerUnreachable]
+
+
+def test_frames_of_every_size_come_whole_whatever_the_pieces() -> None:
+    bodies = [b"", b"x", b"y" * 70_000, b"", b"z" * 3_000_000, b"w" * 10]
+    stream = b""
+    for number, body in enumerate(bodies):
+        reply = pb.ReplyHeader(correlation_id=number)
+        if number == 3:
+            for offset in range(10_000):  # a header larger than the receive buffer
+                reply.fetch.partitions.add(length=1, end_offset=offset)
+        header = reply.SerializeToString()
+        stream += frame_start(header, len(body)) + body
+
+    def talk(accepted: socket.socket) -> None:
+        greet_and(b"")(accepted)
+        for start in range(0, 100_000, 777):
+            accepted.sendall(stream[start : min(start + 777, 100_000)])
+        accepted.sendall(stream[100_000:])
+
+    with server(lambda accepted: threading.Thread(target=talk, args=(accepted,)).start()) as port:
+        connection = connect(port, timeout_ms=20_000)
+        for number, body in enumerate(bodies):
+            header, received = connection.receive()
+            assert header.correlation_id == number
+            assert (b"" if received is None else bytes(received)) == body
+        assert not connection.has_buffered
+        assert connection.is_quiet()
+        connection.close()
+
+
+def test_a_broker_that_is_full_says_so() -> None:
+    with LocalCluster(settings={"max.connections": 1}) as small:
+        port = small.brokers[0].data_port
+        first = connect(port, timeout_ms=5000)
+        second = connect(port, timeout_ms=5000)
+        reply = second.receive()
+        assert reply.header.HasField("error")
+        assert reply.header.error.code == TooManyConnections.code
+        second.close()
+        first.close()
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def control(port: int, timeout_ms: int = 700) -> ControlConnection:
+    return ControlConnection("127.0.0.1", port, connect_timeout_ms=timeout_ms)
+
+
+def test_nobody_listens_at_the_grpc_port() -> None:
+    port = closed_port()
+    with pytest.raises(BrokerUnreachable) as raised:
+        control(port).connect()
+    assert str(raised.value) == f"no broker reachable at 127.0.0.1:{port}: connection refused"
+
+
+def test_a_data_port_given_for_the_grpc_port_is_recognised(cluster: LocalCluster) -> None:
+    port = cluster.brokers[0].data_port
+    with pytest.raises(ProtocolError) as raised:
+        control(port, timeout_ms=5000).connect()
+    assert str(raised.value) == f"127.0.0.1:{port}: this is a broker's data port; bootstrap.servers wants its gRPC port"
+
+
+@pytest.mark.parametrize("talk", [silent, http, hang_up])
+def test_what_is_no_grpc_port(talk: Callable[[socket.socket], None]) -> None:
+    started = time.monotonic()
+    with server(talk) as port, pytest.raises(BrokerUnreachable) as raised:
+        control(port).connect()
+    assert time.monotonic() - started < 10
+    assert str(raised.value).startswith(f"no broker reachable at 127.0.0.1:{port}: ")
+    assert "kafkalog broker" in str(raised.value)
+
+
+def test_a_proxy_in_the_environment_is_left_alone(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.describe_cluster().brokers
+
+
+def test_the_first_of_several_addresses_may_be_dead(cluster: LocalCluster) -> None:
+    with Admin(f"127.0.0.1:{closed_port()},{cluster.bootstrap_servers}") as admin:
+        assert admin.describe_cluster().brokers
+
+
+def test_when_all_addresses_are_dead_each_is_named() -> None:
+    first, second = closed_port(), closed_port()
+    with Admin(f"127.0.0.1:{first},127.0.0.1:{second}", bootstrap_timeout_ms=0) as admin:
+        with pytest.raises(BrokerUnreachable) as raised:
+            admin.topics()
+    assert str(raised.value) == (
+        f"no broker reachable at 127.0.0.1:{first}, 127.0.0.1:{second}: connection refused; connection refused"
+    )
