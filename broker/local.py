@@ -26,8 +26,9 @@ from kafkalog.errors import Closed, InternalError, InvalidArgument, from_wire
 
 _CLOSE_SECONDS = 90.0
 _OWN_SETTINGS = ("broker.id", "log.dir", "zookeeper.connect", "grpc.port", "data.port", "host", "exit.with.stdin")
-# Holds a pipe that every process of the cluster holds the other end of: its end means that the last one is gone.
-_SWEEP = 'read -r _; rm -rf -- "$1"'
+# Holds a pipe that every process of the cluster holds the other end of: its end means that the last one is gone. Whole
+# paths, for whoever starts a cluster may have no PATH.
+_SWEEP = 'read -r _; /bin/rm -rf -- "$1"'
 
 
 class LocalBroker:

@@ -299,7 +299,7 @@ class InternalError(KafkalogError):
 
 
 class BrokerBusy(KafkalogError):
-    """The memory for answers over gRPC is taken by others who are slow to read theirs; the data port has no such limit."""
+    """The memory for answers over gRPC is taken by calls that are slow to read theirs; the data port needs none."""
 
     code = 59
     retriable = True

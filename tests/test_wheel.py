@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import zipfile
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,22 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
+def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
+    try:
+        metadata.distribution("pyspark-kafkalog")
+    except metadata.PackageNotFoundError:
+        pytest.skip("this Python runs the checkout without having it installed")
+    program = "import pkgutil; print([m.name for m in pkgutil.iter_modules() if m.name.startswith('pyspark_k')])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-P", "-c", program]
+    listed = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert listed.stdout.strip() == "['pyspark_kafkalog']"
+
+
 def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = next(name for name in names if name.endswith("/METADATA"))
-        text = archive.read(metadata).decode()
+        text = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     packed = {name for name in names if ".dist-info/" not in name}
     wanted = {
         str(path.relative_to(ROOT))
@@ -80,7 +92,8 @@ def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
+    ours = ("PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_DRIVER_PYTHON")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {"PYSPARK_PYTHON": str(installed / "python"), "KAFKALOG_BOOTSTRAP": f"127.0.0.1:{port}"}
     common = {"env": environment, "cwd": tmp_path, "text": True}
     command = [str(installed / "kafkalog"), "local", "--port", str(port)]

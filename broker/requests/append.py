@@ -1,10 +1,10 @@
 """Appends, top to bottom: check what came, write all of a partition's batches at once, say what each request gets.
 
-The same for both ports. Nothing waits here: an ack that needs a group commit is `Outcome.waits_for`, and whoever
-answers asks `ack_reply` when that is met.
+The same for both ports. Nothing waits here: what an ack has to wait for is in `Call.waits_for`, and whoever answers
+asks `ack_reply` once the call `is_acked`.
 
-A batch's checksum is always checked. What the body holds is checked for codec none (Arrow's full validation, 0.2-6 us a
-batch); a compressed body is not inflated here, so that no request makes the broker hold more than its own bytes.
+A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`); a compressed body is
+not inflated here, so that no request makes the broker hold more than its own bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
+from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended
 from kafkalog.errors import (
     BatchTooLarge,
@@ -25,7 +26,7 @@ from kafkalog.errors import (
     UnsupportedAcks,
 )
 from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, BatchHeader, body_fault, read_header
-from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP, decode_columns
+from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -34,6 +35,7 @@ log = get_logger(__name__)
 
 ACKS_NONE, ACKS_LEADER = 0, 1
 _WRITTEN = memoryview(b"")
+_BODIES = BodyCheck()
 
 
 class Call:
@@ -183,7 +185,7 @@ def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, 
         if fault:
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
-            decode_columns(header, batch, label)
+            _BODIES.check(header, batch, label)
         batches.append((header, batch))
         position += length
     return batches

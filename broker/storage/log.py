@@ -35,8 +35,7 @@ log = get_logger(__name__)
 Batch = tuple[BatchHeader, memoryview]
 _SNAPSHOTS_KEPT = 2
 _FLUSH_AHEAD_BYTES = 64 << 20
-"""Unflushed bytes that are flushed in the background whatever the settings say: a roll syncs the rest of its segment
-with appends waiting."""
+"""Unflushed bytes that are flushed in any case, in the background: a roll syncs the rest while appends wait."""
 
 
 class Appended(NamedTuple):
@@ -53,6 +52,7 @@ class Log:
 
     Attributes:
         label: the partition as errors and events name it.
+        settings: of the topic, in force; `update_settings` changes them.
         on_flushed: called without arguments, on any thread and with no lock held, after `flushed_offset` moved and when
             the directory failed.
     """
@@ -68,7 +68,6 @@ class Log:
         self._lock = threading.Lock()  # guards all below, but for reads of _view
         self._flush_lock = threading.Lock()  # one flush at a time; before _lock
         self._closed = False
-        self._leader_epoch = leader_epoch
         self._flush_asked = False
         self._flush_timed = False
         self._reader = Reader(home.disk, label)
@@ -82,13 +81,14 @@ class Log:
         self._saved_offset = min(saved, producers_at)
         self._segments = segments
         self._active = segments[-1]
+        self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
         self._apply_settings(settings)
         self._publish()
 
     def _apply_settings(self, settings: Values) -> None:
-        self._settings = settings
+        self.settings = settings
         self._segment_bytes: int = settings.segment_bytes
         self._segment_us: int = settings.segment_ms * 1000
         self._flush_messages: int | None = settings.flush_messages
@@ -103,9 +103,8 @@ class Log:
             visible, visible_position = self._flushed_offset, self._flushed_position
         else:
             visible, visible_position = end, size
-        segments = tuple(self._segments)
-        bases = tuple(segment.base_offset for segment in segments)
-        self._view = View(start, segments, bases, end, size, visible, visible_position)
+        bases = tuple(segment.base_offset for segment in self._segments)
+        self._view = View(start, tuple(self._segments), bases, end, size, visible, visible_position)
 
     # --- what it holds -------------------------------------------------------------------------------------------
 
@@ -140,17 +139,13 @@ class Log:
 
     @property
     def leader_epoch(self) -> int:
-        """Stamped into every batch appended from now on; it never falls."""
+        """Stamped into every batch appended from now on. It never falls: recovery would not believe the batches."""
         return self._leader_epoch
 
     @leader_epoch.setter
     def leader_epoch(self, epoch: int) -> None:
         with self._lock:
-            self._leader_epoch = epoch
-
-    @property
-    def settings(self) -> Values:
-        return self._settings
+            self._leader_epoch = max(self._leader_epoch, epoch)
 
     def update_settings(self, settings: Values) -> None:
         """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
@@ -275,9 +270,9 @@ class Log:
             self._view = view._replace(end_offset=offset, end_position=position)
         else:
             self._view = View(view[0], view[1], view[2], offset, position, offset, position)
-        if self._flush_messages is not None and offset - self._flushed_offset >= self._flush_messages:
-            self._ask_flush()
-        elif position - self._flushed_position >= _FLUSH_AHEAD_BYTES:
+        messages = self._flush_messages
+        many = messages is not None and offset - self._flushed_offset >= messages
+        if many or position - self._flushed_position >= _FLUSH_AHEAD_BYTES:
             self._ask_flush()
         elif self._flush_ms is not None and not self._flush_timed:
             self._flush_timed = True
@@ -303,7 +298,7 @@ class Log:
             if not is_full(error):
                 self._fail(error, "saving an index")
             log.warning("index_not_saved", partition=self.label, base_offset=old.base_offset)  # it will be rebuilt
-        new = Segment(self._disk, self.directory, self._end_offset, self._settings.index_interval_bytes)
+        new = Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes)
         new.leader_epoch = old.leader_epoch
         try:
             new.create()
@@ -325,7 +320,7 @@ class Log:
         """Close the active segment if segment.ms says so; returns whether it was."""
         with self._lock:
             self._check_usable()
-            if not roll_is_due(self._active, self._settings, self._clock.now_us()):
+            if not roll_is_due(self._active, self.settings, self._clock.now_us()):
                 return False
             self._roll()
             return True
@@ -467,7 +462,7 @@ class Log:
         """Delete the segments that are too old or too much; returns how many."""
         with self._lock:
             self._check_usable()
-            count = expired(self._segments, self._settings, self._clock.now_us())
+            count = expired(self._segments, self.settings, self._clock.now_us())
             if not count:
                 return 0
             if count == len(self._segments):
@@ -489,13 +484,12 @@ class Log:
             view = self._view
             if offset > view.visible_offset or offset < 0:
                 raise self._out_of_range(offset, view)
-            if offset <= view.start_offset:
-                return view.start_offset
-            if offset == self._end_offset and self._active.size:
-                self._roll()
-            self._start_at(offset)
-            log.info("records_deleted", partition=self.label, start_offset=offset)
-            return offset
+            if offset > view.start_offset:
+                if offset == self._end_offset and self._active.size:
+                    self._roll()
+                self._start_at(offset)
+                log.info("records_deleted", partition=self.label, start_offset=offset)
+            return self._checkpoint.start_offset
 
     def _start_at(self, offset: int) -> None:
         """Move the start offset, for good, and delete the segments before it, which is what a start would do.

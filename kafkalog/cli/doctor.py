@@ -165,28 +165,32 @@ for name in ("pyarrow", "kafkalog"):
         importlib.import_module(name)
     except Exception as error:
         told["missing"].append(f"{name} ({error})")
-for module in pkgutil.iter_modules():
+told["listed"] = False
+for module in pkgutil.iter_modules():  # as Spark looks for formats; what only an import hook provides is not listed
     if module.name.startswith("pyspark_"):
         try:
             importlib.import_module(module.name)
         except Exception as error:
             told["failing"].append(f"{module.name} ({type(error).__name__}: {error})")
-try:
-    from pyspark_kafkalog import DefaultSource
-    told["source"] = DefaultSource.name()
-except Exception as error:
-    told["source"] = None
+        told["listed"] |= module.name == "pyspark_kafkalog"
 print(json.dumps(told))
 """
 
 
 def check_workers_python() -> Iterator[Finding]:
-    """The Python that Spark starts for its workers: what PYSPARK_PYTHON says, else `python3` on PATH."""
-    advice = f"export PYSPARK_PYTHON={sys.executable}"
-    named = os.environ.get("PYSPARK_PYTHON")
-    python = shutil.which(named or "python3")
+    """The Pythons that Spark starts: PYSPARK_PYTHON (else `python3` on PATH) for its workers, and for what plans a read or
+    write PYSPARK_DRIVER_PYTHON, if that is set."""
+    workers = os.environ.get("PYSPARK_PYTHON", "python3")
+    planners = os.environ.get("PYSPARK_DRIVER_PYTHON", workers)
+    yield from _check_python("workers' python", workers, f"export PYSPARK_PYTHON={sys.executable}")
+    if planners != workers:
+        yield from _check_python("planners' python", planners, f"export PYSPARK_DRIVER_PYTHON={sys.executable}")
+
+
+def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
+    python = shutil.which(named)
     if python is None:
-        yield Finding("workers' python", "failed", f"'{named or 'python3'}' was not found", advice)
+        yield Finding(check, "failed", f"'{named}' was not found", advice)
         return
     try:
         # Away from the working directory: a checkout there would hide that the package is not installed.
@@ -195,25 +199,25 @@ def check_workers_python() -> Iterator[Finding]:
         )
         answer = json.loads(told.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        yield Finding("workers' python", "failed", f"{python} does not answer: {error}", advice)
+        yield Finding(check, "failed", f"{python} does not answer: {error}", advice)
         return
     version = ".".join(map(str, answer["python"]))
     if tuple(answer["python"][:2]) != sys.version_info[:2]:
         found = f"{version} at {python}, this one is {sys.version_info[0]}.{sys.version_info[1]}"
-        yield Finding("workers' python", "failed", found, f"Spark wants the same version on both sides: {advice}")
+        yield Finding(check, "failed", found, f"Spark wants the same version on both sides: {advice}")
     elif answer["missing"]:
-        yield Finding("workers' python", "failed", f"{python} lacks {', '.join(answer['missing'])}", advice)
+        yield Finding(check, "failed", f"{python} lacks {', '.join(answer['missing'])}", advice)
     else:
-        yield Finding("workers' python", "ok", f"{version} at {python}")
+        yield Finding(check, "ok", f"{version} at {python}")
+    check = f"spark format in {check}"
     if answer["failing"]:
         found = f"{', '.join(answer['failing'])} cannot be imported"
-        yield Finding(
-            "spark format", "failed", found, "repair or remove it: it hides every Python data source from Spark"
-        )
-    elif answer["source"] != "kafkalog":
-        yield Finding("spark format", "failed", "the workers' Python has no format 'kafkalog'", advice)
+        yield Finding(check, "failed", found, "repair or remove it: it hides every Python data source from Spark")
+    elif not answer["listed"]:
+        found = f"{python} has no package pyspark_kafkalog where Spark looks"
+        yield Finding(check, "failed", found, f"install {DISTRIBUTION} into it, or {advice}")
     else:
-        yield Finding("spark format", "ok", "kafkalog")
+        yield Finding(check, "ok", "kafkalog")
 
 
 # --- the cluster -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kafkalog.client.encoder import Body
 from kafkalog.errors import (
@@ -127,6 +127,7 @@ class PartitionQueue:
         window: batches that may be unacknowledged at once.
         delivery_timeout_ms: named in the error of a batch that is late.
         backoff, backoff_max: seconds before a batch is sent again; doubles with every failure in a row.
+        owner: whoever keeps this queue; not looked at here.
 
     Attributes:
         identity: set from outside when `needs_identity` says so; of another producer id than `used_up`.
@@ -143,7 +144,9 @@ class PartitionQueue:
         delivery_timeout_ms: int,
         backoff: float,
         backoff_max: float,
+        owner: Any = None,
     ) -> None:
+        self.owner = owner
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.leader = -1

@@ -89,8 +89,8 @@ class ArrowBuilder:
         arrays = [
             self._constants["topic"].slice(0, rows),
             self._constants["partition"].slice(0, rows),
-            _joined([_offsets(piece) for piece in pieces]),
-            _joined([_timestamps(piece) for piece in pieces]),
+            _offsets(pieces, rows),
+            _timestamps(pieces),
             self._optional("key", HAS_KEY, pieces, rows),
             _joined([piece.columns.column("value") for piece in pieces]),
             self._optional("headers", HAS_HEADERS, pieces, rows),
@@ -125,14 +125,31 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _offsets(piece: Decoded) -> pa.Array:
-    if piece.header.attributes & HAS_OFFSET:
-        return piece.columns.column("offset")
-    first = piece.first_offset
-    return pa.array(np.arange(first, first + piece.columns.num_rows))
+def _offsets(pieces: Sequence[Decoded], rows: int) -> pa.Array:
+    first, last = pieces[0].first_offset, pieces[-1]
+    if last.first_offset + last.columns.num_rows - first == rows:  # no gap between the first and the last
+        return pa.array(np.arange(first, first + rows))
+    return _joined(
+        [
+            piece.columns.column("offset")
+            if piece.header.attributes & HAS_OFFSET
+            else pa.array(np.arange(piece.first_offset, piece.first_offset + piece.columns.num_rows))
+            for piece in pieces
+        ]
+    )
 
 
-def _timestamps(piece: Decoded) -> pa.Array:
-    if piece.header.attributes & HAS_TIMESTAMP:
-        return piece.columns.column("timestamp")
-    return pa.array(np.full(piece.columns.num_rows, piece.header.min_timestamp_us)).view(TIMESTAMP)
+def _timestamps(pieces: Sequence[Decoded]) -> pa.Array:
+    if not any(piece.header.attributes & HAS_TIMESTAMP for piece in pieces):
+        stamps = [piece.header.min_timestamp_us for piece in pieces]
+        return pa.array(np.repeat(np.array(stamps, np.int64), [piece.columns.num_rows for piece in pieces])).view(
+            TIMESTAMP
+        )
+    return _joined(
+        [
+            piece.columns.column("timestamp")
+            if piece.header.attributes & HAS_TIMESTAMP
+            else pa.array(np.full(piece.columns.num_rows, piece.header.min_timestamp_us)).view(TIMESTAMP)
+            for piece in pieces
+        ]
+    )

@@ -10,14 +10,18 @@ from kafkalog.errors import KafkalogError
 from kafkalog.records import RecordMetadata, TopicPartition
 
 
-class Delivery(tuple[Batch, int, Outbox]):
-    """What becomes of one record. A tuple, for that is the cheapest object to make (0.1 us; a Future takes 1 to 3)."""
+class Delivery:
+    """What becomes of one record. Made without arguments and filled in by `Producer.send`, which is the cheapest way to
+    make an object of two fields: 0.08 us, where a constructor takes 0.15 and a `Future` 1 to 3."""
 
-    __slots__ = ()
+    __slots__ = ("batch", "index")
+
+    batch: Batch
+    index: int
 
     def done(self) -> bool:
         """Whether it was acknowledged or has failed."""
-        return self[0].done
+        return self.batch.done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record stands, once it is acknowledged; its batch lingers no longer.
@@ -29,26 +33,24 @@ class Delivery(tuple[Batch, int, Outbox]):
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self[0].metadata(self[1])
+        return self.batch.metadata(self.index)
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why it could not be delivered, None if it was. Waits as `result` does."""
-        batch, _, outbox = self
-        _wait([batch], outbox, timeout)
-        return batch.error
+        _wait([self.batch], timeout)
+        return self.batch.error
 
     def __repr__(self) -> str:
-        return f"<Delivery of record {self[1]} of a batch to {self[0].queue.topic_partition}>"
+        return f"<Delivery of record {self.index} of a batch to {self.batch.queue.topic_partition}>"
 
 
 class TableDelivery:
     """What becomes of a table's rows."""
 
-    __slots__ = ("_batches", "_outbox")
+    __slots__ = ("_batches",)
 
-    def __init__(self, batches: Sequence[Batch], outbox: Outbox) -> None:
+    def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = batches
-        self._outbox = outbox
 
     def done(self) -> bool:
         """Whether all of them were acknowledged or have failed."""
@@ -68,15 +70,16 @@ class TableDelivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why some could not be delivered, None if all were. Waits as `result` does."""
-        _wait(self._batches, self._outbox, timeout)
+        _wait(self._batches, timeout)
         return next((batch.error for batch in self._batches if batch.error is not None), None)
 
 
-def _wait(batches: Sequence[Batch], outbox: Outbox, timeout: float | None) -> None:
+def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
     for batch in batches:
         batch.observed = True
     if all(batch.done for batch in batches):
         return
+    outbox: Outbox = batches[0].queue.owner
     with outbox.lock:
         for batch in batches:
             if batch.queue.open is batch:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -39,13 +38,15 @@ class Body(NamedTuple):
 
 def encode_records(
     values: Sequence[bytes | None],
-    timestamps_us: Sequence[int],
+    timestamps_us: list[int],
     keys: Sequence[bytes | None] | None,
     headers: Sequence[Headers | None] | None,
     codec: int,
 ) -> Body:
     """The body of n >= 1 records from sequences of length n; `keys` and `headers` are None where no record has one."""
-    low, high = min(timestamps_us), max(timestamps_us)
+    low, high = timestamps_us[0], timestamps_us[-1]
+    if timestamps_us != sorted(timestamps_us):  # on what is sorted, as nearly always, that takes less than min and max
+        low, high = min(timestamps_us), max(timestamps_us)
     if codec == 0 and headers is None and len(values) <= _PLAIN_MAX:
         try:
             return _encode_plain(values, timestamps_us, keys, low, high)
@@ -70,7 +71,7 @@ def _encode_plain(
     if low != high:
         attributes = HAS_TIMESTAMP
         size = 8 * count
-        pieces.append(array("q", timestamps_us).tobytes())
+        pieces.append(_packer(count, "q")(*timestamps_us))
         buffers += (0, 0, 0, size)
         position = size
     columns: tuple[Sequence[bytes | None], ...] = (values,)
@@ -78,10 +79,10 @@ def _encode_plain(
         attributes |= HAS_KEY
         columns = (keys, values)
     for column in columns:
-        offsets = array("i", accumulate(map(len, column), initial=0))  # type: ignore[arg-type]
+        offsets = list(accumulate(map(len, column), initial=0))  # type: ignore[arg-type]
         size = 4 * count + 4
         buffers += (position, 0, position, size)
-        pieces.append(offsets.tobytes())
+        pieces.append(_packer(count + 1, "i")(*offsets))
         position += size
         if size & 7:
             pieces.append(_PADDING[:4])
@@ -96,6 +97,11 @@ def _encode_plain(
             position += padding
     pieces[0] = _specimen(attributes).filled(count, position, buffers)
     return Body(b"".join(pieces), attributes, count, low, high)
+
+
+@functools.cache
+def _packer(count: int, kind: str) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}{kind}").pack
 
 
 class _Specimen:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from kafkalog.client.batcher import Batch, Failed, PartitionQueue
+from kafkalog.client.mutex import Mutex
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.log import get_logger
 
@@ -48,9 +49,9 @@ class Outbox:
 
     def renew_locks(self) -> None:
         """At the start, and in a forked child, where nobody is left to release them."""
-        self.lock = threading.Lock()
-        self._room = threading.Condition(self.lock)
-        self._delivered = threading.Condition(self.lock)
+        self.lock = Mutex()
+        self._room = threading.Condition(self.lock)  # type: ignore[arg-type]
+        self._delivered = threading.Condition(self.lock)  # type: ignore[arg-type]
 
     def started(self, batch: Batch) -> None:
         """Lock held: a batch is being filled."""

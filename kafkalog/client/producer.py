@@ -19,6 +19,7 @@ from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, Partiti
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.delivery import Delivery, TableDelivery
+from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.client.sender import BrokerLink
@@ -53,16 +54,21 @@ _RESERVATION = 16 * 1024
 
 
 class _Route:
-    """A topic's queues; `turn` is whose turn it is to get records that any partition will do for."""
+    """A topic's queues, `count` of them in use. That `in_turn` gets the records that any partition will do for."""
 
-    __slots__ = ("batch_size_max", "queues", "record_size_max", "topic", "turn")
+    __slots__ = ("batch_size_max", "count", "in_turn", "queues", "record_size_max", "topic")
 
     def __init__(self, topic: TopicInfo) -> None:
         self.topic = topic
         self.queues: list[PartitionQueue] = []
-        self.turn = 0
+        self.in_turn: PartitionQueue
+        self.count = 0
         self.batch_size_max = 0
         self.record_size_max = 0
+
+    def next_turn(self) -> PartitionQueue:
+        self.in_turn = self.queues[(self.in_turn.topic_partition.partition + 1) % self.count]
+        return self.in_turn
 
 
 class Producer:
@@ -109,6 +115,7 @@ class Producer:
         )
         self._outbox = Outbox(values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry)
         self._lock = self._outbox.lock  # guards routes and links, and all that the outbox's lock guards
+        self._tokens = self._lock.tokens
         self._routes: dict[str, _Route] = {}
         self._links: dict[int, BrokerLink] = {}
         self._identity: Identity | None = None
@@ -164,48 +171,55 @@ class Producer:
             if value.__class__ is not bytes:
                 value = _as_bytes("value", value)
             size += len(value)
-        if key is not None:
-            if key.__class__ is not bytes:
-                key = _as_bytes("key", key)
-            size += len(key) + _FIELD_BYTES
         pairs: Headers | None = None
-        if headers:
-            pairs = _checked_headers(headers)
-            size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in pairs)
+        in_turn = is_plain = key is None and partition is None and headers is None and self._partitioner is None
+        if not is_plain:
+            if key is not None:
+                if key.__class__ is not bytes:
+                    key = _as_bytes("key", key)
+                size += len(key) + _FIELD_BYTES
+            if headers:
+                pairs = _checked_headers(headers)
+                size += sum(len(name.encode()) + len(data or b"") + 2 * _FIELD_BYTES for name, data in pairs)
+            if partition is None:
+                partition = self._partition_for(key, route)
+                in_turn = partition is None
+            elif partition.__class__ is not int or not 0 <= partition < route.count:
+                route = self._route_with(topic, partition)
         if size > route.record_size_max:
             self._check_lone_size(route, size, key is not None, pairs is not None)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
             raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
-        if partition is not None:
-            if partition.__class__ is not int or not 0 <= partition < len(route.queues):
-                route = self._route_with(topic, partition)
-        elif self._partitioner is not None:
-            partition = self._chosen(key, route)
-        with self._lock:
-            in_turn = False
-            if partition is None:
-                if key is None:
-                    in_turn = True
-                    partition = route.turn
-                else:
-                    partition = partition_for_key(key, len(route.queues))
-            batch = route.queues[partition].open
+        delivery = Delivery()
+        tokens = self._tokens
+        try:  # the lock, in line: see mutex.py
+            del tokens[0]
+        except IndexError:
+            self._lock.acquire()
+        try:
+            queue = route.in_turn if in_turn else route.queues[partition]  # type: ignore[index]
+            batch = queue.open
             if batch is None or batch.size + size > batch.size_limit:
-                batch = self._batch_with_room(route, partition, in_turn, size)
+                batch = self._batch_with_room(route, queue, in_turn, size)
             values = batch.values
-            index = len(values)
+            delivery.index = index = len(values)
             values.append(value)
             batch.timestamps_us.append(timestamp_us)
             batch.size += size
-            if key is not None or pairs is not None or batch.is_mixed:
+            if not is_plain or batch.is_mixed:
                 batch.add_key_and_headers(index, key, pairs)
             if on_delivery is not None:
                 batch.add_callback(index, on_delivery)
             if index == self._last_index:
                 self._hurry(batch.queue)
-        return Delivery((batch, index, self._outbox))
+        finally:
+            tokens += TOKEN
+            if self._lock.is_wanted:
+                self._lock.wake()
+        delivery.batch = batch
+        return delivery
 
     def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
@@ -225,7 +239,7 @@ class Producer:
         from kafkalog.client import tables
 
         route = self._routes.get(topic) or self._route(topic)
-        if partition is not None and (partition.__class__ is not int or not 0 <= partition < len(route.queues)):
+        if partition is not None and (partition.__class__ is not int or not 0 <= partition < route.count):
             route = self._route_with(topic, partition)
         chunks = [
             chunk
@@ -233,7 +247,7 @@ class Producer:
             for chunk in tables.chunks(
                 batch,
                 topic=topic,
-                partitions=len(route.queues),
+                partitions=route.count,
                 partition=partition,
                 partitioner=self._partitioner,
                 now_us=time_ns() // 1000,
@@ -248,9 +262,7 @@ class Producer:
                 self._check_open()
                 while self._reserve(chunk.size):
                     self._check_open()
-                if chunk.partition is None:
-                    route.turn = (route.turn + 1) % len(route.queues)
-                queue = route.queues[route.turn if chunk.partition is None else chunk.partition]
+                queue = route.next_turn() if chunk.partition is None else route.queues[chunk.partition]
                 batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
                 batch.columns = chunk.columns
                 batch.count = chunk.columns.batch.num_rows
@@ -259,7 +271,7 @@ class Producer:
                 queue.put(batch)
                 self._hurry(queue)
                 batches.append(batch)
-        return TableDelivery(batches, self._outbox)
+        return TableDelivery(batches)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before is acknowledged or has failed; nothing of it lingers.
@@ -313,19 +325,17 @@ class Producer:
 
     # --- filling batches, lock held
 
-    def _batch_with_room(self, route: _Route, partition: int, in_turn: bool, size: int) -> Batch:
+    def _batch_with_room(self, route: _Route, queue: PartitionQueue, in_turn: bool, size: int) -> Batch:
         """An open batch with room for a record of that size: of its partition, or of the one whose turn is next.
 
         Memory is reserved for a batch bit by bit, so that `send` need not look at it for every record.
         """
         while True:
             self._check_open()
-            queue = route.queues[partition]
-            batch = queue.open
-            if batch is None and in_turn:
-                route.turn = partition = (route.turn + 1) % len(route.queues)
+            if queue.open is None and in_turn:
+                queue = route.next_turn()
                 in_turn = False
-                continue
+            batch = queue.open
             used = 0 if batch is None else batch.size
             if used and used + size > route.batch_size_max:
                 self._hurry(queue)
@@ -369,12 +379,14 @@ class Producer:
         if self._outbox.closed is not None:
             raise Closed(**self._outbox.closed.facts)
 
-    def _chosen(self, key: bytes | None, route: _Route) -> int:
-        assert self._partitioner is not None
-        partition = self._partitioner(key, len(route.queues))
-        if not isinstance(partition, int) or not 0 <= partition < len(route.queues):
+    def _partition_for(self, key: bytes | None, route: _Route) -> int | None:
+        """The partition of a record that names none; None where any will do."""
+        if self._partitioner is None:
+            return None if key is None else partition_for_key(key, route.count)
+        partition = self._partitioner(key, route.count)
+        if not isinstance(partition, int) or not 0 <= partition < route.count:
             raise InvalidArgument(
-                reason=f"the partitioner returned {partition!r}, not a number from 0 to {len(route.queues) - 1}"
+                reason=f"the partitioner returned {partition!r}, not a number from 0 to {route.count - 1}"
             )
         return partition
 
@@ -409,13 +421,14 @@ class Producer:
         with self._lock:
             route = self._routes[topic]
             self._take_in(route, info)
-            if not 0 <= partition < len(route.queues):
-                raise UnknownPartition(topic=topic, partition=partition, partitions=len(route.queues))
+            if not 0 <= partition < route.count:
+                raise UnknownPartition(topic=topic, partition=partition, partitions=route.count)
             return route
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
         """Lock held: what the cluster tells of a topic now. Returns what has no partition any more."""
         failed: Failed = []
+        first_time = not route.queues
         settings = self._settings
         route.topic = info
         compressed = _COMPRESSED_BYTES * (self._codec != 0)
@@ -430,6 +443,7 @@ class Producer:
                 delivery_timeout_ms=settings.delivery_timeout_ms,
                 backoff=settings.retry_backoff_ms / 1000,
                 backoff_max=settings.retry_backoff_max_ms / 1000,
+                owner=self._outbox,
             )
             queue.leader = each.leader
             self._link(each.leader)
@@ -443,12 +457,13 @@ class Producer:
                 self._link(each.leader)
                 if not queue.is_idle:
                     self._links[each.leader].has_work(queue, 0.0)
-        for queue in route.queues[len(info.partitions) :]:  # of a topic made anew with fewer
+        route.count = len(info.partitions)
+        for queue in route.queues[route.count :]:  # of a topic made anew with fewer; a send may still hold one
             number = queue.topic_partition.partition
-            error = UnknownPartition(topic=info.name, partition=number, partitions=len(info.partitions))
+            error = UnknownPartition(topic=info.name, partition=number, partitions=route.count)
             failed += [(batch, error) for batch in queue.clear()]
-        del route.queues[len(info.partitions) :]
-        route.turn %= len(route.queues)
+        if first_time or route.in_turn.topic_partition.partition >= route.count:
+            route.in_turn = route.queues[0]
         return failed
 
     def _link(self, broker_id: int) -> None:
@@ -503,6 +518,7 @@ class Producer:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
         self._outbox.renew_locks()
         self._lock = self._outbox.lock
+        self._tokens = self._lock.tokens
         self._outbox.closed = Closed(what="producer, made before a fork (make one in the child),")
         for link in self._links.values():
             link.abandon()

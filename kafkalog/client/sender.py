@@ -92,7 +92,7 @@ class BrokerLink:
         self._header.append.acks = acks
         self._header.append.timeout_ms = cluster.settings.request_timeout_ms
         self._header_part = self._header.append.partitions.add()
-        self._work = threading.Condition(outbox.lock)
+        self._work = threading.Condition(outbox.lock)  # type: ignore[arg-type]
         # All below: guarded by the outbox's lock.
         self._active: dict[PartitionQueue, None] = {}
         self._awaiting: deque[_Request] = deque()

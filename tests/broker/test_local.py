@@ -275,15 +275,19 @@ def test_zookeepers_port_in_use_is_named() -> None:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()
         port = occupied.getsockname()[1]
+        cluster = LocalCluster(zookeeper_port=port)
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} is in use"):
-            LocalCluster(zookeeper_port=port).start()
+            cluster.start()
+        assert not cluster.root.exists()
 
 
 def test_without_java_the_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    cluster = LocalCluster()
     with pytest.raises(MissingDependency, match="java"):
-        LocalCluster().start()
+        cluster.start()
+    assert not cluster.root.exists()
 
 
 def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:

@@ -31,6 +31,12 @@ START = 1
 BODY_CHECKED_FROM = STAMPED_SIZE + 4
 BASES = [0, PER_SEGMENT, 2 * PER_SEGMENT]
 CLEAN_OR_KILLED = pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+# A closed segment is treated alike after both stops.
+SEGMENTS = pytest.mark.parametrize(
+    ("clean", "base"),
+    [(True, BASES[0]), (True, BASES[-1]), (False, BASES[-1])],
+    ids=["first", "last", "last-of-a-killed-one"],
+)
 
 
 def segment(base_offset: int) -> Path:
@@ -101,23 +107,24 @@ def good(*missing: int) -> dict[int, bytes | None]:
 
 
 def check_goes_on(disk: MemoryDisk, found: dict[int, bytes | None]) -> None:
-    """A log that was damaged takes a batch, and after a restart serves what it did before."""
-    directory, log = open_log(disk)
-    end = log.end_offset
-    (appended,) = log.append([numbered(end, 1, 8)])
-    assert isinstance(appended, Appended)
-    assert appended.base_offset == end
-    directory.close()
-    directory, log = open_log(disk)
-    assert served(log) == found | {end: value(end)}
-    directory.close()
+    """A log that was damaged takes batches, and after restarts, unclean and clean, serves what it did before."""
+    for clean in (False, True):
+        directory, log = open_log(disk)
+        end = log.end_offset
+        (appended,) = log.append([numbered(end, 1, 8)])
+        assert isinstance(appended, Appended)
+        assert appended.base_offset == end
+        directory.close(clean)
+        directory, log = open_log(disk)
+        found = found | {end: value(end)}
+        assert served(log) == found
+        directory.close(clean)
 
 
 # --- segments --------------------------------------------------------------------------------------------------------
 
 
-@CLEAN_OR_KILLED
-@pytest.mark.parametrize("base", [BASES[0], BASES[-1]])
+@SEGMENTS
 def test_bit_flipped_at_any_byte_of_a_segment_costs_its_batch_alone(clean: bool, base: int) -> None:
     for position, header in batches_of(clean, base):
         hit = range(header.base_offset, header.end_offset)
@@ -146,8 +153,7 @@ def test_log_with_a_flipped_bit_goes_on(clean: bool) -> None:
                 check_goes_on(disk.after_kill(), found)
 
 
-@CLEAN_OR_KILLED
-@pytest.mark.parametrize("base", [BASES[0], BASES[-1]])
+@SEGMENTS
 def test_segment_cut_to_any_length_keeps_its_whole_batches(clean: bool, base: int) -> None:
     whole = batches_of(clean, base)
     for length in range(whole[-1][0] + whole[-1][1].length):
@@ -161,8 +167,8 @@ def test_segment_cut_to_any_length_keeps_its_whole_batches(clean: bool, base: in
             assert disk.file_size(segment(base)) == sum(h.length for _, h in whole if h.end_offset <= kept_to)
         else:
             assert found == good(*range(kept_to, base + PER_SEGMENT))
-        directory.close()
-        if length % 40 == 0:
+        directory.close(clean=False)
+        if length % 39 == 0:
             check_goes_on(disk.after_kill(), found)
 
 

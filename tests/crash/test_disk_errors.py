@@ -11,7 +11,7 @@ import pytest
 
 from broker.storage.disk import Buffer
 from kafkalog.errors import DiskFull, StorageFailed
-from tests.broker.storage.batches import numbered, read_all
+from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.workload import Workload, check_survivor, open_directory, open_log
 
@@ -172,3 +172,47 @@ def test_read_error_ends_service() -> None:
     disk.broken = False
     with pytest.raises(StorageFailed):
         log.read(0, 1)
+
+
+def test_retention_makes_room_on_a_disk_too_full_for_its_checkpoint_whatever_happens_meanwhile() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    for offset in range(50):
+        log.append([numbered(offset)])
+    log.flush()
+    log.update_settings(topic(retention_bytes=0))
+    images: list[MemoryDisk] = []
+
+    def before(step: str) -> None:
+        images.append(disk.after_kill())
+        if step == "create checkpoint.tmp":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk.before = before
+    segments = len([name for name in disk.names(log.directory) if name.endswith(".log")])
+    assert log.apply_retention() == segments - 1 > 2
+    start = log.start_offset
+    for image in images:
+        for seed in range(20):
+            found = open_log(open_directory(image.after_power_cut(random.Random(seed), 0.5)))
+            assert found.start_offset <= start
+            assert read_all(found) == {offset: b"%020d" % offset for offset in range(found.start_offset, 50)}
+
+
+def test_log_that_cannot_be_opened_leaves_no_file_open() -> None:
+    whole = MemoryDisk()
+    log = open_log(open_directory(whole))
+    for offset in range(20):
+        log.append([numbered(offset)])
+    torn = whole.after_kill()
+    torn.bytes_of(log.directory / f"{0:020d}.log").extend(b"torn")
+    steps_of_opening = torn.after_kill()
+    open_log(open_directory(steps_of_opening))
+    for step in range(1, len(steps_of_opening.steps)):
+        disk = FailingDisk(step, 1, errno.EIO)
+        disk.root = torn.after_kill().root
+        directory = open_directory(disk)
+        with pytest.raises(StorageFailed, match="opening the log of t-0: Input/output error"):
+            open_log(directory)
+        directory.close()
+        assert disk.open_files == 0

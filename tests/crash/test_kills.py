@@ -41,7 +41,7 @@ def test_kill_within_every_write_leaves_no_torn_batch() -> None:
 
 
 def test_kill_at_every_step_of_a_recovery_costs_nothing() -> None:
-    for crash in crashes(flush=True)[::5]:
+    for crash in crashes(flush=True)[::8]:
         left = crash.disk.after_kill()
         if left.is_within_write:
             left.tear(150)

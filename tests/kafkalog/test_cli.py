@@ -425,7 +425,7 @@ def test_doctor_finds_all_well(topic: str, capfdbinary: pytest.CaptureFixture[by
     findings = {finding["check"]: finding for finding in json.loads(ran.out)}
     assert ran.code == 0, ran.err
     assert findings["java"]["state"] == findings["cluster"]["state"] == "ok"
-    assert findings["broker 0 data port"]["state"] == findings["spark format"]["state"] == "ok"
+    assert findings["broker 0 data port"]["state"] == findings["spark format in workers' python"]["state"] == "ok"
     table = Ran(capfdbinary, "doctor")
     assert table.code == 0 and "workers' python" in table.out
 

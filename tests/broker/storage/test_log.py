@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.storage import log as log_module
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
@@ -88,6 +89,20 @@ def test_batches_get_offsets_epoch_and_time_in_one_write(
     log.leader_epoch = 4
     log.append([numbered(8)])
     assert read_batches(log, 8)[0][0].leader_epoch == 4
+
+
+def test_leader_epoch_never_falls_behind_that_of_the_log(tmp_path: Path) -> None:
+    """Where the cluster's state was lost and counts from 0 again, recovery must still believe what is appended."""
+    for epoch, stamped in ((5, 5), (0, 5), (6, 6), (1, 6)):
+        directory = LogDirectory(tmp_path)
+        log = open_log(directory, leader_epoch=epoch)
+        log.leader_epoch = 2
+        assert log.leader_epoch == stamped
+        fill(log, 1)
+        assert read_batches(log, log.end_offset - 1)[0][0].leader_epoch == stamped
+        directory.close(clean=False)
+    log = open_log(LogDirectory(tmp_path))
+    assert list(read_all(log)) == [0, 1, 2, 3]
 
 
 def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory) -> None:
@@ -315,6 +330,19 @@ def test_one_fdatasync_serves_all_that_wait(directory: LogDirectory, disk: Count
     assert disk.syncs == syncs + 2
 
 
+def test_much_unflushed_is_flushed_ahead_of_the_roll(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_FLUSH_AHEAD_BYTES", 1000)
+    log = open_log(directory)
+    flushed = threading.Event()
+    log.on_flushed = flushed.set
+    directory.start()
+    fill(log, 2)
+    assert log.flushed_offset == 0
+    fill(log, 2)
+    assert flushed.wait(WAIT_SECONDS)
+    assert log.flushed_offset == 4
+
+
 def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     log = open_log(directory, topic(flush_ms=20))
@@ -330,7 +358,8 @@ def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
 
 
 def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
-    log = open_log(directory, topic(flush_messages=1000, flush_visibility="flushed"))
+    settings = topic(flush_messages=1000, flush_visibility="flushed")
+    log = open_log(directory, settings)
     fill(log, 2)
     assert (log.visible_offset, log.end_offset) == (0, 2)
     with log.read(0, 1000) as found:
@@ -340,10 +369,9 @@ def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: 
     assert log.offset_for_timestamp(0) is None
     log.flush()
     fill(log, 1)
-    for settings in (log.settings, log.settings.with_({"retention.bytes": 1 << 30})):
-        log.update_settings(settings)
-        assert log.visible_offset == 2
-        assert list(read_all(log)) == [0, 1]
+    log.update_settings(settings.with_({"retention.bytes": 1 << 30}))
+    assert log.visible_offset == 2
+    assert list(read_all(log)) == [0, 1]
     with pytest.raises(OffsetOutOfRange):
         log.delete_before(3)
     log.update_settings(topic())

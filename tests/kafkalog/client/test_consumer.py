@@ -139,7 +139,9 @@ def test_a_wrong_start(consumer: Consumer, filled: TopicPartition, start: Any, s
     assert sentence in str(raised.value)
 
 
-def test_what_is_not_there_is_told_by_assign(consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]) -> None:
+def test_what_is_not_there_is_told_by_assign(
+    consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
+) -> None:
     missing = new_topic()
     for start in ("earliest", 0):
         with pytest.raises(UnknownTopic, match=f"there is no topic '{missing}'"):
@@ -199,6 +201,24 @@ def test_messages_and_arrow_take_turns(consumer: Consumer, filled: TopicPartitio
     assert seen == list(range(13, 100))
 
 
+def test_a_large_batch_is_handed_out_whole_whichever_way(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    where = TopicPartition(topic, 0)
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send_arrow(topic, pa.table({"value": [b"%d" % number for number in range(10_000)]}), partition=0)
+        producer.send(topic, b"10000", partition=0)
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({where: "earliest"})
+        assert numbers(consumer.messages(max_messages=10_001, timeout=30)) == list(range(10_001))
+        consumer.seek(where, 17)
+        seen = numbers(consumer.messages(max_messages=1500, timeout=30))
+        assert consumer.position(where) == 1517
+        seen += [int(value) for value in next(consumer.arrow_batches(timeout=30)).column("value").to_pylist()]
+        seen += numbers(consumer.messages(max_messages=10_001 - 17 - len(seen), timeout=30))
+        assert seen == list(range(17, 10_001))
+        assert consumer.position(where) == 10_001
+
+
 @pytest.mark.parametrize("where, first", [(0, 0), (42, 42), ("earliest", 0), (AtTimestamp(1200), 20)])
 def test_seek_goes_back_and_forth(consumer: Consumer, filled: TopicPartition, where: Any, first: int) -> None:
     consumer.assign({filled: "earliest"})
@@ -226,7 +246,9 @@ def test_a_new_assignment_replaces_the_old(
     assert [message.topic for message in consumer.messages(max_messages=10, timeout=30)] == [other.topic] * 10
 
 
-def test_a_blocked_iterator_wakes_for_a_new_record(cluster: LocalCluster, consumer: Consumer, filled: TopicPartition) -> None:
+def test_a_blocked_iterator_wakes_for_a_new_record(
+    cluster: LocalCluster, consumer: Consumer, filled: TopicPartition
+) -> None:
     consumer.assign({filled: "latest"})
     found: list[Message] = []
     reading = threading.Thread(target=lambda: found.extend(consumer.messages(max_messages=1)))
@@ -390,7 +412,9 @@ def test_arrow_batches_hold_what_messages_hold(
             rows += batch.num_rows
             if rows == 394:
                 break
-    table = pa.Table.from_batches(batches).set_column(3, "timestamp", pa.Table.from_batches(batches)["timestamp"].cast(pa.int64()))
+    table = pa.Table.from_batches(batches).set_column(
+        3, "timestamp", pa.Table.from_batches(batches)["timestamp"].cast(pa.int64())
+    )
     found = [
         Message(
             row["topic"], row["partition"], row["offset"], row["timestamp"], row["key"], row["value"],
@@ -439,7 +463,9 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(cluster: LocalCluster, adm
 
 
 @pytest.mark.parametrize("iterate", ["messages", "arrow", "stream"])
-def test_closing_from_another_thread_ends_iterators(cluster: LocalCluster, filled: TopicPartition, iterate: str) -> None:
+def test_closing_from_another_thread_ends_iterators(
+    cluster: LocalCluster, filled: TopicPartition, iterate: str
+) -> None:
     consumer = Consumer(cluster.bootstrap_servers)
     consumer.assign({filled: "latest"})
     ended: list[Any] = []

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from kafkalog.client import encoder
 from kafkalog.client.encoder import encode_records
 from kafkalog.format.batch import CODECS, check_batch, encode_batch
-from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP, columns_from_lists, decode_columns, encode_columns
+from kafkalog.format.columns import (
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_TIMESTAMP,
+    columns_from_lists,
+    decode_columns,
+    encode_columns,
+)
 
 BYTES = st.binary(max_size=40)
 MAYBE_BYTES = st.none() | BYTES

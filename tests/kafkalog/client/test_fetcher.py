@@ -53,7 +53,9 @@ def read(cluster: Cluster, partition: TopicPartition, start: int, end: int, max_
 
 
 @pytest.mark.parametrize("max_bytes", [1, 1000, 1 << 20])
-@pytest.mark.parametrize("start, end", [(0, COUNT), (0, 1), (5, 9), (6, 8), (700, 1401), (COUNT - 1, COUNT), (3, 3), (9, 4)])
+@pytest.mark.parametrize(
+    "start, end", [(0, COUNT), (0, 1), (5, 9), (6, 8), (700, 1401), (COUNT - 1, COUNT), (3, 3), (9, 4)]
+)
 def test_a_range_is_read_to_the_record(
     connected: Cluster, filled: TopicPartition, start: int, end: int, max_bytes: int
 ) -> None:

@@ -23,9 +23,7 @@ def test_the_rule_is_crc_32c_modulo_the_partitions() -> None:
 def test_an_array_goes_where_its_keys_go(keys: list[bytes | None], partitions: int, skipped: int) -> None:
     found = partitions_for_keys(pa.array(keys, pa.binary()).slice(skipped), partitions)
     assert found.dtype == np.int32
-    assert found.tolist() == [
-        NO_KEY if key is None else partition_for_key(key, partitions) for key in keys[skipped:]
-    ]
+    assert found.tolist() == [NO_KEY if key is None else partition_for_key(key, partitions) for key in keys[skipped:]]
 
 
 @pytest.mark.parametrize("lengths", [(8, 8), (36, 36), (0, 25), (200, 203)])

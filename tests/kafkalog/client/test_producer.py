@@ -170,7 +170,9 @@ def test_tables_arrive_as_they_are(cluster: LocalCluster, made: str) -> None:
             "value": [b"%d" % number for number in range(count)],
             "key": pa.array([b"%d" % (number % 100) if number % 2 else None for number in range(count)], pa.binary()),
             "timestamp": pa.array(range(count), pa.timestamp("us", tz="UTC")),
-            "headers": [[{"key": "n", "value": b"%d" % number}] if number % 1000 == 0 else None for number in range(count)],
+            "headers": [
+                [{"key": "n", "value": b"%d" % number}] if number % 1000 == 0 else None for number in range(count)
+            ],
         }
     )
     with Producer(cluster.bootstrap_servers) as producer:
@@ -220,7 +222,9 @@ def test_many_threads_send_through_one_producer(cluster: LocalCluster, made: str
             thread.join()
     found = read(cluster, made, 6000)
     for name in range(6):
-        mine = [int((v or b"").split()[1]) for v in values(found[name % PARTITIONS]) if (v or b"").startswith(b"%d " % name)]
+        mine = [
+            int((v or b"").split()[1]) for v in values(found[name % PARTITIONS]) if (v or b"").startswith(b"%d " % name)
+        ]
         assert mine == list(range(1000))
 
 
@@ -366,7 +370,9 @@ def test_a_record_that_fits_in_no_message_is_told_by_send(
 ) -> None:
     admin.create_topic(topic, partitions=1, config={"max.message.bytes": 10_000})
     with Producer(cluster.bootstrap_servers, compression_type=codec) as producer:
-        with pytest.raises(RecordTooLarge, match=rf"for topic '{topic}' is larger than its max\.message\.bytes of 10000"):
+        with pytest.raises(
+            RecordTooLarge, match=rf"for topic '{topic}' is larger than its max\.message\.bytes of 10000"
+        ):
             producer.send(topic, b"x" * 10_000)
         with pytest.raises(RecordTooLarge):
             producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 10_000]}))

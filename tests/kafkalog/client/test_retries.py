@@ -109,7 +109,9 @@ def test_connections_cut_at_any_byte_lose_and_double_nothing(
     dice = random.Random(batch_records)
     with (
         proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port, retry_backoff_ms=5) as (through, proxy),
-        Producer(through, batch_records=batch_records, linger_ms=1, buffer_memory=200_000, retry_backoff_ms=5) as producer,
+        Producer(
+            through, batch_records=batch_records, linger_ms=1, buffer_memory=200_000, retry_backoff_ms=5
+        ) as producer,
     ):
         sending = Sending(producer, topic)
         for _ in range(12):
@@ -201,7 +203,7 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
         os.kill(pid, signal.SIGSTOP)
         try:
             delivery = producer.send(topic, b"1", partition=0)
-            while delivery[0].queue.last_failure is None:
+            while delivery.batch.queue.last_failure is None:
                 assert not delivery.done()
                 threading.Event().wait(0.005)
         finally:

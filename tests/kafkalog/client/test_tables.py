@@ -123,7 +123,10 @@ def test_columns_of_nulls_are_left_out() -> None:
         ({"valeu": [b"a"]}, "a table to send has no column 'valeu'; did you mean 'value'?"),
         ({"key": [b"a"]}, "a table to send needs a column 'value'; it has key"),
         ({"value": [1]}, "column 'value' of a table to send is of type int64; it must be binary or string"),
-        ({"value": [b"a"], "headers": [b"x"]}, "column 'headers' of a table to send is of type binary; it must be list"),
+        (
+            {"value": [b"a"], "headers": [b"x"]},
+            "column 'headers' of a table to send is of type binary; it must be list",
+        ),
         ({"value": [b"a"], "timestamp": ["now"]}, "column 'timestamp' of a table to send is of type string"),
         ({"value": [b"a"], "partition": [1.5]}, "column 'partition' of a table to send is of type double"),
         ({"value": [b"a"], "headers": [[{"key": None, "value": b""}]]}, "has a header without a key"),

@@ -1,0 +1,108 @@
+"""The quick check of bodies says what decoding says, whatever the bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from broker.requests.bodies import BodyCheck
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import HEADER, HEADER_SIZE, BatchHeader, encode_batch
+from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
+
+
+def one_record(value: bytes | None, key: bytes | None = None) -> bytearray:
+    columns = columns_from_lists([value], 5, [key] if key is not None else None)
+    body = encode_columns(columns.batch, 0)
+    batch = encode_batch(
+        body, codec=0, attributes=columns.attributes, record_count=1, min_timestamp_us=5, max_timestamp_us=5
+    )
+    return bytearray(batch.tobytes())
+
+
+def header_of(batch: bytearray) -> BatchHeader:
+    return BatchHeader._make(HEADER.unpack_from(batch))
+
+
+def decodes(batch: bytearray) -> bool:
+    try:
+        decode_columns(header_of(batch), memoryview(batch))
+    except CorruptBatch:
+        return False
+    return True
+
+
+def passes(check: BodyCheck, batch: bytearray) -> bool:
+    try:
+        check.check(header_of(batch), memoryview(batch), "t-0")
+    except CorruptBatch:
+        return False
+    return True
+
+
+def test_the_quick_check_says_what_decoding_says_of_changed_bodies() -> None:
+    dice = random.Random(20110612)
+    check = BodyCheck()
+    bases = [
+        one_record(b"v" * 20),
+        one_record(b""),
+        one_record(None),
+        one_record(b"v" * 9, b"key"),
+        one_record(b"", b""),
+    ]
+    accepted = 0
+    for number in range(12_000):
+        batch = bytearray(dice.choice(bases))
+        for _ in range(dice.randint(0, 2)):
+            at = dice.randrange(HEADER_SIZE, len(batch) - 8)
+            if dice.random() < 0.5:
+                batch[at] ^= 1 << dice.randrange(8)
+            else:
+                number_ = dice.choice([0, 1, 8, 9, 20, 21, -1, 1 << 30, (1 << 31) - 1, -(1 << 31)])
+                batch[at : at + 4] = struct.pack("<i", number_)
+        expected = decodes(batch)
+        assert passes(check, batch) == expected, f"case {number}: {batch.hex()}"
+        accepted += expected
+    assert 2000 < accepted < 11_000
+
+
+def test_offsets_that_point_anywhere_are_found_in_a_shape_that_is_known() -> None:
+    check = BodyCheck()
+    good = one_record(b"v" * 20)
+    at = good.rindex(struct.pack("<ii", 0, 20))
+    for _ in range(3):
+        assert passes(check, good)
+    for start, end in ((0, 21), (0, -1), (-1, 20), (7, 6), (20, 1 << 30)):
+        bad = bytearray(good)
+        struct.pack_into("<ii", bad, at, start, end)
+        assert not decodes(bad)
+        assert not passes(check, bad)
+    struct.pack_into("<ii", good, at, 3, 17)
+    assert passes(check, good)
+
+
+def test_a_known_shape_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = BodyCheck()
+    decoded: list[int] = []
+
+    def counting(header: BatchHeader, batch: memoryview, where: str) -> object:
+        decoded.append(header.length)
+        return decode_columns(header, batch, where)
+
+    monkeypatch.setattr("broker.requests.bodies.decode_columns", counting)
+    for letter in b"abcdef":
+        assert passes(check, one_record(bytes([letter]) * 20))
+    assert len(decoded) == 1
+    for _ in range(2):
+        assert passes(check, one_record(None))  # nulls stand outside the metadata: decoded each time
+    assert len(decoded) == 3
+
+
+def test_no_more_shapes_are_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.requests.bodies._REMEMBERED", 10)
+    check = BodyCheck()
+    for size in range(35):
+        assert passes(check, one_record(bytes(size)))
+        assert len(check._shapes) <= 10
