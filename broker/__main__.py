@@ -14,7 +14,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker", description="Run one kafkalog broker.")
     parser.add_argument("--config", type=Path, required=True, help="file of name=value settings")
     parser.add_argument("--announce", action="store_true", help="print ports and pid as JSON once it serves")
+    parser.add_argument("--hold", action="store_true", help="start when a line comes on standard input")
     arguments = parser.parse_args()
+    if arguments.hold and not sys.stdin.readline():
+        return 0
     try:
         run(read_config(arguments.config), announce=arguments.announce)
     except KafkalogError as error:

@@ -123,13 +123,13 @@ class BrokerChild:
         self.log_file = folder / f"broker-{self.broker_id}.log"
 
     def launch(self) -> None:
-        """Start the process; `await_ready` waits until it serves."""
+        """Start the process; it does its imports and then waits for `let_go`."""
         if self._process is not None and self._process.poll() is None:
             raise InvalidRequest(reason=f"broker {self.broker_id} runs already")
         self._release()
         lines = [f"{name}={BROKER_SETTINGS[name].to_text(value)}" for name, value in self._settings.items()]
         self._config.write_text("\n".join(lines) + "\n")
-        command = python_command("broker.__main__", "--announce", "--config", str(self._config))
+        command = python_command("broker.__main__", "--hold", "--announce", "--config", str(self._config))
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -139,6 +139,16 @@ class BrokerChild:
                 pass_fds=self._keep_fds,
                 start_new_session=True,
             )
+
+    def let_go(self) -> None:
+        """Let it start the broker; `await_ready` waits until that serves."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it has ended; await_ready tells why
+            pass
 
     def await_ready(self) -> dict[str, Any]:
         """Its ports and pid, once it serves. Raises the error that kept it from starting."""
@@ -235,6 +245,7 @@ class Guard:
             return self._start()
         if what == "start_broker":
             self._brokers[index].launch()
+            self._brokers[index].let_go()
             return self._brokers[index].await_ready()
         if what == "stop_broker":
             self._brokers[index].begin_stop()
@@ -250,7 +261,7 @@ class Guard:
         raise InternalError(reason=f"the guard knows no command '{what}'")
 
     def _start(self) -> dict[str, Any]:
-        """ZooKeeper and all brokers at once: a broker's imports take as long as ZooKeeper's start."""
+        """ZooKeeper, and while it starts the brokers' imports, which take as long; then the brokers."""
         self._zookeeper.start()
         for settings in self._planned:
             settings = settings | {"zookeeper.connect": self._zookeeper.connect, "exit.with.stdin": True}
@@ -258,6 +269,8 @@ class Guard:
         for child in self._brokers:
             child.launch()
         self._zookeeper.wait_ready(self._watch.pause)
+        for child in self._brokers:
+            child.let_go()
         brokers = [child.await_ready() for child in self._brokers]
         return {"zookeeper": self._zookeeper.connect, "zookeeper_pid": self._zookeeper.pid, "brokers": brokers}
 

@@ -160,7 +160,7 @@ class EmbeddedZooKeeper:
         config.write_text(
             f"tickTime=1000\ndataDir={self.directory / 'data'}\nclientPort={self.port}\n"
             f"clientPortAddress={self.host}\nadmin.enableServer=false\nmaxClientCnxns=0\n"
-            "4lw.commands.whitelist=srvr,ruok\nautopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"
+            "4lw.commands.whitelist=srvr\nautopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"
         )
         options = [*_JAVA_OPTIONS]
         if not self._durable:
@@ -200,12 +200,19 @@ class EmbeddedZooKeeper:
             wait(0.05)
 
     def serves(self) -> bool:
-        """Whether it answers `ruok` right now."""
+        """Whether it takes requests right now.
+
+        Asked by `srvr`: it answers `ruok` a little before, and a client that connects then is left without an answer
+        until its own timeout of 10 s.
+        """
         assert self.port is not None
         try:
             with socket.create_connection((self.host, self.port), timeout=1.0) as probe:
-                probe.sendall(b"ruok")
-                return probe.recv(4) == b"imok"
+                probe.sendall(b"srvr")
+                answer = b""
+                while data := probe.recv(4096):
+                    answer += data
+                return b"Mode:" in answer
         except OSError:
             return False
 

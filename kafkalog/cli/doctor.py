@@ -178,8 +178,9 @@ print(json.dumps(told))
 
 
 def check_workers_python() -> Iterator[Finding]:
-    """The Pythons that Spark starts: PYSPARK_PYTHON (else `python3` on PATH) for its workers, and for what plans a read or
-    write PYSPARK_DRIVER_PYTHON, if that is set."""
+    """The Pythons that Spark starts: PYSPARK_PYTHON, or `python3` on PATH, for its workers, and PYSPARK_DRIVER_PYTHON,
+    if it is set, for what plans a read or write.
+    """
     workers = os.environ.get("PYSPARK_PYTHON", "python3")
     planners = os.environ.get("PYSPARK_DRIVER_PYTHON", workers)
     yield from _check_python("workers' python", workers, f"export PYSPARK_PYTHON={sys.executable}")

@@ -5,7 +5,8 @@ Messages are made by C functions over whole columns (`zip`, `map`), 0.3 us each;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -45,9 +46,10 @@ def messages(partition: TopicPartition, decoded: Decoded) -> list[Message]:
     count = columns.num_rows
     attributes = header.attributes
     offsets = columns.column("offset").to_pylist() if attributes & HAS_OFFSET else range(first, first + count)
-    stamps = repeat(header.min_timestamp_us)
+    stamps: Iterable[int] = repeat(header.min_timestamp_us)
     if attributes & HAS_TIMESTAMP:
-        stamps = columns.column("timestamp").view(pa.int64()).to_numpy().tolist()
+        column = columns.column("timestamp")
+        stamps = _integers(column.buffers()[1], "q", column.offset, count)
     keys = binary_values(columns.column("key")) if attributes & HAS_KEY else repeat(None)
     values = binary_values(columns.column("value"))
     headers = _headers(columns.column("headers")) if attributes & HAS_HEADERS else repeat(())
@@ -59,15 +61,24 @@ def binary_values(array: pa.Array) -> list[bytes | None]:
     """The values of a binary array."""
     count = len(array)
     validity, offset_bytes, data_bytes = array.buffers()
-    offsets = np.frombuffer(offset_bytes, np.int32, count + 1, array.offset * 4)
-    start = int(offsets[0])
-    bounds = (offsets - start).tolist()
-    data = b"" if data_bytes is None else data_bytes.slice(start, bounds[-1]).to_pybytes()
+    bounds = _integers(offset_bytes, "i", array.offset, count + 1)
+    start, end = bounds[0], bounds[-1]
+    if start:
+        bounds = [offset - start for offset in bounds]
+    data = b"" if data_bytes is None else data_bytes.slice(start, end - start).to_pybytes()
     values: list[bytes | None] = [data[a:b] for a, b in zip(bounds, bounds[1:])]  # noqa: B905
     if validity is not None and array.null_count:
         for index in np.flatnonzero(np.asarray(array.is_null())).tolist():
             values[index] = None
     return values
+
+
+def _integers(buffer: pa.Buffer, kind: str, offset: int, count: int) -> list[int]:
+    """`count` integers of a buffer. numpy takes 2 us to begin and then a third of the time for each."""
+    size = 8 if kind == "q" else 4
+    if count < 200:
+        return list(struct.unpack_from(f"<{count}{kind}", buffer, offset * size))
+    return np.frombuffer(buffer, f"<i{size}", count, offset * size).tolist()
 
 
 def _headers(array: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:

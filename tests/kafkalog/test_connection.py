@@ -261,9 +261,9 @@ def test_the_first_of_several_addresses_may_be_dead(cluster: LocalCluster) -> No
 
 def test_when_all_addresses_are_dead_each_is_named() -> None:
     first, second = closed_port(), closed_port()
-    with Admin(f"127.0.0.1:{first},127.0.0.1:{second}", bootstrap_timeout_ms=0) as admin:
-        with pytest.raises(BrokerUnreachable) as raised:
-            admin.topics()
+    admin = Admin(f"127.0.0.1:{first},127.0.0.1:{second}", bootstrap_timeout_ms=0)
+    with admin, pytest.raises(BrokerUnreachable) as raised:
+        admin.topics()
     assert str(raised.value) == (
         f"no broker reachable at 127.0.0.1:{first}, 127.0.0.1:{second}: connection refused; connection refused"
     )

@@ -16,6 +16,7 @@ from kafkalog.zk import paths, registry
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
+from tests.kafkalog.zk.expiry import expire
 
 
 def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
@@ -142,18 +143,11 @@ def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(tmp_path: Pa
         server.stop()
 
 
-def test_a_broker_whose_session_was_lost_registers_again(
-    start_broker: StartBroker, zookeeper: EmbeddedZooKeeper, chroot: str
-) -> None:
-    from kazoo.client import KazooClient
-
+def test_a_broker_whose_session_was_lost_registers_again(start_broker: StartBroker, chroot: str) -> None:
     broker = start_broker()
     catalog = broker.broker.catalog
     epoch = catalog.brokers[0].epoch
-    twin = KazooClient(hosts=zookeeper.connect, client_id=catalog.session._client.client_id)
-    twin.start(timeout=30)
-    twin.stop()
-    twin.close()
+    expire(catalog.session)
     until(broker, lambda: 0 in catalog.brokers and catalog.brokers[0].epoch > epoch)
     other = ZooKeeperSession(chroot)
     other.start()

@@ -19,7 +19,7 @@ from kafkalog.errors import Closed, OffsetOutOfRange, OutOfOrderSequence, StaleP
 from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, read_batches, topic, values_of
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 50
 
 
 class CountingDisk(Disk):
@@ -54,7 +54,7 @@ def disk() -> CountingDisk:
 
 @pytest.fixture
 def directory(tmp_path: Path, disk: CountingDisk, clock: ManualClock) -> Iterator[LogDirectory]:
-    opened = LogDirectory(tmp_path / "data", disk=disk, clock=clock)
+    opened = LogDirectory(tmp_path / "data", disk=disk, clock=clock, check_interval_ms=3_600_000)
     yield opened
     opened.close()
 

@@ -1,4 +1,4 @@
-"""A TCP proxy before a broker's data port that cuts connections and holds answers back, and a Cluster that goes through it."""
+"""A TCP proxy before a broker's data port that cuts connections and holds answers back, and a Cluster behind it."""
 
 from __future__ import annotations
 

@@ -462,9 +462,13 @@ def test_a_full_buffer_is_told_after_max_block_ms(cluster: LocalCluster, made: s
     ):
         producer.send(made, b"first", partition=0).result(30)
         proxy.hold_answers()
-        with pytest.raises(BufferExhausted, match=r"buffer\.memory of 20000 bytes stayed full for max\.block\.ms"):
+
+        def fill() -> None:
             for _ in range(1000):
                 producer.send(made, b"x" * 1000, partition=0)
+
+        with pytest.raises(BufferExhausted, match=r"buffer\.memory of 20000 bytes stayed full for max\.block\.ms"):
+            fill()
         proxy.cut()
         producer.flush(30)
         producer.send(made, b"last", partition=0)
@@ -489,7 +493,7 @@ def test_closing_from_another_thread_ends_a_send_that_waits(cluster: LocalCluste
         sender.start()
         while not producer._outbox._blocked:
             threading.Event().wait(0.001)
-        with pytest.raises(RequestTimedOut, match="a flush at .* did not answer within 100 ms"):
+        with pytest.raises(RequestTimedOut, match=r"a flush at .* did not answer within 100 ms"):
             producer.close(timeout=0.1)
         sender.join(30)
         assert [str(error) for error in ended] == ["this producer is closed"]

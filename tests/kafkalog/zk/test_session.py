@@ -24,6 +24,7 @@ from kafkalog.zk.session import (
     ZooKeeperSession,
     parse_connect,
 )
+from tests.kafkalog.zk.expiry import expire
 
 
 @pytest.mark.parametrize(
@@ -161,17 +162,11 @@ def test_calls_fail_in_bounded_time_while_it_is_away_and_work_when_it_is_back(tm
         server.stop()
 
 
-def test_a_lost_session_is_told_as_such(zookeeper: EmbeddedZooKeeper, session: ZooKeeperSession) -> None:
-    from kazoo.client import KazooClient
-
+def test_a_lost_session_is_told_as_such(session: ZooKeeperSession) -> None:
     states: queue.Queue[tuple[bool, bool]] = queue.Queue()
     session.on_state(lambda connected, is_new: states.put((connected, is_new)))
     session.create("/mine", ephemeral=True)
-    # ZooKeeper's own way to make a session expire: another client takes it over by id and password, and closes it.
-    twin = KazooClient(hosts=zookeeper.connect, client_id=session._client.client_id)
-    twin.start(timeout=30)
-    twin.stop()
-    twin.close()
+    expire(session)
     seen = [states.get(timeout=30)]
     while seen[-1] != (True, True):
         seen.append(states.get(timeout=30))
