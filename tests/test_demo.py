@@ -15,6 +15,7 @@ from broker.local import LocalCluster
 from examples import demo
 from kafkalog import Consumer, TopicPartition
 
+pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 FLIGHTS = 336_776
 
 

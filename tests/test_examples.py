@@ -18,6 +18,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 EXAMPLES = ROOT / "examples"
 
 

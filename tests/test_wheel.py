@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
 JOB = """
