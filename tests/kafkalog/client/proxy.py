@@ -45,10 +45,13 @@ class Proxy:
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        greeted = False  # a hello that is held back would keep a client from ever sending
         try:
             while data := source.recv(65536):
                 if answers:
-                    self._open.wait()
+                    if greeted:
+                        self._open.wait()
+                    greeted = True
                 else:
                     self.upstream_bytes += len(data)
                     if self.cut_at is not None and self.upstream_bytes >= self.cut_at:
@@ -69,7 +72,7 @@ class Proxy:
         self.cut_at = self.upstream_bytes + count
 
     def hold_answers(self) -> None:
-        """What goes to the broker arrives there; nothing comes back."""
+        """What goes to the broker arrives there; nothing but a hello comes back."""
         self._open.clear()
 
     def cut(self) -> None:
