@@ -54,7 +54,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
     python = home / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True, timeout=120)
+    # With the checkout on PYTHONPATH (an earlier test's Spark sets it) pip would take the project for installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*install, "--ignore-installed", str(wheel)], check=True, timeout=120, env=environment)
     [packages] = home.glob("lib/python*/site-packages")
     # Only a path: what is installed editable there (the checkout) is found by .pth files, which are not read from here.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")

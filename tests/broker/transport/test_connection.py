@@ -541,6 +541,8 @@ def test_a_stop_answers_what_was_received_and_what_waits(start_broker: StartBrok
         for number in range(500):
             writer.send(append_frame(number, topic, a_batch()))
         assert writer.reply()[0].correlation_id == 0
+        partition = broker.broker.catalog.leader_of(topic, 0)
+        until(lambda: partition.log.end_offset == 500)  # a fetch beyond the end would not wait
         reader.send(fetch_frame(1, topic, 500, max_wait_ms=30_000))
         wait_until_waiting(broker, topic)
         stopping = threading.Thread(target=broker.stop)
