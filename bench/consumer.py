@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from bench.measure import interleaved, memory_peak_bytes, rate
+from bench.measure import interleaved, throughput
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 
@@ -52,14 +52,4 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
         times = interleaved({"messages": read_messages, "arrow": read_arrow, "objects alone": make_messages})
         counts = {"messages": messages, "arrow": count, "objects alone": messages}
-        peak = max(memory_peak_bytes(broker.pid) for broker in cluster.brokers)
-        for name, taken in times.items():
-            yield {
-                "name": name,
-                "value": round(rate(counts[name], taken)),
-                "unit": "records/s",
-                "records": counts[name],
-                "record_bytes": RECORD_BYTES,
-                "seconds": [round(t, 4) for t in taken],
-                "broker_memory_peak_mb": round(peak / 1e6, 1),
-            }
+        yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])

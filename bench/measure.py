@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -44,3 +44,20 @@ def memory_peak_bytes(pid: int) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     raise ValueError(f"process {pid} reports no VmHWM")
+
+
+def throughput(
+    times: Mapping[str, list[float]], counts: Mapping[str, int], record_bytes: int, broker_pids: Sequence[int]
+) -> Iterator[dict[str, object]]:
+    """A figure for each candidate: its records a second, and the brokers' peak memory through all of them."""
+    peak = max(map(memory_peak_bytes, broker_pids))
+    for name, taken in times.items():
+        yield {
+            "name": name,
+            "value": round(rate(counts[name], taken)),
+            "unit": "records/s",
+            "records": counts[name],
+            "record_bytes": record_bytes,
+            "seconds": [round(t, 4) for t in taken],
+            "broker_memory_peak_mb": round(peak / 1e6, 1),
+        }

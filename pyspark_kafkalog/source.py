@@ -286,6 +286,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         latest = position
         for _ in range(_IDLE_CHECKS):
+            # Spark ends this process to stop the query, so nothing has to be able to wake it.
             time.sleep(_IDLE_WAIT_S / _IDLE_CHECKS)
             latest = self._latest_from(position)
             if latest != position:
@@ -330,7 +331,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._latest_checked(position)
             except DataLost as error:
                 log.warning("data_loss_suspected", reason=str(error))
-                time.sleep(pause)
+                time.sleep(pause)  # for a broker's watch to fire elsewhere: nothing here is told of it
         return self._latest_checked(position)
 
     def _latest_checked(self, position: PartitionOffsets) -> PartitionOffsets:
