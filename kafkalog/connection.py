@@ -32,6 +32,7 @@ from kafkalog.wire.frames import (
     error_from_wire,
     hello,
 )
+from kafkalog.wire.sockets import tune
 
 if TYPE_CHECKING:
     import grpc
@@ -270,7 +271,11 @@ def _connect(host: str, port: int, timeout_ms: int) -> socket.socket:
         raise BrokerUnreachable(address=address, reason=f"it did not accept within {timeout_ms} ms") from None
     except (OSError, UnicodeError) as error:
         raise BrokerUnreachable(address=address, reason=_plain(error)) from None
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        tune(connected)
+    except OSError as error:  # reset before we came to it
+        connected.close()
+        raise BrokerUnreachable(address=address, reason=_plain(error)) from None
     return connected
 
 

@@ -141,8 +141,7 @@ def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange)
 
     cluster = connected(options)
     partition, start, end = planned.range
-    known = cluster.topic(partition.topic)
-    if partition.partition >= len(known.partitions) or planned.topic_id not in (None, known.topic_id):
+    if planned.topic_id not in (None, cluster.topic(partition.topic).topic_id):
         cluster.describe_topics([partition.topic])  # this worker's view is older than the driver's
     if start == EARLIEST:
         start = offsets_at(cluster, {partition: EARLIEST})[partition]

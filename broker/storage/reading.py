@@ -61,6 +61,10 @@ class Reader:
                 return FileSlice(self._disk, None, segment.base_offset, 0, 0)
             limit = segment.slice_end(position, limit)
             slice_length = max(length, min(max_bytes, limit - position))
+            if slice_length < limit - position:  # end where a batch starts: readers discard one that is cut
+                (last, _), _ = segment.index.around(position + slice_length)
+                if last > position:
+                    slice_length = max(length, last - position)
             return FileSlice(self._disk, file, segment.base_offset, position, slice_length)
         except BaseException:
             file.release()

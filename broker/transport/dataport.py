@@ -6,6 +6,7 @@ has received whole.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -23,6 +24,7 @@ from kafkalog.errors import AddressInUse, TooManyConnections
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
+from kafkalog.wire.sockets import tune
 
 log = get_logger(__name__)
 
@@ -117,21 +119,39 @@ class DataPort:
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
+        waiting: tuple[socket.socket, str] | None = None  # accepted, and no descriptor left for what it needs beside
         while not self._stopping:
-            poller.poll(_RETRY_ACCEPT_MS if self._refused else None)
+            if waiting is None:
+                poller.poll(_RETRY_ACCEPT_MS if self._refused else None)
             self._let_refused_go()
             while not self._stopping:
                 try:
-                    accepted, address = self._listener.accept()
-                except BlockingIOError:
-                    break
+                    if waiting is None:
+                        waiting = self._accept()
+                    if waiting is not None:
+                        self._admit(*waiting)
                 except OSError as error:  # out of file descriptors or memory: the connections there are go on
                     log.warning("accept_failed", reason=error.strerror)
                     self._wait_to_retry()
                     break
-                self._admit(accepted, f"{address[0]}:{address[1]}")
+                if waiting is None:
+                    break
+                waiting = None
         for refused, _ in self._refused:
             refused.close()
+        if waiting is not None:
+            waiting[0].close()
+
+    def _accept(self) -> tuple[socket.socket, str] | None:
+        """A new connection and who it is from; None if nobody is there."""
+        try:
+            accepted, address = self._listener.accept()
+        except BlockingIOError:
+            return None
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):  # gone again already: its connection finds out
+            tune(accepted)
+        return accepted, f"{address[0]}:{address[1]}"
 
     def _wait_to_retry(self) -> None:
         poller = select.poll()
@@ -139,28 +159,22 @@ class DataPort:
         poller.poll(_RETRY_ACCEPT_MS)
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        accepted.setblocking(False)
+        """Serve a connection, or tell it that there are too many. Raises OSError if no descriptor is left for it."""
         with self._lock:
             full = len(self._connections) >= self._settings.max_connections
         if full:
             self._refuse(accepted, peer)
             return
-        try:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(
-                accepted,
-                peer,
-                self._catalog,
-                self._settings,
-                self._clock,
-                self._budgets,
-                self._turns,
-                self._connection_ended,
-            )
-        except OSError as error:
-            log.warning("accept_failed", reason=error.strerror)
-            accepted.close()
-            return
+        connection = Connection(
+            accepted,
+            peer,
+            self._catalog,
+            self._settings,
+            self._clock,
+            self._budgets,
+            self._turns,
+            self._connection_ended,
+        )
         with self._lock:
             self._connections.add(connection)
         try:

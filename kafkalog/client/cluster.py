@@ -340,6 +340,8 @@ class Cluster:
             UnknownTopic, UnknownPartition, LeaderNotAvailable.
         """
         topic = self.topic(partition.topic)
+        if partition.partition >= len(topic.partitions):  # perhaps it was added since
+            [topic] = self.describe_topics([partition.topic])
         if topic_id is not None and topic.topic_id != topic_id:
             raise UnknownTopicId(topic_id=topic_id.hex())
         return topic, self.leader(topic, partition.partition)

@@ -203,6 +203,17 @@ def test_read_is_one_segment_and_its_hint_leads_on(directory: LogDirectory) -> N
     assert got == [b"%020d" % offset for offset in range(50)]
 
 
+def test_read_ends_where_a_batch_starts_for_readers_discard_one_that_is_cut(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(segment_bytes=1 << 20))
+    for first in range(0, 40, 4):
+        log.append([numbered(first, 4, size=200)])
+    with log.read(4, 1 << 20) as rest:
+        batch_length = rest.length // 9
+    for max_bytes in (1, batch_length, 3 * batch_length - 1, 3 * batch_length):
+        with log.read(4, max_bytes) as found:
+            assert found.length == max(batch_length, max_bytes // batch_length * batch_length)
+
+
 def test_offset_outside_is_refused_with_the_limits(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 10)

@@ -26,8 +26,9 @@ def test_a_port_in_use_is_refused_by_name() -> None:
     listen("127.0.0.1", port).close()
 
 
+@pytest.mark.parametrize("left", [0, 1], ids=["none_left", "one_left_for_the_socket_alone"])
 def test_without_descriptors_the_connections_there_are_go_on_and_new_ones_wait(
-    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
     topic = broker.new_topic()
     batch = a_batch()  # made before, for pyarrow imports pandas at the first one
@@ -43,6 +44,8 @@ def test_without_descriptors_the_connections_there_are_go_on_and_new_ones_wait(
                 with contextlib.suppress(OSError):
                     while True:
                         fillers.append(os.dup(0))
+                for _ in range(left):
+                    os.close(fillers.pop())
                 sock.settimeout(30)
                 sock.connect(("127.0.0.1", broker.broker.data_port))
                 sock.sendall(frames.hello())

@@ -117,6 +117,17 @@ def test_offsets_are_listed(cluster: LocalCluster, admin: Admin, topic: str) -> 
     assert admin.list_offsets({}) == {}
 
 
+def test_a_partition_that_another_client_added_is_found(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Admin(cluster.bootstrap_servers) as other:
+        assert other.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset == 0
+        admin.alter_topic(topic, partitions=3)
+        added = TopicPartition(topic, 2)
+        assert other.list_offsets({added: "latest"})[added].offset == 0
+        with pytest.raises(UnknownPartition, match="has no partition 3; it has 3"):
+            other.list_offsets({TopicPartition(topic, 3): "latest"})
+
+
 def test_a_cluster_may_be_shared(cluster: LocalCluster, topic: str) -> None:
     shared = Cluster(cluster.bootstrap_servers)
     with Admin(shared) as admin:
