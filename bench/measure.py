@@ -13,17 +13,23 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], runs: int = 5) -> dict[str, list[float]]:
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], runs: int = 5, before: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
     """Seconds of each run of each candidate, A B A B ..., after one run of each that is not counted.
 
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
+
+    Args:
+        before: called before every run, its time not counted.
     """
-    for function in candidates.values():
-        function()
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(runs):
+    for run in range(runs + 1):
         for name, function in candidates.items():
-            times[name].append(seconds(function))
+            before()
+            taken = seconds(function)
+            if run:
+                times[name].append(taken)
     return times
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from time import time_ns
 
 import pyarrow as pa
 
 from bench.measure import interleaved, throughput
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
+from kafkalog.client.delivery import Delivery
 
+TOPIC = "producer"
 RECORD_BYTES = 200
 PARTITIONS = 4
 
@@ -19,30 +22,63 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
     rows = pa.record_batch([pa.array(values, pa.binary())], names=["value"])
     at_fifty, at_one, as_arrow = (max(1000, int(n * scale)) for n in (1_000_000, 100_000, 5_000_000))
-    with LocalCluster(brokers=1) as cluster:
-        with Admin(cluster.bootstrap_servers) as admin:
-            admin.create_topic("producer", partitions=PARTITIONS, config={"retention.bytes": str(1 << 28)})
+    counts = {"send, batches of 50": at_fifty, "send, batches of 1": at_one, "send_arrow": as_arrow}
+    with LocalCluster(brokers=1) as cluster, Admin(cluster.bootstrap_servers) as admin:
 
-        def send(count: int, batch_records: int) -> None:
+        def send(batch_records: int) -> None:
+            count = counts[f"send, batches of {batch_records}"]
             with Producer(cluster.bootstrap_servers, acks=1, batch_records=batch_records) as producer:
                 send_one = producer.send
                 for start in range(0, count, len(values)):
                     for value in values[: count - start]:
-                        send_one("producer", value)
+                        send_one(TOPIC, value)
                 producer.flush()
 
         def send_arrow() -> None:
             with Producer(cluster.bootstrap_servers, acks=1) as producer:
-                deliveries = [producer.send_arrow("producer", rows) for _ in range(0, as_arrow, len(values))]
+                deliveries = [producer.send_arrow(TOPIC, rows) for _ in range(0, as_arrow, len(values))]
                 for delivery in deliveries:
                     delivery.result()
 
+        def fresh_topic() -> None:
+            """Each run has a topic of its own: what is deleted at once needs no writing back, which the next run would
+            wait for."""
+            if TOPIC in {topic.name for topic in admin.topics()}:
+                admin.delete_topic(TOPIC)
+            admin.create_topic(TOPIC, partitions=PARTITIONS)
+
         times = interleaved(
             {
-                "send, batches of 50": lambda: send(at_fifty, 50),
-                "send, batches of 1": lambda: send(at_one, 1),
+                "send, batches of 50": lambda: send(50),
+                "send, batches of 1": lambda: send(1),
                 "send_arrow": send_arrow,
-            }
+                "calls alone": lambda: _calls_alone(values, at_fifty),
+            },
+            before=fresh_topic,
         )
-        counts = {"send, batches of 50": at_fifty, "send, batches of 1": at_one, "send_arrow": as_arrow}
+        counts["calls alone"] = at_fifty
         yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])
+
+
+def _calls_alone(values: list[bytes], count: int) -> None:
+    """The least that a `send` in Python can do: one call a record, that keeps the record, its time and a handle. Tells
+    how fast the machine is just then: at best 2.5 million a second on the machine of the README's figures."""
+    kept = _Kept()
+    for start in range(0, count, len(values)):
+        kept.values, kept.timestamps_us = [], []
+        keep = kept.keep
+        for value in values[: count - start]:
+            keep(TOPIC, value)
+
+
+class _Kept:
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+        self.timestamps_us: list[int] = []
+
+    def keep(self, topic: str, value: bytes) -> Delivery:
+        delivery = Delivery()
+        delivery.index = len(self.values)
+        self.values.append(value)
+        self.timestamps_us.append(time_ns() // 1000)
+        return delivery
