@@ -6,6 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kafkalog import Admin
+
 
 def seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
@@ -14,23 +16,34 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], runs: int = 5, before: Callable[[], object] = lambda: None
+    candidates: Mapping[str, Callable[[], object]],
+    runs: int = 5,
+    warmups: int = 1,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each run of each candidate, A B A B ..., after one run of each that is not counted.
+    """Seconds of each run of each candidate, A B A B ..., after some runs of each that are not counted.
 
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
 
     Args:
+        warmups: how many are not counted; with Spark three, for its first runs are those in which Java compiles.
         before: called before every run, its time not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for run in range(runs + 1):
+    for run in range(-warmups, runs):
         for name, function in candidates.items():
             before()
             taken = seconds(function)
-            if run:
+            if run >= 0:
                 times[name].append(taken)
     return times
+
+
+def fresh_topic(admin: Admin, name: str, partitions: int) -> None:
+    """Make a topic anew, for one run: what is deleted soon needs no writing back, which the next run would wait for."""
+    if name in {topic.name for topic in admin.topics()}:
+        admin.delete_topic(name)
+    admin.create_topic(name, partitions=partitions)
 
 
 def rate(count: int, times: list[float]) -> float:

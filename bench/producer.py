@@ -8,7 +8,7 @@ from time import time_ns
 
 import pyarrow as pa
 
-from bench.measure import interleaved, throughput
+from bench.measure import fresh_topic, interleaved, throughput
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 from kafkalog.client.delivery import Delivery
@@ -40,13 +40,6 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 for delivery in deliveries:
                     delivery.result()
 
-        def fresh_topic() -> None:
-            """Each run has a topic of its own: what is deleted at once needs no writing back, which the next run would
-            wait for."""
-            if TOPIC in {topic.name for topic in admin.topics()}:
-                admin.delete_topic(TOPIC)
-            admin.create_topic(TOPIC, partitions=PARTITIONS)
-
         times = interleaved(
             {
                 "send, batches of 50": lambda: send(50),
@@ -54,7 +47,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 "send_arrow": send_arrow,
                 "calls alone": lambda: _calls_alone(values, at_fifty),
             },
-            before=fresh_topic,
+            before=lambda: fresh_topic(admin, TOPIC, PARTITIONS),
         )
         counts["calls alone"] = at_fifty
         yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrameReader, SparkSession
 
 from bench.measure import interleaved, rate, ratio
-from bench.spark_session import spark_session
+from bench.spark_session import RUNS, WARMUPS, spark_session
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 
@@ -48,7 +48,9 @@ def _figures(
         .option("bytes", RECORD_BYTES)
         .option("partitions", PARTITIONS)
     )
-    times = interleaved({"kafkalog": _to_noop(ours, schema), "memory": _to_noop(memory, schema)})
+    times = interleaved(
+        {"kafkalog": _to_noop(ours, schema), "memory": _to_noop(memory, schema)}, runs=RUNS, warmups=WARMUPS
+    )
     yield {
         "name": f"Spark batch read, {name}",
         "value": round(rate(count, times["kafkalog"])),

@@ -24,6 +24,8 @@ FULL_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 )
 BATCH_ROWS = 10_000
+WARMUPS = 3
+RUNS = 7
 
 
 @contextmanager

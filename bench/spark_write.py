@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from pyspark.sql import DataFrame
 
-from bench.measure import interleaved, rate, ratio
-from bench.spark_session import spark_session
+from bench.measure import fresh_topic, interleaved, rate, ratio
+from bench.spark_session import RUNS, WARMUPS, spark_session
 from broker.local import LocalCluster
 from kafkalog import Admin
 
@@ -18,11 +18,13 @@ PARTITIONS = 4
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     count = max(40_000, int(5_000_000 * scale))
     with LocalCluster() as cluster, Admin(cluster.bootstrap_servers) as admin, spark_session() as spark:
-        admin.create_topic("written", partitions=PARTITIONS)
         rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
         into_topic = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "written"}
         times = interleaved(
-            {"kafkalog": _save(rows, "kafkalog", into_topic), "discarded": _save(rows, "memory_benchmark", {})}
+            {"kafkalog": _save(rows, "kafkalog", into_topic), "discarded": _save(rows, "memory_benchmark", {})},
+            runs=RUNS,
+            warmups=WARMUPS,
+            before=lambda: fresh_topic(admin, "written", PARTITIONS),
         )
     yield {
         "name": "Spark batch write",
