@@ -49,7 +49,7 @@ PRODUCER_SETTINGS = Table(
                 "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it."),
         Setting("linger.ms", int, 5, at_least(0),
                 "How long a batch waits for more records. Larger: bigger batches, later delivery."),
-        Setting("batch.size", int, 1_000_000, between(1, 1 << 30),
+        Setting("batch.size", int, 2_500_000, between(1, 1 << 30),
                 "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too."),
         Setting("batch.records", int, 10_000, at_least(1), "Records at which a batch is sent without lingering."),
         Setting("compression.type", str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed."),
