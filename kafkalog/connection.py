@@ -1,7 +1,7 @@
 """One broker seen from a client: its gRPC service and its data port. What fails becomes an error of `errors.py` here.
 
 A connection belongs to the process that made it: a forked child must leave it alone (`abandon`), and code that may run
-after a fork registers with `after_fork`. Nothing connects at import. Knows no topics, retries or caches.
+around a fork registers with `heed_forks`. Nothing connects at import. Knows no topics, retries or caches.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -41,6 +42,7 @@ _PIECES_MAX = 1024  # IOV_MAX
 _BUFFER_SIZE = 64 * 1024
 BODY_LENGTH_MAX = (1 << 31) - 1
 _RPC_MESSAGE_MAX = 64 << 20
+_CHANNEL_END_SECONDS = 0.02  # gRPC lets go of a closed channel in a thread of its own, and does not say when
 _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 24-bit length is small
 
 
@@ -301,6 +303,8 @@ class ControlConnection:
         self._connect_timeout_ms = connect_timeout_ms
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}
+        self._lock = threading.Lock()  # guards _channel, _methods, _calls
+        self._calls = 0
 
     def connect(self) -> broker_pb2.ClusterDescription:
         """Connect, and ask who the cluster is.
@@ -309,32 +313,16 @@ class ControlConnection:
             BrokerUnreachable: nothing answers there in time.
             ProtocolError: what answers there is no broker's gRPC service.
         """
-        import grpc
-
         started = time.monotonic()
         # A refused or silent address is told by a plain connect, at once and in plain words; gRPC would try again.
         _connect(self._host, self._port, self._connect_timeout_ms).close()
         self.close()
-        self._channel = grpc.insecure_channel(
-            self.address,
-            options=[
-                ("grpc.max_receive_message_length", _RPC_MESSAGE_MAX),
-                ("grpc.max_send_message_length", _RPC_MESSAGE_MAX),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_retries", 0),
-            ],
-        )
         left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
         try:
             return self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
             self.close()
             raise self._diagnosis(error) from None
-
-    @property
-    def is_open(self) -> bool:
-        return self._channel is not None
 
     def call(self, method: str, request: Any, timeout_ms: int) -> Any:
         """One call of the service.
@@ -345,15 +333,23 @@ class ControlConnection:
         """
         import grpc
 
+        with self._lock:
+            callable = self._method(method)
+            self._calls += 1
         try:
-            return self._method(method)(request, timeout=timeout_ms / 1000)
+            return callable(request, timeout=timeout_ms / 1000)
         except grpc.RpcError as error:
             raise self._translated(method, error, timeout_ms) from None
+        finally:
+            with self._lock:
+                self._calls -= 1
 
     def _method(self, name: str) -> Any:
+        """Lock held: a method of the service, on a channel that is opened if there is none (any more)."""
         known = self._methods.get(name)
         if known is None:
-            assert self._channel is not None, "connect first"
+            if self._channel is None:
+                self._channel = self._new_channel()
             described = broker_pb2.DESCRIPTOR.services_by_name["Broker"].methods_by_name[name]
             request, reply = (
                 getattr(_MODULES[kind.file.name], kind.name) for kind in (described.input_type, described.output_type)
@@ -364,6 +360,18 @@ class ControlConnection:
                 response_deserializer=reply.FromString,
             )
         return known
+
+    def _new_channel(self) -> grpc.Channel:
+        import grpc
+
+        options = [
+            ("grpc.max_receive_message_length", _RPC_MESSAGE_MAX),
+            ("grpc.max_send_message_length", _RPC_MESSAGE_MAX),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+        ]
+        return grpc.insecure_channel(self.address, options)
 
     def _translated(self, method: str, error: grpc.RpcError, timeout_ms: int) -> KafkalogError:
         import grpc
@@ -409,9 +417,29 @@ class ControlConnection:
         return BrokerUnreachable(address=self.address, reason=reason)
 
     def close(self) -> None:
+        with self._lock:
+            self._close_channel()
+
+    def _close_channel(self) -> None:
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             channel.close()
+
+    def before_fork(self) -> bool:
+        """Close the channel, unless a call is under way; the next call opens another. Returns whether there was one.
+
+        With a channel open, gRPC's fork handlers abort one child in twenty that is to run another program, as when
+        PySpark starts Java (`subprocess` with a preexec_fn).
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._channel is None or self._calls:
+                return False
+            self._close_channel()
+            return True
+        finally:
+            self._lock.release()
 
     def abandon(self) -> None:
         """Let go of it in a forked child; the channel's threads are not there, so it is neither used nor closed."""
@@ -437,12 +465,30 @@ def _answers_as_grpc(host: str, port: int) -> bool:
 
 # --- forks ---------------------------------------------------------------------------------------------------------
 
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+class ForkHeeding(Protocol):
+    """What lives through forks."""
+
+    def before_fork(self) -> bool:
+        """In the parent, in the thread that forks, which others may hold locks in. Returns whether a gRPC channel was
+        closed for it."""
+
+    def after_fork_in_child(self) -> None:
+        """In the child, where only the thread that forked goes on."""
 
 
-def after_fork(owner: Any) -> None:
-    """Have `owner.after_fork_in_child()` called in every forked child, for as long as the owner lives."""
+_owners: weakref.WeakSet[ForkHeeding] = weakref.WeakSet()
+
+
+def heed_forks(owner: ForkHeeding) -> None:
+    """Have its methods called at every fork, for as long as it lives."""
     _owners.add(owner)
+
+
+def _before() -> None:
+    closed = [owner.before_fork() for owner in list(_owners)]
+    if any(closed):
+        time.sleep(_CHANNEL_END_SECONDS)
 
 
 def _in_child() -> None:
@@ -450,4 +496,4 @@ def _in_child() -> None:
         owner.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
-from kafkalog.connection import ControlConnection, DataConnection, after_fork, format_address
+from kafkalog.connection import ControlConnection, DataConnection, format_address, heed_forks
 from kafkalog.errors import (
     BrokerStopping,
     BrokerUnreachable,
@@ -130,7 +130,7 @@ class Cluster:
         self._idle: dict[int, list[DataConnection]] = {}
         self._ever_answered = False
         self._stopped = threading.Event()
-        after_fork(self)
+        heed_forks(self)
 
     @property
     def address(self) -> str:
@@ -396,6 +396,10 @@ class Cluster:
         for connections in idle.values():
             for data in connections:
                 data.close()
+
+    def before_fork(self) -> bool:
+        closed = [control.before_fork() for control in list(self._control.values())]
+        return any(closed)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()

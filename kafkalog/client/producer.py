@@ -4,13 +4,15 @@
 lingered; a link for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
 outbox (`outbox.py`), the rules of retries in the queues (`batcher.py`).
 
-`send` is lean where it counts: about 1 us a record, one tuple for the handle and no other object.
+`send` is lean where it counts: about 1 us a record, and no object made but the handle.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from time import time_ns
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.client.sender import BrokerLink
-from kafkalog.connection import after_fork
+from kafkalog.connection import heed_forks
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -34,12 +36,15 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
+from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import error_from_wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = get_logger(__name__)
 
 _ACKS = {"0": 0, "1": 1, "all": -1}
 _RECORD_SIZE = 12 + RECORD_COST  # of a record beside its value: timestamp, offset of the value; and its objects
@@ -51,6 +56,7 @@ _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
 _RESERVATION = 16 * 1024
+_EXIT_SECONDS = 10.0  # for what is not acknowledged when the interpreter ends
 
 
 class _Route:
@@ -73,6 +79,8 @@ class _Route:
 
 class Producer:
     """Sends records to topics. Thread-safe; a context manager, which flushes and closes at its end.
+
+    One that is never closed is flushed when the interpreter ends, for 10 seconds at most; a kill loses what lingers.
 
     With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
     With acks=0 a record counts as delivered once it is handed to the socket, and may be lost unnoticed.
@@ -122,7 +130,8 @@ class Producer:
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
             self._check_acks_all()
-        after_fork(self)
+        heed_forks(self)
+        _open.add(self)
 
     def __enter__(self) -> Producer:
         return self
@@ -323,6 +332,7 @@ class Producer:
         self._outbox.give_up([(batch, Closed(what="producer")) for batch in left])
         if self._owns_cluster:
             self._cluster.close()
+        _open.discard(self)
 
     # --- filling batches, lock held
 
@@ -515,6 +525,9 @@ class Producer:
             if each.HasField("error"):
                 raise error_from_wire(each.error)
 
+    def before_fork(self) -> bool:
+        return False  # its cluster has the channels
+
     def after_fork_in_child(self) -> None:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
         self._outbox.renew_locks()
@@ -523,6 +536,21 @@ class Producer:
         self._outbox.closed = Closed(what="producer, made before a fork (make one in the child),")
         for link in self._links.values():
             link.abandon()
+
+
+_open: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _close_forgotten() -> None:
+    """At the interpreter's exit: what lingers in producers that nobody closed is still sent."""
+    for producer in list(_open):
+        try:
+            producer.close(_EXIT_SECONDS)
+        except KafkalogError as error:
+            log.warning("producer_not_flushed", reason=str(error))
+
+
+atexit.register(_close_forgotten)
 
 
 def _as_bytes(what: str, data: object) -> bytes:

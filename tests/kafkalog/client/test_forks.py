@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -99,3 +100,11 @@ def test_a_producer_of_the_parent_refuses_in_the_child_and_goes_on_in_the_parent
 
         in_child(send)
         assert producer.send(topic, b"last").result(30).offset == 2
+
+
+def test_programs_start_beside_an_open_channel(cluster: LocalCluster) -> None:
+    """With a preexec_fn, as PySpark starts Java: gRPC aborted one child in twenty while a channel was open."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        for _ in range(60):
+            admin.topics()
+            assert subprocess.run(["true"], preexec_fn=int, timeout=60).returncode == 0

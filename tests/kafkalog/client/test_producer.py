@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -515,3 +517,18 @@ def test_a_flush_that_takes_too_long_is_told(cluster: LocalCluster, made: str) -
             delivery.result(timeout=0.05)
         proxy.cut()
         assert delivery.result(30).offset >= 0
+
+
+def test_what_lingers_in_a_producer_that_nobody_closed_is_sent_at_exit(
+    cluster: LocalCluster, admin: Admin, made: str
+) -> None:
+    program = f"""
+from kafkalog import Producer
+producer = Producer({cluster.bootstrap_servers!r}, linger_ms=60_000)
+for number in range(100):
+    producer.send({made!r}, b"%d" % number, partition=0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    where = TopicPartition(made, 0)
+    assert admin.list_offsets({where: "latest"})[where].offset == 100
