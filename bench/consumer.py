@@ -50,6 +50,6 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 for offset, value in enumerate(values, start):
                     Message("consumer", 0, offset, 0, None, value)
 
-        times = interleaved({"messages": read_messages, "arrow": read_arrow, "objects alone": make_messages})
+        times = interleaved({"messages": read_messages, "arrow": read_arrow, "objects alone": make_messages}, scale)
         counts = {"messages": messages, "arrow": count, "objects alone": messages}
         yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])

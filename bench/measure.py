@@ -17,6 +17,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 def interleaved(
     candidates: Mapping[str, Callable[[], object]],
+    scale: float,
     runs: int = 5,
     warmups: int = 1,
     before: Callable[[], object] = lambda: None,
@@ -26,9 +27,12 @@ def interleaved(
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
 
     Args:
+        scale: of the whole benchmark; below a tenth one run of each is enough, for its figures mean nothing.
         warmups: how many are not counted; with Spark three, for its first runs are those in which Java compiles.
         before: called before every run, its time not counted.
     """
+    if scale < 0.1:
+        runs, warmups = 1, 0
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for run in range(-warmups, runs):
         for name, function in candidates.items():

@@ -47,6 +47,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 "send_arrow": send_arrow,
                 "calls alone": lambda: _calls_alone(values, at_fifty),
             },
+            scale,
             before=lambda: fresh_topic(admin, TOPIC, PARTITIONS),
         )
         counts["calls alone"] = at_fifty

@@ -24,7 +24,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         fill(cluster.bootstrap_servers, "read", count)
         with spark_session() as spark:
             for name, schema in (("full schema", None), ("value only", "value binary")):
-                yield from _figures(name, spark, cluster.bootstrap_servers, count, schema)
+                yield from _figures(name, spark, cluster.bootstrap_servers, count, schema, scale)
 
 
 def fill(bootstrap_servers: str, topic: str, count: int) -> None:
@@ -39,7 +39,7 @@ def fill(bootstrap_servers: str, topic: str, count: int) -> None:
 
 
 def _figures(
-    name: str, spark: SparkSession, servers: str, count: int, schema: str | None
+    name: str, spark: SparkSession, servers: str, count: int, schema: str | None, scale: float
 ) -> Iterator[dict[str, object]]:
     ours = spark.read.format("kafkalog").option("kafkalog.bootstrap.servers", servers).option("subscribe", "read")
     memory = (
@@ -49,7 +49,7 @@ def _figures(
         .option("partitions", PARTITIONS)
     )
     times = interleaved(
-        {"kafkalog": _to_noop(ours, schema), "memory": _to_noop(memory, schema)}, runs=RUNS, warmups=WARMUPS
+        {"kafkalog": _to_noop(ours, schema), "memory": _to_noop(memory, schema)}, scale, runs=RUNS, warmups=WARMUPS
     )
     yield {
         "name": f"Spark batch read, {name}",

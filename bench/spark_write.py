@@ -22,6 +22,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         into_topic = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "written"}
         times = interleaved(
             {"kafkalog": _save(rows, "kafkalog", into_topic), "discarded": _save(rows, "memory_benchmark", {})},
+            scale,
             runs=RUNS,
             warmups=WARMUPS,
             before=lambda: fresh_topic(admin, "written", PARTITIONS),

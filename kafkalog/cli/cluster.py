@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -88,7 +90,7 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
     from broker.zookeeper import EmbeddedZooKeeper
 
     with ExitStack() as stack:
-        directory = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafkalog-zookeeper-")))
+        directory = data or stack.enter_context(_folder_of_this_process("kafkalog-zookeeper-"))
         stop = stop_on_signals()
         server = EmbeddedZooKeeper(directory, port=port, host=host, durable=data is not None)
         server.start()
@@ -99,3 +101,17 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
         while not stop.wait(1.0):
             if not server.serves():
                 raise ZooKeeperUnreachable(address=server.connect, reason=f"it ended; {server.log_file} says why")
+
+
+@contextmanager
+def _folder_of_this_process(prefix: str) -> Iterator[Path]:
+    """A temporary folder that goes when this process does, killed or not: a child waits for the end of a pipe."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        command = ["sh", "-c", 'cat >/dev/null; rm -rf -- "$0"', folder]
+        sweeper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            yield Path(folder)
+        finally:
+            sweeper.communicate()

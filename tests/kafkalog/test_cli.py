@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -381,6 +382,22 @@ def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
             assert server.wait(60) == 0
         zookeeper.send_signal(signal.SIGINT)
         assert zookeeper.wait(60) == 0
+
+
+def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with running("zookeeper", "--port", str(_free_ports(1))) as zookeeper:
+        assert zookeeper.stdout is not None
+        assert zookeeper.stdout.readline()
+        assert list(tmp_path.glob("kafkalog-zookeeper-*"))
+        zookeeper.kill()
+        zookeeper.wait(60)
+        pause = threading.Event()
+        for _ in range(3000):
+            if not list(tmp_path.glob("kafkalog-zookeeper-*")):
+                return
+            pause.wait(0.01)
+    raise AssertionError("it is still there")
 
 
 def test_a_broker_with_a_wrong_config_is_one_sentence(tmp_path: Path) -> None:

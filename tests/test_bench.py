@@ -1,0 +1,35 @@
+"""The benchmarks run, small, and say what they measured; their figures are looked at elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import BENCHMARKS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmark_runs_small(name: str) -> None:
+    command = [sys.executable, "-m", "bench", name, "--scale", "0.002"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    figures = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert figures
+    for figure in figures:
+        assert figure["benchmark"] == name
+        assert figure["value"] > 0
+        assert figure["command"] == f"./run bench {name}"
+
+
+def test_an_unknown_benchmark_is_named() -> None:
+    command = [sys.executable, "-m", "bench", "spark_raed"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert "there is no benchmark 'spark_raed'" in ran.stderr
