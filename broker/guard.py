@@ -10,7 +10,6 @@ When the guard itself is killed, the brokers see the end of their input and stop
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -19,12 +18,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from broker.config import BROKER_SETTINGS
+from broker.folder_lock import lock_folder
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import BrokerUnreachable, DataDirInUse, InternalError, InvalidRequest, KafkalogError, from_wire
+from kafkalog.errors import BrokerUnreachable, InternalError, InvalidArgument, InvalidRequest, KafkalogError, from_wire
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
@@ -212,7 +212,7 @@ class Guard:
         self._watch = watch
         self._root = Path(plan["root"])
         self._keep_fds = plan["keep_fds"]
-        self._lock = self._lock_root()
+        self._lock = lock_folder(self._root, "cluster.lock")
         self._zookeeper = EmbeddedZooKeeper(
             self._root / "zookeeper",
             port=plan["zookeeper_port"],
@@ -222,21 +222,6 @@ class Guard:
         )
         self._planned = plan["brokers"]
         self._brokers: list[BrokerChild] = []
-
-    def _lock_root(self) -> IO[str]:
-        self._root.mkdir(parents=True, exist_ok=True)
-        lock = (self._root / "cluster.lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            pid = lock.read().strip() or "?"
-            lock.close()
-            raise DataDirInUse(directory=str(self._root), pid=pid) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        return lock
 
     def do(self, command: dict[str, Any]) -> Any:
         """Carry out a command; its result as JSON-able values. Raises KafkalogError."""
@@ -284,6 +269,11 @@ class Guard:
         self._lock.close()
 
 
+def _told(error: KafkalogError) -> dict[str, Any]:
+    code, facts = error.to_wire()
+    return {"error": code, "facts": facts}
+
+
 def main() -> int:
     """Serve the parent, whose pid is the first argument."""
     guard = None
@@ -300,8 +290,10 @@ def main() -> int:
                     break
                 answer = {"result": guard.do(command)}
             except KafkalogError as error:
-                code, facts = error.to_wire()
-                answer = {"error": code, "facts": facts}
+                answer = _told(error)
+            except OSError as error:  # of the folder: read-only, full, a file in its way
+                where = error.filename or command.get("root")
+                answer = _told(InvalidArgument(reason=f"{where}: {error.strerror}"))
             print(json.dumps(answer), flush=True)
             if guard is None:
                 break

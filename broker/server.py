@@ -66,6 +66,7 @@ class Broker:
         self._clock = clock
         self._undo: list[Callable[[], object]] = []  # how to stop what was started, in the order of starting
         self._clean = True
+        self._started = False
         self.grpc_port = 0
         self.data_port = 0
 
@@ -83,6 +84,9 @@ class Broker:
 
     def _start(self) -> None:
         settings = self.settings
+        if settings.grpc_port and settings.grpc_port == settings.data_port:
+            reason = "it is that of grpc.port; a broker needs two ports"
+            raise InvalidSetting(name="data.port", value=settings.data_port, reason=reason)
         rpc = RpcServer(settings.host, settings.grpc_port, settings.broker_id)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
         listener = dataport.listen(settings.host, settings.data_port)
@@ -130,6 +134,7 @@ class Broker:
                 directory=f"{socket.gethostname()}:{Path(settings.log_dir).absolute()}",
             )
         )
+        self._started = True
         log.info(
             "broker_started",
             broker_id=settings.broker_id,
@@ -149,7 +154,8 @@ class Broker:
                 undo()
             except Exception:
                 log.exception("stop_failed")
-        log.info("broker_stopped", broker_id=self.settings.broker_id, clean=clean)
+        if self._started:
+            log.info("broker_stopped", broker_id=self.settings.broker_id, clean=clean)
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Values:
@@ -158,6 +164,8 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Value
         text = path.read_text()
     except OSError as error:
         raise InvalidSetting(name="config file", value=str(path), reason=error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidSetting(name="config file", value=str(path), reason="it is not a text file") from None
     return BROKER_SETTINGS.parse(read_properties(text, str(path)) | dict(overrides or {}))
 
 

@@ -6,7 +6,6 @@ The child dies with the thread that started it (Linux's PR_SET_PDEATHSIG), so st
 from __future__ import annotations
 
 import ctypes
-import errno
 import importlib.util
 import os
 import shutil
@@ -16,9 +15,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
+from broker.folder_lock import lock_folder
+from broker.ports import check_port_free
 from kafkalog.clock import SYSTEM_CLOCK, Clock
-from kafkalog.errors import AddressInUse, MissingDependency, ZooKeeperUnreachable
+from kafkalog.errors import MissingDependency, ZooKeeperUnreachable
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
@@ -77,18 +79,6 @@ def find_jars() -> list[str]:
     return found
 
 
-def check_port_free(host: str, port: int, setting: str) -> None:
-    """Raises AddressInUse when something listens there already."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise AddressInUse(address=f"{host}:{port}", setting=setting) from None
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listens on at the moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -123,13 +113,14 @@ class EmbeddedZooKeeper:
         pass_fds: Sequence[int] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.directory = directory
+        self.directory = directory.absolute()
         self.host = host
         self.port = port
         self._durable = durable
         self._pass_fds = tuple(pass_fds)
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
 
     @property
     def connect(self) -> str:
@@ -150,11 +141,15 @@ class EmbeddedZooKeeper:
         Raises:
             MissingDependency: no java, no jars.
             AddressInUse: the given port is taken.
+            DataDirInUse: another ZooKeeper has the directory.
+            InvalidSetting: the host is none of this machine's.
         """
         java, jars = find_java(), find_jars()
         if self.port is None:
             self.port = free_port(self.host)
         check_port_free(self.host, self.port, "ZooKeeper's port")
+        if self._lock is None:
+            self._lock = lock_folder(self.directory, "zookeeper.lock")
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
         config = self.directory / "zookeeper.cfg"
         config.write_text(
@@ -224,6 +219,7 @@ class EmbeddedZooKeeper:
         """End the server and wait for it. Safe to call twice."""
         process, self._process = self._process, None
         if process is None:
+            self._unlock()
             return
         process.terminate()
         try:
@@ -231,6 +227,7 @@ class EmbeddedZooKeeper:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        self._unlock()
         log.info("zookeeper_stopped", address=self.connect)
 
     def kill(self) -> None:
@@ -239,3 +236,9 @@ class EmbeddedZooKeeper:
         if process is not None:
             process.kill()
             process.wait()
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

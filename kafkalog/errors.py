@@ -233,7 +233,7 @@ class DiskFull(KafkalogError):
 
 class DataDirInUse(KafkalogError):
     code = 42
-    message = "data directory {directory} is in use by another broker (process {pid})"
+    message = "data directory {directory} is in use by another process ({pid})"
 
 
 class ClusterMismatch(KafkalogError):

@@ -24,7 +24,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config"],
+        ["config", "folder_lock", "ports"],
         ["storage"],
         ["replica"],
         ["requests"],

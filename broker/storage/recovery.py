@@ -5,8 +5,9 @@
 1. A header that fails its check says nothing, not even a length. The next batch is then looked for at 8-byte steps:
    a. The checksum of a batch's body covers all but the first 28 bytes and the checksum itself. If it fits up to some
       later header that is good, the damaged batch ends there: nothing inside it is taken for a batch.
-   b. Else a later batch counts only if from there to the end of the segment offsets, epochs and checksums chain without
-      a gap, or if they chain exactly up to the recovery point: a payload may hold what looks like a batch.
+   b. Else a later good batch counts only if from there to the end of the segment headers chain without a gap, or if
+      they chain exactly up to the recovery point: a payload may hold what looks like a batch. A batch with a bad body
+      on the way, but not the last, does not break a chain: its offset and length are under the header's checksum.
 2. A good header with a bad body is damage of a known length.
 3. What follows the last good batch is a write cut short, to be cut off, unless it lies before the recovery point (or,
    by rule 1a, is a batch whose body is whole): then it is damage and kept, and its offsets are not given out again.
@@ -211,24 +212,25 @@ def _resynchronise(
         return _Resynchronised(None, header.last_offset_delta + 1)
     chains: dict[int, tuple[BatchHeader, bool, bool]] = {}  # by position: reaches the end, passes the recovery point
     for position, candidate in reversed(candidates):
-        if not _body_is_good(read, position, candidate):
-            continue
         behind = position + candidate.length
-        to_end = behind == size
+        to_end = behind == size and _body_is_good(read, position, candidate)
         to_synced = candidate.end_offset == synced_offset
         after = chains.get(behind)
-        if after is not None and _links(candidate, after[0]):
+        if after is not None and _links(read, position, candidate, after[0]):
             to_end, to_synced = after[1], to_synced or after[2]
         chains[position] = candidate, to_end, to_synced
     for reached in (1, 2):
-        for position, _ in candidates:
-            if position in chains and chains[position][reached]:
+        for position, candidate in candidates:
+            if chains[position][reached] and _body_is_good(read, position, candidate):
                 return _Resynchronised(position, 0)
     return _Resynchronised(None, 0)
 
 
-def _links(before: BatchHeader, after: BatchHeader) -> bool:
-    return after.base_offset == before.end_offset and after.leader_epoch >= before.leader_epoch
+def _links(read: Read, position: int, before: BatchHeader, after: BatchHeader) -> bool:
+    """Whether a batch, at a position, is followed by that which stands behind it."""
+    if after.leader_epoch < before.leader_epoch or after.base_offset <= before.base_offset:
+        return False
+    return after.base_offset == before.end_offset or not _body_is_good(read, position, before)
 
 
 def _headers(

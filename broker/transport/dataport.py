@@ -7,7 +7,6 @@ has received whole.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import socket
@@ -15,12 +14,13 @@ import threading
 from collections import Counter, deque
 from queue import SimpleQueue
 
+from broker.ports import bound_socket
 from broker.replica.catalog import Catalog
 from broker.transport.budget import Budget, Budgets
 from broker.transport.connection import Connection
 from kafkalog.clock import Clock
 from kafkalog.config import Values
-from kafkalog.errors import AddressInUse, TooManyConnections
+from kafkalog.errors import TooManyConnections
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -36,17 +36,9 @@ _RETRY_ACCEPT_MS = 200
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises AddressInUse."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(address=f"{host}:{port}", setting="data.port") from None
-        raise
+    """A listening socket. Raises AddressInUse, InvalidSetting."""
+    listener = bound_socket(host, port, "data.port")
+    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
 

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
 from broker.requests import append, cluster, fetch, groups, offsets, topics
 from broker.requests.producers import ProducerIds
@@ -268,6 +269,7 @@ class RpcServer:
                 ("grpc.http2.bdp_probe", 0),  # else it takes in whole messages that no thread has asked for
             ),
         )
+        check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, and not say why
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             self.port = self._server.add_insecure_port(address)

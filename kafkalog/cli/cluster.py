@@ -42,7 +42,8 @@ def _check_serves(member: LocalBroker) -> None:
     try:
         socket.create_connection((member.host, member.grpc_port), timeout=_LOOK_SECONDS).close()
     except ConnectionRefusedError:
-        reason = f"broker {member.broker_id} has ended; {member.log_file} says why"
+        said = member.log_file.read_text(errors="replace").strip().splitlines() if member.log_file else []
+        reason = f"broker {member.broker_id} has ended; its log ends: {said[-1] if said else 'nothing'}"
         raise BrokerUnreachable(address=member.address, reason=reason) from None
     except OSError:  # busy, perhaps: look again later
         pass

@@ -7,7 +7,9 @@ the top, so that --help answers at once; a command imports what it needs when it
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,6 +71,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _failed(None, "interrupted")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:  # of standard output, as of a full disk
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         return _failed(error, f"a defect of kafkalog: {type(error).__name__}: {error} (KAFKALOG_DEBUG=1 shows where)")
@@ -84,5 +88,12 @@ def _failed(error: BaseException | None, sentence: str) -> int:
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. SIGTERM and a hangup end a command as Ctrl-C does: what was read is sent, what was shown is
+    committed. Servers have handlers of their own."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     sys.exit(run())

@@ -28,6 +28,13 @@ bootstrap_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A text that is given must say something (`--group "$GROUP"` with nothing in it); a click callback."""
+    if value == "":
+        raise click.BadParameter("it must not be empty", context, parameter)
+    return value
+
+
 def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE arguments as a dict; a click callback."""
     found = {}

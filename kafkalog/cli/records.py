@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import as_text, bootstrap_option, headers_as_text, pairs, progress
+from kafkalog.cli.output import as_text, bootstrap_option, headers_as_text, not_empty, pairs, progress
 from kafkalog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ def produce(
     topic: str, key_separator: str | None, partition: int | None, config: dict[str, Any], bootstrap: str
 ) -> None:
     """Send each line of standard input to TOPIC as a record."""
+    from kafkalog.client.config import parse_producer
     from kafkalog.client.producer import Producer
 
     if key_separator == "":
         raise click.BadParameter("it must not be empty", param_hint="--key-separator")
     separator = None if key_separator is None else key_separator.encode()
+    parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
 
     def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
@@ -69,7 +71,9 @@ def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[b
 @click.argument("topic")
 @click.option("--from-beginning", is_flag=True, help="Start at the oldest record; else only new ones are shown.")
 @click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
-@click.option("--group", help="Go on where this consumer group has committed, and commit what was shown.")
+@click.option(
+    "--group", callback=not_empty, help="Go on where this consumer group has committed, and commit what was shown."
+)
 @click.option(
     "--format",
     "layout",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import bootstrap_option, json_option, pairs, print_json, print_table
+from kafkalog.cli.output import bootstrap_option, json_option, not_empty, pairs, print_json, print_table
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import TopicDescription
@@ -122,7 +122,9 @@ def delete(topic: str, yes: bool, bootstrap: str) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.option("--group", help="Show what this consumer group has committed, and how far behind it is.")
+@click.option(
+    "--group", callback=not_empty, help="Show what this consumer group has committed, and how far behind it is."
+)
 @bootstrap_option
 @json_option
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:

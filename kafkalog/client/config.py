@@ -112,14 +112,20 @@ def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
     Raises:
         InvalidSetting: what is no `host:port`.
     """
+    if not isinstance(servers, Iterable):
+        raise InvalidSetting(name="bootstrap.servers", value=str(servers), reason="it must be host:port, as text")
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
     addresses = []
     for text in (str(text).strip() for text in texts):
         host, colon, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        in_brackets = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if in_brackets else host
+        is_host = host and "/" not in host and (in_brackets or ":" not in host)
+        if not colon or not is_host or not port.isdigit() or not 0 < int(port) < 65536:
             raise InvalidSetting(
-                name="bootstrap.servers", value=text, reason="it must be host:port, or several with commas between"
+                name="bootstrap.servers",
+                value=text or str(servers),
+                reason="it must be host:port, or several with commas between",
             )
         addresses.append((host, int(port)))
     if not addresses:

@@ -40,7 +40,7 @@ def test_two_brokers_do_not_share_a_grpc_port(start_broker: StartBroker) -> None
 
 def test_a_data_directory_in_use_is_named(start_broker: StartBroker, tmp_path: Path) -> None:
     start_broker(0)
-    with pytest.raises(errors.DataDirInUse, match=rf"broker-0 is in use .*process {os.getpid()}"):
+    with pytest.raises(errors.DataDirInUse, match=rf"broker-0 is in use .*process \({os.getpid()}\)"):
         start_broker(1, log_dir=str(tmp_path / "broker-0"))
 
 

@@ -27,7 +27,7 @@ def test_directory_is_one_process_alone(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-c", attempt, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert told.strip() == f"data directory {tmp_path} is in use by another broker (process {os.getpid()})"
+    assert told.strip() == f"data directory {tmp_path} is in use by another process ({os.getpid()})"
     with pytest.raises(DataDirInUse):
         LogDirectory(tmp_path)  # nor twice in one process
     directory.close()

@@ -83,6 +83,18 @@ def test_destroyed_header_needs_a_chain_to_the_end() -> None:
     assert result.torn_bytes == 3 * SIZE
 
 
+@pytest.mark.parametrize("broken_at", [HEADER_SIZE, 44, 60], ids=["body", "last_offset_delta", "under_the_checksum"])
+def test_bad_body_behind_a_destroyed_header_breaks_no_chain(broken_at: int) -> None:
+    data = segment([0, 1, 2, 3, 4, 5, 6])
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    data[4 * SIZE + broken_at] ^= 1
+    found, result = scanned(data)
+    assert found == [0, 2, 3, 5, 6]
+    assert result.damaged == (Damage(1, 2, SIZE, 2 * SIZE), Damage(4, 5, 4 * SIZE, 5 * SIZE))
+    data[5 * SIZE + HEADER_SIZE] ^= 1
+    assert scanned(data)[0] == [0, 2, 3, 6]
+
+
 def test_destroyed_header_before_the_recovery_point_needs_a_chain_up_to_it() -> None:
     data = segment([0, 1, 2, 3])
     data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)

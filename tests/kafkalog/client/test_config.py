@@ -49,7 +49,11 @@ def test_bootstrap_servers() -> None:
     assert parse_bootstrap(["[::1]:9192"]) == [("::1", 9192)]
 
 
-@pytest.mark.parametrize("wrong", ["", "host", "host:", ":9", "host:x", "host:0", "host:70000", "a:1,,b:2"])
+@pytest.mark.parametrize(
+    "wrong", ["", "host", "host:", ":9", "host:x", "host:0", "host:70000", "a:1,,b:2", "a:1,", "http://a:1", "::1:9"]
+)
 def test_what_is_no_address_is_named(wrong: str) -> None:
     with pytest.raises(InvalidSetting, match=r"bootstrap\.servers=.* is not valid: it must be host:port"):
         parse_bootstrap(wrong)
+    with pytest.raises(InvalidSetting, match="it must be host:port"):
+        parse_bootstrap(None)  # type: ignore[arg-type]
