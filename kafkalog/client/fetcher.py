@@ -231,7 +231,7 @@ class _RangeFetch:
                 self._drop()
 
     def _check_follows(self, found: list[FetchedBatch]) -> None:
-        """Raise DataLost unless the batches go on where those handed out end. Compaction leaves gaps, inside an answer."""
+        """Raise DataLost unless the batches go on where those handed out end. Compaction leaves gaps in an answer."""
         for batch in found:
             if batch.start_offset != self._position and not (
                 self._asked_offset <= self._position < batch.start_offset and self._is_compacted()
