@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,11 +57,11 @@ class LocalBroker:
         """host:port of its gRPC service."""
         return f"{self.host}:{self.grpc_port}"
 
-    def stop(self) -> int:
-        """Stop it in order; its exit code."""
-        code = self._cluster._ask({"do": "stop_broker", "broker": self._index})
+    def stop(self) -> int | None:
+        """Stop it in order; its exit code, None if it does not run."""
+        code: int | None = self._cluster._ask({"do": "stop_broker", "broker": self._index})
         self.pid = None
-        return int(code)
+        return code
 
     def kill(self) -> None:
         """End it as a crash does (SIGKILL)."""
@@ -255,21 +256,30 @@ class LocalCluster:
 
     def _ask(self, command: Mapping[str, Any]) -> Any:
         """Have the guard do something; its result. Raises the error it met."""
-        with self._lock:
-            guard = self._guard
-            if guard is None:
-                raise Closed(what="cluster")
-            assert guard.stdin is not None
-            assert guard.stdout is not None
-            try:
-                guard.stdin.write(json.dumps(command).encode() + b"\n")
-                guard.stdin.flush()
-                line = guard.stdout.readline()
-            except BrokenPipeError:
-                line = b""
+        guard = self._guard
+        if guard is None:
+            raise Closed(what="cluster")
+        answered: Future[bytes] = Future()
+        # In a thread, which Ctrl-C does not interrupt: an answer left in the pipe would pass for the next command's.
+        threading.Thread(target=self._converse, args=(guard, command, answered), daemon=True).start()
+        line = answered.result()
         if not line:
             raise InternalError(reason=f"the guard of the cluster in {self.root} is gone")
         answer = json.loads(line)
         if "error" in answer:
             raise from_wire(answer["error"], answer["facts"])
         return answer["result"]
+
+    def _converse(self, guard: subprocess.Popen[bytes], command: Mapping[str, Any], answered: Future[bytes]) -> None:
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        line = b""
+        try:
+            with self._lock:
+                guard.stdin.write(json.dumps(command).encode() + b"\n")
+                guard.stdin.flush()
+                line = guard.stdout.readline()
+        except (BrokenPipeError, ValueError):  # it has ended, or its pipes are closed
+            pass
+        finally:
+            answered.set_result(line)

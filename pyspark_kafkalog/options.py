@@ -203,6 +203,7 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
 
     values = _values(options, READ)
     client = _client_settings(options, CONSUMER_SETTINGS)
+    CONSUMER_SETTINGS.parse(client)
     chosen = [name for name in _SELECTIONS if name in values]
     if len(chosen) != 1:
         number = "only one" if chosen else "one"
@@ -220,10 +221,12 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write. Raises InvalidArgument."""
-    from kafkalog.client.config import PRODUCER_SETTINGS
+    from kafkalog.client.config import PRODUCER_SETTINGS, parse_producer
 
     values = _values(options, WRITE)
-    return SinkOptions(_bootstrap(values), _client_settings(options, PRODUCER_SETTINGS), values.get("topic"))
+    client = _client_settings(options, PRODUCER_SETTINGS)
+    parse_producer(client)
+    return SinkOptions(_bootstrap(values), client, values.get("topic"))
 
 
 def check_names(options: Mapping[str, str]) -> None:
@@ -251,14 +254,13 @@ def check_names(options: Mapping[str, str]) -> None:
 def _client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
     """Those client settings among the options that a table has, by dotted name; `kafkalog.` beats `kafka.`.
 
-    A job may carry the producer's and the consumer's together: the others are left out. Raises InvalidSetting.
+    A job may carry the producer's and the consumer's together: the others are left out. Their values are not checked.
     """
     found: dict[str, str] = {}
     for prefix in ("kafka.", "kafkalog."):
         for name, value in _lowered(options).items():
             if name.startswith(prefix) and name.removeprefix(prefix) in table:
                 found[name.removeprefix(prefix)] = value
-    table.parse(found)
     return found
 
 

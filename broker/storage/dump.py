@@ -25,6 +25,7 @@ from kafkalog.format.columns import decode_columns
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_BYTES = 64
+_BATCHES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -68,24 +69,27 @@ def verify(path: Path | str) -> Verification:
     """
     result = Verification()
     for segment in _segments(Path(path)):
-        batches: dict[int, BatchHeader] = {}  # by position
-        found = segment.scan(batches)
         result.segments += 1
-        result.batches += len(batches)
-        result.records += sum(header.record_count for header in batches.values())
         result.bytes += segment.size
-        result.torn_bytes += found.torn_bytes
-        for damage in found.damaged:
-            result.problems.append(
-                Problem(str(segment.path), "damaged", *damage[:3], damage.end_position - damage.position)
-            )
-        for position, header in batches.items():
+        damaged: list[Problem] = []
+        lying: list[Problem] = []
+        index = _SavedIndex(segment)
+        for found in segment.walk():
+            if isinstance(found, Damage):
+                index.damaged(found)
+                damaged.append(Problem(str(segment.path), "damaged", *found[:3], found.end_position - found.position))
+                continue
+            header, position = found
+            result.batches += 1
+            result.records += header.record_count
+            index.batch(header, position)
             fault = segment.contents_fault(position, header)
             if fault:
-                result.problems.append(
+                lying.append(
                     Problem(str(segment.path), fault, header.base_offset, header.end_offset, position, header.length)
                 )
-        result.problems.extend(_index_problems(segment, batches, found.damaged))
+        result.torn_bytes += segment.torn_bytes
+        result.problems += [*damaged, *lying, *index.problems()]
     return result
 
 
@@ -97,19 +101,16 @@ def entries(path: Path | str, *, records: bool = False) -> Iterator[dict[str, An
     """
     for segment in _segments(Path(path)):
         yield {"kind": "segment", "file": str(segment.path), "base_offset": segment.base_offset, "bytes": segment.size}
-        batches: dict[int, BatchHeader] = {}
-        found = segment.scan(batches)
-        damaged = {damage.position: damage for damage in found.damaged}
-        for position in sorted({*batches, *damaged}):
-            if position in damaged:
-                yield _damage_entry(damaged[position])
-            if position in batches:
-                header = batches[position]
-                yield _batch_entry(header, position)
-                if records:
-                    yield from segment.records(position, header)
-        if found.torn_bytes:
-            yield {"kind": "torn", "position": found.end_position, "bytes": found.torn_bytes}
+        for found in segment.walk():
+            if isinstance(found, Damage):
+                yield _damage_entry(found)
+                continue
+            header, position = found
+            yield _batch_entry(header, position)
+            if records:
+                yield from segment.records(position, header)
+        if segment.torn_bytes:
+            yield {"kind": "torn", "position": segment.end_position, "bytes": segment.torn_bytes}
 
 
 def dump(path: Path | str, *, records: bool = False) -> Iterator[str]:
@@ -171,8 +172,16 @@ def _shown(name: str, value: Any) -> Any:
     return "none" if value is None else value
 
 
+class _EnoughForNow(Exception):
+    """Stops a scan."""
+
+
 class _OfflineSegment:
-    """A segment file, read as recovery would, with nothing believed but its name."""
+    """A segment file, read as recovery would, with nothing believed but its name.
+
+    Attributes:
+        end_position, torn_bytes: known once `walk` is through.
+    """
 
     def __init__(self, path: Path, base_offset: int, next_segment: int | None, synced_offset: int) -> None:
         self._disk = Disk()
@@ -181,6 +190,7 @@ class _OfflineSegment:
         self.next_segment = next_segment
         self.synced_offset = synced_offset
         self.size = path.stat().st_size
+        self.end_position = self.torn_bytes = 0
 
     def read(self, position: int, length: int) -> bytes:
         fd = self._disk.open(self.path)
@@ -189,20 +199,44 @@ class _OfflineSegment:
         finally:
             self._disk.close(fd)
 
-    def scan(self, batches: dict[int, BatchHeader]) -> Scan:
-        def on_batch(header: BatchHeader, position: int) -> None:
-            batches[position] = header
+    def walk(self) -> Iterator[tuple[BatchHeader, int] | Damage]:
+        """Every good batch with its position, and the damage between them, in order and as they are found.
 
-        return scan(
-            self.read,
-            self.size,
-            position=0,
-            offset=self.base_offset,
-            leader_epoch=0,
-            synced_offset=self.synced_offset,
-            next_segment=self.next_segment,
-            on_batch=on_batch,
-        )
+        The scan is stopped after some batches and taken up behind the last of them: a scan knows no more of what is
+        before a good batch than where it ends. Millions of headers are not held, nor waited for.
+        """
+        position, offset, leader_epoch = 0, self.base_offset, 0
+        some: list[tuple[BatchHeader, int]] = []
+
+        def on_batch(header: BatchHeader, at: int) -> None:
+            some.append((header, at))
+            if len(some) == _BATCHES_AT_ONCE:
+                raise _EnoughForNow
+
+        found: Scan | None = None
+        while found is None:
+            some.clear()
+            try:
+                found = scan(
+                    self.read,
+                    self.size,
+                    position=position,
+                    offset=offset,
+                    leader_epoch=leader_epoch,
+                    synced_offset=self.synced_offset,
+                    next_segment=self.next_segment,
+                    on_batch=on_batch,
+                )
+            except _EnoughForNow:
+                pass
+            for header, at in some:
+                if at != position:
+                    yield Damage(offset, header.base_offset, position, at)
+                yield header, at
+                position, offset, leader_epoch = at + header.length, header.end_offset, header.leader_epoch
+        if found.tail_damaged:
+            yield found.damaged[-1]
+        self.end_position, self.torn_bytes = found.end_position, found.torn_bytes
 
     def contents_fault(self, position: int, header: BatchHeader) -> str | None:
         """What is wrong with a batch whose checksums hold, or None."""
@@ -231,26 +265,40 @@ def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None
     return [(pair["key"], pair["value"]) for pair in headers or []]
 
 
-def _index_problems(
-    segment: _OfflineSegment, batches: dict[int, BatchHeader], damaged: tuple[Damage, ...]
-) -> Iterator[Problem]:
-    """A saved index that disagrees with its segment; a missing one is no problem, nor one that ends early."""
-    path = segment.path.with_suffix(INDEX_SUFFIX)
-    data = read_whole(Disk(), path)
-    if data is None:
-        return
-    decoded = decode_index(data, segment.base_offset, 1)
-    if decoded is None:
-        yield Problem(str(path), "damaged index", 0, 0, 0, len(data))
-        return
-    index, summary = decoded
-    if summary.covered > segment.size:
-        yield Problem(str(path), "an index of more than its segment", 0, 0, segment.size, summary.covered)
-    broken = {damage.position for damage in damaged}
-    for offset, position in itertools.islice(zip(index.offsets, index.positions, strict=True), 1, None):
-        header = batches.get(position)
-        if position not in broken and (header is None or header.base_offset != offset):
-            yield Problem(str(path), "an index entry where no such batch is", offset, offset + 1, position, 0)
+class _SavedIndex:
+    """A segment's saved index, to hold its batches against. A missing one is no problem, nor one that ends early."""
+
+    def __init__(self, segment: _OfflineSegment) -> None:
+        self._path = segment.path.with_suffix(INDEX_SUFFIX)
+        self._wrong: dict[int, int] = {}  # entries, offset by position, that no batch was found for yet
+        self._problems: list[Problem] = []
+        data = read_whole(Disk(), self._path)
+        if data is None:
+            return
+        decoded = decode_index(data, segment.base_offset, 1)
+        if decoded is None:
+            self._add("damaged index", 0, 0, 0, len(data))
+            return
+        index, summary = decoded
+        if summary.covered > segment.size:
+            self._add("an index of more than its segment", 0, 0, segment.size, summary.covered)
+        pairs = itertools.islice(zip(index.offsets, index.positions, strict=True), 1, None)
+        self._wrong = {position: offset for offset, position in pairs}
+
+    def batch(self, header: BatchHeader, position: int) -> None:
+        if self._wrong.get(position) == header.base_offset:
+            del self._wrong[position]
+
+    def damaged(self, damage: Damage) -> None:
+        self._wrong.pop(damage.position, None)
+
+    def problems(self) -> list[Problem]:
+        for position, offset in self._wrong.items():
+            self._add("an index entry where no such batch is", offset, offset + 1, position, 0)
+        return self._problems
+
+    def _add(self, what: str, *where: int) -> None:
+        self._problems.append(Problem(str(self._path), what, *where))
 
 
 def _segments(path: Path) -> Iterator[_OfflineSegment]:

@@ -53,6 +53,8 @@ _ANSWERS_MAX = 16 << 20
 _BUSY_SECONDS = 2.0
 _MESSAGE_MAX = _INLINE_MAX + (256 << 10)
 _ACK_TIMEOUT_MS = 30_000
+_ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
+_SENTENCE_MAX = 1000
 
 _INVALID = frozenset({"InvalidTopicName", "InvalidPartitions", "InvalidRequest", "InvalidSetting", "UnknownSetting"})
 _MISSING = frozenset({"UnknownTopic", "UnknownTopicId", "UnknownPartition"})
@@ -246,9 +248,26 @@ def _abort(context: grpc.ServicerContext, error: KafkalogError) -> NoReturn:
         status = grpc.StatusCode.INTERNAL
     else:
         status = grpc.StatusCode.FAILED_PRECONDITION
+    error = _brief(error)
     context.set_trailing_metadata(((ERROR_KEY, error_to_wire(error).SerializeToString()),))
-    context.abort(status, str(error)[:1000])
+    context.abort(status, str(error).encode()[:_SENTENCE_MAX].decode(errors="ignore"))
     raise AssertionError("abort raises")
+
+
+def _brief(error: KafkalogError) -> KafkalogError:
+    """The error with its long facts cut, if they are too long for a client's limit on metadata."""
+    brief = error
+    for limit in (1000, 100, 10):
+        if error_to_wire(brief).ByteSize() <= _ERROR_MAX:
+            break
+        brief = type(error)(**{name: _cut(fact, limit) for name, fact in error.facts.items()})
+    return brief
+
+
+def _cut(fact: Any, limit: int) -> Any:
+    if not isinstance(fact, str) or len(fact) <= limit:
+        return fact
+    return f"{fact[:limit]}... ({len(fact)} characters)"
 
 
 class RpcServer:

@@ -13,7 +13,6 @@ from kafkalog.cli.output import as_text, bootstrap_option, headers_as_text, not_
 from kafkalog.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kafkalog.client.consumer import Consumer
     from kafkalog.records import Message, RecordMetadata, TopicPartition
 
 _COUNT_EVERY = 1000
@@ -88,6 +87,7 @@ def consume(
 ) -> None:
     """Show the records of TOPIC, one a line, in order per partition."""
     from kafkalog.client.consumer import Consumer
+    from kafkalog.records import TopicPartition
 
     fallback = "earliest" if from_beginning else "latest"
     as_line = _LAYOUTS[layout]
@@ -95,21 +95,30 @@ def consume(
     shown = committed = 0
     with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
         consumer.assign(dict.fromkeys(_partitions(bootstrap, topic), "committed" if group else fallback))
+        # What is written, not what was handed out: Ctrl-C may come between the two.
+        offsets = {partition.partition: consumer.position(partition) for partition in consumer.assignment()}
+
+        def commit() -> int:
+            if group:
+                consumer.commit({TopicPartition(topic, number): offset for number, offset in offsets.items()})
+            return shown
+
         try:
             while max_messages is None or shown < max_messages:
                 left = None if max_messages is None else max_messages - shown
                 for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
                     out.write(as_line(message))
+                    offsets[message.partition] = message.offset + 1
                     shown += 1
                     if shown - committed >= _COMMIT_EVERY:
                         out.flush()
-                        committed = _commit(consumer, group, shown)
+                        committed = commit()
                 out.flush()
                 if shown > committed:
-                    committed = _commit(consumer, group, shown)
+                    committed = commit()
         except KeyboardInterrupt:  # how it is meant to end
             out.flush()
-            _commit(consumer, group, shown)
+            commit()
 
 
 def _partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
@@ -119,13 +128,6 @@ def _partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
     with Admin(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
     return [TopicPartition(topic, partition.partition) for partition in description.partitions]
-
-
-def _commit(consumer: Consumer, group: str | None, shown: int) -> int:
-    """Commit what was shown, if there is a group to do it for; returns how much that is."""
-    if group:
-        consumer.commit()
-    return shown
 
 
 def _value_line(message: Message) -> bytes:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from kafkalog.client.cluster import Cluster, ClusterInfo, PartitionInfo, TopicInfo, topic_info
-from kafkalog.errors import InvalidArgument, LeaderNotAvailable, NotLeader, UnknownTopicId
+from kafkalog.client.cluster import Cluster, ClusterInfo, TopicInfo, topic_info
+from kafkalog.errors import BrokerUnreachable, InvalidArgument, LeaderNotAvailable, NotLeader, UnknownTopicId
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
 TopicDescription = TopicInfo
-PartitionDescription = PartitionInfo
 _STALE = (NotLeader, LeaderNotAvailable, UnknownTopicId)
 """Failures after which the topics are asked for anew."""
 
@@ -134,8 +133,9 @@ class Admin:
         return self._cluster.describe()
 
     def describe_broker(self, broker_id: int) -> pb.BrokerStatus:
-        """What a broker tells of itself: pid, version, counters. Raises LeaderNotAvailable if it is not registered."""
-        self._cluster.describe()
+        """What a broker tells of itself: pid, version, counters. Raises BrokerUnreachable, at once if it is unknown."""
+        if all(broker.broker_id != broker_id for broker in self._cluster.describe().brokers):
+            raise BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")
         return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
 
     def topics(self) -> list[TopicInfo]:

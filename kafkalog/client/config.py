@@ -56,7 +56,7 @@ PRODUCER_SETTINGS = Table(
         Setting("buffer.memory", int, 64 * _MIB, at_least(1024),
                 "Bytes of records not yet acknowledged; while it is full, send() blocks."),
         Setting("max.block.ms", int, 60_000, at_least(0),
-                "How long send() may block for room in the buffer or for what is known of a topic."),
+                "How long send() may block for room in the buffer."),
         Setting("max.in.flight.requests", int, 100, at_least(1),
                 "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered."),
         Setting("max.request.size", int, 1_000_000, at_least(1024),

@@ -8,6 +8,7 @@ fetched stands in the session (`session.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.client.admin import AtTimestamp, commit_offsets, committed_offsets, list_offsets
@@ -138,15 +139,18 @@ class Consumer:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections. Iterators end, also those that other threads wait in."""
-        self._session.close()
-        if self._owns_cluster:
-            self._cluster.close()
+        """Let go of the connections. Iterators end, also those that other threads wait in.
+
+        In a signal handler too: what was interrupted then lets go as it goes on.
+        """
+        self._session.close(self._cluster.close if self._owns_cluster else None)
 
     # --- what is read, and from where
 
     def assign(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> None:
         """Read these partitions from now on, and no others.
+
+        Iterators go on with what is assigned then; a stream of a partition that is not fails with InvalidArgument.
 
         Args:
             starts: "earliest", "latest", "committed", an offset, or `AtTimestamp(us)`: the first record at or after it,
@@ -194,7 +198,7 @@ class Consumer:
     def _cursor(self, partition: TopicPartition) -> _Cursor:
         cursor = self._cursors.get(TopicPartition(*partition))
         if cursor is None:
-            raise InvalidArgument(reason=f"{TopicPartition(*partition)} is not assigned to this consumer")
+            raise InvalidArgument(reason=f"{TopicPartition(*partition)} is not assigned to this consumer (any more)")
         return cursor
 
     def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
@@ -290,25 +294,21 @@ class Consumer:
         self, only: TopicPartition | None, max_messages: int | None, timeout: float | None
     ) -> Iterator[Message]:
         self._check_open()
-        left = _ANY if max_messages is None else max_messages
+        if max_messages is None:
+            while (cursor := self._next_rows(only, timeout)) is not None:
+                for message in cursor.left:
+                    cursor.last = message
+                    yield message
+            return
+        left = max_messages
         while left > 0:
             cursor = self._next_rows(only, timeout)
             if cursor is None:
                 return
-            rows = cursor.left
-            count = rows.__length_hint__()  # type: ignore[attr-defined]
-            if count <= left:
-                left -= count
-                for message in rows:
-                    cursor.last = message
-                    yield message
-            else:
-                for message in rows:
-                    cursor.last = message
-                    left -= 1
-                    yield message
-                    if not left:
-                        return
+            # A seek may end the rows early, and another iterator take some of them: what is handed out here is counted.
+            for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
+                cursor.last = message
+                yield message
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they come, as Arrow: each batch from one partition, in order.
@@ -325,12 +325,13 @@ class Consumer:
         while (batch := self._next_arrow(timeout)) is not None:
             yield batch
 
-    def _wanted(self, only: TopicPartition | None) -> list[Source] | None:
+    def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
+        """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
         if only is not None:
             return [self._cursor(only).source]
         if not self._cursors:
             raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
-        return None
+        return self._session.sources
 
     def _next_rows(self, only: TopicPartition | None, timeout: float | None) -> _Cursor | None:
         """A cursor with messages to hand out, waiting for one."""
@@ -338,7 +339,7 @@ class Consumer:
             for cursor in [self._cursor(only)] if only is not None else self._cursors.values():
                 if not cursor.is_through():
                     return cursor
-        return self._session.next(self._wanted(only), timeout, self._take_rows)
+        return self._session.next(partial(self._wanted, only), timeout, self._take_rows)
 
     def _take_rows(self, source: Source) -> _Cursor:
         """Lock held: make messages of what has arrived."""
@@ -364,7 +365,7 @@ class Consumer:
         with self._session.lock:
             for cursor in self._cursors.values():
                 cursor.settle()
-        return self._session.next(self._wanted(None), timeout, self._take_arrow)
+        return self._session.next(partial(self._wanted, None), timeout, self._take_arrow)
 
     def _take_arrow(self, source: Source) -> pa.RecordBatch:
         """Lock held: one Arrow batch of what has arrived."""

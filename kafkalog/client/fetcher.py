@@ -19,6 +19,7 @@ from kafkalog.errors import (
     BrokerStopping,
     BrokerUnreachable,
     CorruptBatch,
+    DataLost,
     KafkalogError,
     LeaderNotAvailable,
     NotLeader,
@@ -165,7 +166,8 @@ def fetch_range(
     """The records of [start_offset, end_offset), an answer of the broker's at a time.
 
     Each batch comes with its header, whose `base_offset` may lie before the first record handed out: batches are cut to
-    the range by slicing. Brokers that are unreachable are tried again for retry.timeout.ms.
+    the range by slicing. Brokers that are unreachable are tried again for retry.timeout.ms from the first failure on;
+    how long the caller takes between two answers does not count.
 
     Args:
         topic_id: of the topic that is meant; None: of whatever has the name now.
@@ -174,6 +176,7 @@ def fetch_range(
     Raises:
         OffsetOutOfRange: records of the range are not in the log (any more).
         CorruptBatch: they are damaged there; those before were handed out.
+        DataLost: what came does not follow what was handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
     """
     if start_offset >= end_offset:
@@ -195,31 +198,70 @@ class _RangeFetch:
         self._broker_id = -1
         self._awaiting = 0  # answers
         self._correlation_id = 0
-        self._progress = time.monotonic()
+        self._asked_offset = self._position = reader.offset
+        self._stuck_since: float | None = None
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
 
     def run(self) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
         try:
-            while self._reader.offset < self._end_offset:
+            while self._position < self._end_offset:
                 try:
                     if not self._awaiting:
                         self._ask()
                     found = self._receive()
-                    if self._reader.offset < self._end_offset:
-                        self._ask()
                 except TRY_AGAIN as error:
                     self._recover(error)
                     continue
                 if found:
-                    self._progress = time.monotonic()
+                    self._check_follows(found)
+                    self._stuck_since = None
                     self._pause = self._first_pause
-                    wanted = [batch for batch in found if batch.start_offset < self._end_offset]
-                    yield [
-                        (batch.header, decode(batch, self._reader.topic_partition, self._end_offset))
-                        for batch in wanted
-                    ]
+                self._ask_ahead()
+                if found:
+                    yield from self._decoded(found)
         finally:
             self._let_go()
+
+    def _ask_ahead(self) -> None:
+        """Have the next request on its way. A failure is no reason to keep back what came: it is asked again later."""
+        if self._reader.offset < self._end_offset:
+            try:
+                self._ask()
+            except KafkalogError:
+                self._drop()
+
+    def _check_follows(self, found: list[FetchedBatch]) -> None:
+        """Raise DataLost unless the batches go on where those handed out end. Compaction leaves gaps in an answer."""
+        for batch in found:
+            if batch.start_offset != self._position and not (
+                self._asked_offset <= self._position < batch.start_offset and self._is_compacted()
+            ):
+                raise DataLost(
+                    reason=f"{self._reader.topic_partition} goes on at offset {batch.start_offset} where "
+                    f"{self._position} comes next"
+                )
+            self._position = batch.header.end_offset
+
+    def _is_compacted(self) -> bool:
+        topic = self._cluster.known_topic(self._reader.topic_partition.topic)
+        return topic is not None and "compact" in topic.effective.get("cleanup.policy", "")
+
+    def _decoded(self, found: list[FetchedBatch]) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
+        """The batches' columns; if one is damaged, those before it and then the error."""
+        good: list[tuple[BatchHeader, pa.RecordBatch]] = []
+        damage: CorruptBatch | None = None
+        for batch in found:
+            if batch.start_offset >= self._end_offset:
+                break
+            try:
+                good.append((batch.header, decode(batch, self._reader.topic_partition, self._end_offset)))
+            except CorruptBatch as error:
+                damage = error
+                break
+        if good:
+            yield good
+        if damage is not None:
+            raise damage
 
     def _ask(self) -> None:
         if self._connection is None:
@@ -232,6 +274,7 @@ class _RangeFetch:
         header.fetch.min_bytes = 1
         header.fetch.max_bytes = self._max_bytes
         self._reader.ask(header.fetch, self._max_bytes)
+        self._asked_offset = self._reader.offset
         self._awaiting += 1
         self._connection.send([frame_start(header.SerializeToString(), 0)])
 
@@ -246,8 +289,7 @@ class _RangeFetch:
             raise ProtocolError(address=self._connection.address, reason="an answer to a request that was not made")
         answer = header.fetch.partitions[0]
         found = self._reader.take(answer, body if body is not None else memoryview(b""))
-        waited = time.monotonic() - self._progress
-        if not found and answer.end_offset <= self._reader.offset and waited > self._patience():
+        if not found and answer.end_offset <= self._reader.offset and self._stuck_for() > self._patience():
             raise OffsetOutOfRange(
                 offset=self._end_offset - 1,
                 partition=str(self._reader.topic_partition),
@@ -256,13 +298,20 @@ class _RangeFetch:
             )
         return found
 
+    def _stuck_for(self) -> float:
+        """Seconds since the first failure or empty answer after records last came, this one included."""
+        now = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        return now - self._stuck_since
+
     def _patience(self) -> float:
         return self._cluster.settings.retry_timeout_ms / 1000
 
     def _recover(self, error: KafkalogError) -> None:
         """Let go of the connection, pause, and ask who leads now. Raises the error once the time for it is over."""
         self._drop()
-        if time.monotonic() + self._pause > self._progress + self._patience():
+        if self._stuck_for() + self._pause > self._patience():
             raise error
         time.sleep(self._pause)  # a broker that is down announces its return to nobody: back off, then ask again
         self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)

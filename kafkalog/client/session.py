@@ -111,7 +111,7 @@ class _Link:
 
 
 class _Trouble:
-    """A broker that does not answer as it should: since when, and when to try again."""
+    """A broker that does not answer as it should: since when (long times without a try left out), and when to try."""
 
     __slots__ = ("pause", "retry_at", "since")
 
@@ -136,7 +136,10 @@ class FetchSession:
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
         self._late_error: KafkalogError | None = None
+        self._left_at = time.monotonic()  # when the last thread stopped driving
         self.closed = False
+        self._let_go_of = False
+        self._on_closed: Callable[[], None] | None = None
         self.sources: list[Source] = []
         self._turn = 0
         self._renew()
@@ -144,7 +147,7 @@ class FetchSession:
     def _renew(self) -> None:
         self.lock = threading.RLock()  # guards `sources` and each of them, and who drives
         self._arrival = threading.Condition(self.lock)
-        self._driving = False
+        self._driver: int | None = None  # the thread that drives
         self._wake_receiver, self._wake_sender = socket.socketpair()
         for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
@@ -158,12 +161,12 @@ class FetchSession:
             self.wake()
 
     def next(
-        self, among: Sequence[Source] | None, timeout: float | None, take: Callable[[Source], _Taken]
+        self, among: Callable[[], Sequence[Source]], timeout: float | None, take: Callable[[Source], _Taken]
     ) -> _Taken | None:
         """What `take` (called with the lock held) gets of a source that has something, waiting for one.
 
         Args:
-            among: the sources wanted; None: all.
+            among: the sources wanted; asked with the lock held, and again whenever they may have changed.
 
         Returns:
             None after `timeout` seconds without anything, or when closed.
@@ -172,41 +175,55 @@ class FetchSession:
             KafkalogError: of a source that can not go on; or a broker was unreachable for retry.timeout.ms.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        me = threading.get_ident()
         first = True
         while True:
             taken: _Taken | None = None
-            with self.lock:
-                while True:
-                    if self.closed:
+            try:
+                with self.lock:
+                    while True:
+                        if self.closed:
+                            return None
+                        source = self._ready(among())
+                        if source is not None:
+                            taken = take(source)
+                        if self._driver is None and (source is None or self._is_behind()):
+                            break
+                        if source is not None:
+                            return taken
+                        left = None if end is None else end - time.monotonic()
+                        if left is not None and left <= 0:
+                            return None
+                        self._arrival.wait(left)
+                    if source is None and not first and end is not None and time.monotonic() >= end:
                         return None
-                    source = self._ready(among)
-                    if source is not None:
-                        taken = take(source)
-                    if not self._driving and (source is None or self._is_behind()):
-                        break
-                    if source is not None:
-                        return taken
-                    left = None if end is None else end - time.monotonic()
-                    if left is not None and left <= 0:
-                        return None
-                    self._arrival.wait(left)
-                if source is None and not first and end is not None and time.monotonic() >= end:
-                    return None
-                self._driving = True
-            first = False
-            self._drive_guarded(source is None, end)
+                    self._driver = me
+                first = False
+                self._drive_guarded(source is None, end)
+            finally:
+                if self._driver == me or self.closed:
+                    self._leave(me)
             if source is not None:
                 return taken
 
-    def _ready(self, among: Sequence[Source] | None) -> Source | None:
+    def _leave(self, me: int) -> None:
+        """Let others drive; or, if it was closed meanwhile, let go of everything."""
+        with self.lock:
+            if self._driver == me:
+                self._left_at = time.monotonic()
+                self._driver = None
+            if self.closed and self._driver is None:
+                self._let_go()
+            self._arrival.notify_all()
+
+    def _ready(self, sources: Sequence[Source]) -> Source | None:
         """Lock held: a source with something, the one of the last time as long as it has."""
-        sources = self.sources if among is None else among
         count = len(sources)
         for step in range(count):
             at = (self._turn + step) % count
             source = sources[at]
             if source.arrived:
-                if among is None:
+                if sources is self.sources:
                     self._turn = at
                 return source
             if source.error is not None:
@@ -237,17 +254,18 @@ class FetchSession:
     # --- driving: one thread at a time, without the lock but where it says so
 
     def _drive_guarded(self, wait: bool, end: float | None) -> None:
-        """Drive, and let others do it afterwards. If nobody waits, an error is for who comes next."""
+        """Drive. If nobody waits, an error is for who comes next."""
+        # Nobody tried again while nobody drove: that counts like the longest pause between two tries, not more.
+        pause = self._settings.retry_backoff_max_ms / 1000
+        uncounted = max(0.0, time.monotonic() - self._left_at - pause)
+        for trouble in self._troubles.values():
+            trouble.since += uncounted
         try:
             self._drive(wait, end)
         except KafkalogError as error:
             if wait:
                 raise
             self._late_error = error
-        finally:
-            with self.lock:
-                self._driving = False
-                self._arrival.notify_all()
 
     def _drive(self, wait: bool, end: float | None) -> None:
         """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
@@ -309,8 +327,11 @@ class FetchSession:
         try:
             topic = self._cluster.topic(partition.topic, patient=False)
             if topic.topic_id == topic_id:
-                source.broker_id = self._cluster.leader(topic, partition.partition).broker_id
-                return source.broker_id
+                broker_id = self._cluster.leader(topic, partition.partition).broker_id
+                if source.broker_id not in (broker_id, _NO_BROKER):
+                    self._troubles.pop(source.broker_id, None)  # it does not matter here any more; another time it may
+                source.broker_id = broker_id
+                return broker_id
             source.error = UnknownTopicId(topic_id=topic_id.hex())
         except UnknownTopic as error:
             source.error = error
@@ -465,23 +486,40 @@ class FetchSession:
         except OSError:
             pass
 
-    def close(self) -> None:
-        """Let go of everything; those who wait get None. Waits until the driving thread has noticed."""
+    def close(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Let go of everything; those who wait get None. Waits until the driving thread has noticed.
+
+        In a signal handler, which may have interrupted that thread or one that holds the lock, there is nothing to wait
+        for: what was interrupted lets go when it goes on, or else the next `close` does.
+
+        Args:
+            on_closed: called at the end.
+        """
+        me = threading.get_ident()
+        interrupting = self.lock._is_owned()  # type: ignore[attr-defined]
         with self.lock:
-            if self.closed:
+            if not self.closed:
+                self.closed = True
+                self._on_closed = on_closed
+                self.wake()
+                self._arrival.notify_all()
+            if interrupting or self._driver == me:
                 return
-            self.closed = True
-            self.wake()
-            self._arrival.notify_all()
-            while self._driving:
+            while self._driver is not None:
                 self._arrival.wait()
             self._let_go()
-            self._wake_receiver.close()
-            self._wake_sender.close()
 
     def _let_go(self) -> None:
+        """Lock held, nobody drives: once."""
+        if self._let_go_of:
+            return
+        self._let_go_of = True
         for link in list(self._links.values()):
             self._drop(link)
+        self._wake_receiver.close()
+        self._wake_sender.close()
+        if self._on_closed is not None:
+            self._on_closed()
 
     def after_fork_in_child(self) -> None:
         """Go on from the same places with connections of our own."""

@@ -65,12 +65,6 @@ def group_offset(group: str, topic_name: str, number: int) -> str:
     return f"{CONSUMERS}/{group}/offsets/{topic_name}/{number}"
 
 
-def parents(path: str) -> list[str]:
-    """Every ancestor of a path, nearest the root first."""
-    words = path.strip("/").split("/")
-    return ["/" + "/".join(words[:count]) for count in range(1, len(words))]
-
-
 _NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
 
 

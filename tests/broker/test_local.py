@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,6 +214,12 @@ def test_a_killed_broker_comes_back_at_its_ports_with_its_data() -> None:
         with channel:
             described = stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=["kept"])).topics[0]
         assert described.partitions[0].leader_epoch == 1  # the stop was clean
+        assert broker.stop() == 0
+        assert broker.stop() is None
+        broker.start()
+        broker.kill()
+        assert broker.stop() is None
+        broker.start()
         with pytest.raises(InvalidRequest, match="runs already"):
             broker.start()
 
@@ -307,3 +315,32 @@ def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Pa
     (tmp_path / "broker-0").write_text("no directory")
     with pytest.raises(StorageFailed, match=r"broker-0.*File exists"):
         LocalCluster(data=tmp_path).start()
+
+
+def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def once_it_waits() -> None:
+        while "_ask" not in [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]:
+            threading.Event().wait(0.001)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    with LocalCluster() as cluster:
+        assert cluster.guard_pid is not None
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        os.kill(cluster.guard_pid, signal.SIGSTOP)
+        try:
+            threading.Thread(target=once_it_waits).start()
+            with pytest.raises(Interrupted):
+                cluster._ask({"do": "no such thing", "broker": 0})
+        finally:
+            os.kill(cluster.guard_pid, signal.SIGCONT)
+            signal.signal(signal.SIGUSR1, before)
+        assert cluster.brokers[0].stop() == 0

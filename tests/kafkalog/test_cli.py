@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import os
 import pty
@@ -262,6 +263,32 @@ def test_a_group_goes_on_where_it_committed(
         assert admin.committed("readers")[TopicPartition(topic, 0)] == 10
 
 
+@pytest.mark.parametrize("interrupted", [1, 3])
+def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted: int,
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(5):
+            producer.send(topic, b"%d" % number, partition=0)
+    lines = itertools.count(1)
+
+    def interrupt(message: Message) -> bytes:
+        if next(lines) == interrupted:
+            raise KeyboardInterrupt
+        return b"%b\n" % message.value
+
+    monkeypatch.setitem(records._LAYOUTS, "value", interrupt)
+    group = f"interrupted.{interrupted}"
+    ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "5")
+    assert ran.out.split() == [str(number) for number in range(interrupted - 1)]
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(group)[TopicPartition(topic, 0)] == interrupted - 1
+
+
 def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
     with running("consume", topic) as consumer:
         assert consumer.stdout is not None and consumer.stderr is not None
@@ -354,10 +381,13 @@ def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None
             with Producer(addresses) as producer:
                 assert producer.send("kept", b"x", partition=1).result(30).offset == turn
             if turn == 0:
-                taken = subprocess.run([*KAFKALOG, *command], capture_output=True, text=True, timeout=60)
-                assert (taken.returncode, taken.stdout) == (1, "")
-                assert taken.stderr.startswith("kafkalog: ") and taken.stderr.count("\n") == 1, taken.stderr
-                assert f"127.0.0.1:{port}" in taken.stderr or "in use" in taken.stderr
+                for again, what in (
+                    (command, f"data directory {tmp_path / 'kept'} is in use"),
+                    (["local", "--port", str(port)], f"127.0.0.1:{port} is in use"),
+                ):
+                    taken = subprocess.run([*KAFKALOG, *again], capture_output=True, text=True, timeout=60)
+                    assert (taken.returncode, taken.stdout) == (1, "")
+                    assert taken.stderr.startswith(f"kafkalog: {what}") and taken.stderr.count("\n") == 1, taken.stderr
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
             assert "Traceback" not in process.stderr.read()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kafkalog.errors import InvalidArgument
+from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import options
 from pyspark_kafkalog.offsets import EARLIEST, LATEST
@@ -46,6 +46,13 @@ def test_everything_given_is_parsed() -> None:
     assert [p for p in (a0, b1, TopicPartition("a", 1)) if parsed.selection.takes(p)] == [a0, b1]
     assert parsed.batch_positions() == ({a0: 5, b1: EARLIEST}, LATEST)
     assert parsed.include_headers
+
+
+@pytest.mark.parametrize("acks", ["-1", "all", "1", "0"])
+def test_acks_are_what_a_producer_takes(acks: str) -> None:
+    assert options.parse_sink({**SERVERS, "kafka.acks": acks}).client == {"acks": acks}
+    with pytest.raises(InvalidSetting, match="acks='2' is not valid"):
+        options.parse_sink({**SERVERS, "kafka.acks": "2"})
 
 
 def test_a_pattern_is_found_anywhere_in_a_name() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.storage import recovery
 from broker.storage.directory import LogDirectory
 from broker.storage.dump import dump, entries, verify
 from kafkalog.errors import InvalidArgument
@@ -79,6 +82,52 @@ def test_damage_and_torn_tail_are_shown_where_they_are(folder: Path) -> None:
     lines = list(dump(folder))
     assert f"  {second_at}: DAMAGED offsets 2 to 2, {found.problems[0].bytes} bytes" in lines
     assert lines[-1].endswith("torn tail, 20 bytes (the next start cuts them off)")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_scan_in_parts_finds_what_one_scan_finds(folder: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    shutil.rmtree(folder)
+    log = LogDirectory(folder.parent / "other").open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20), 1)
+    for offset in range(12):
+        log.append([numbered(offset)])
+    good = next(log.directory.glob("*.log")).read_bytes()
+    length = len(numbered(0)[1])
+    assert len(good) == 12 * length
+    path = folder / f"{0:020d}.log"
+    folder.mkdir()
+    # A body, a header, two in a row, the first and the last batch; then the last one cut.
+    damages = [(100,), (length * 3 + 100,), (length * 4 + 8,), (length * 5, length * 6 + 90), (length * 11 + 8,)]
+    for flipped in (*damages, sum(damages, ())):
+        for cut in (0, 8):
+            data = bytearray(good[: len(good) - cut])
+            for position in flipped:
+                data[position] ^= 1
+            path.write_bytes(data)
+            with monkeypatch.context() as patched:
+                whole = list(entries(path)), verify(path)
+                patched.setattr("broker.storage.dump._BATCHES_AT_ONCE", at_once)
+                assert (list(entries(path)), verify(path)) == whole
+
+
+def test_a_dump_begins_before_its_segment_is_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20), 1)
+    log.append([numbered(offset) for offset in range(3000)])
+    directory.close()
+    checked = 0
+    batch_is_good = recovery._body_is_good
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal checked
+        checked += 1
+        return batch_is_good(*arguments)
+
+    monkeypatch.setattr(recovery, "_body_is_good", counted)
+    found = entries(log.directory)
+    assert next(found)["kind"] == "segment"
+    assert next(found)["start_offset"] == 0
+    assert checked <= 1000
+    assert sum(1 for _ in found) == 2999
 
 
 def test_index_that_is_damaged_or_wrong_is_a_problem(folder: Path) -> None:

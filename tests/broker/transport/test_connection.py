@@ -504,7 +504,8 @@ def test_a_body_that_comes_too_slowly_is_cut_off_and_frees_its_bytes(start_broke
         assert not other.reply()[0].append.partitions[0].HasField("error")
 
 
-def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker) -> None:
+def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "broker.transport.connection")
     broker = start_broker(send_timeout_ms=200)
     topic = broker.new_topic()
     with broker.client() as client:
@@ -513,6 +514,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker) -> No
         for number in range(8):
             client.send(fetch_frame(number, topic, 0, max_bytes=16 << 20))
         until(lambda: broker.counters()["dataport.connections"] == 0)
+    assert "it took no byte of its answer for send.timeout.ms" in caplog.text
 
 
 def test_an_idle_connection_is_closed(start_broker: StartBroker) -> None:

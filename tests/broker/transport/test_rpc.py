@@ -148,6 +148,19 @@ def test_a_deleted_topic_is_gone_with_its_files_and_its_name_starts_anew(broker:
     assert not log.directory.exists()
 
 
+@pytest.mark.parametrize("letter", ["x", "%", "\N{SNOWMAN}", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("length", [300, 1100, 20_000])
+def test_an_error_with_long_facts_is_still_that_error(broker: RunningBroker, letter: str, length: int) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        broker.stub.CreateTopic(bpb.CreateTopicRequest(name=letter * length), timeout=30)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    error = error_from_wire(pb.Error.FromString(dict(caught.value.trailing_metadata())[rpc.ERROR_KEY]))
+    assert isinstance(error, errors.InvalidTopicName)
+    told = error.facts["topic"]
+    assert told == letter * length or told.endswith(f"{letter}... ({length} characters)")
+    assert (caught.value.details() or "").startswith(f"'{letter * 10}")
+
+
 # --- offsets -------------------------------------------------------------------------------------------------------
 
 

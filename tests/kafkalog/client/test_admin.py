@@ -11,6 +11,7 @@ from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
 from kafkalog.client.admin import ListedOffset
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import (
+    BrokerUnreachable,
     Closed,
     InvalidArgument,
     InvalidPartitions,
@@ -67,6 +68,16 @@ def test_the_cluster_is_described(cluster: LocalCluster, admin: Admin) -> None:
     status = admin.describe_broker(broker.broker_id)
     assert status.pid == cluster.brokers[0].pid
     assert "dataport.connections" in status.counters
+
+
+def test_a_broker_that_is_not_registered_is_told_at_once(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: object) -> None:
+        raise AssertionError("it is tried again")
+
+    admin.describe_cluster()
+    monkeypatch.setattr(admin._cluster._stopped, "wait", again)
+    with pytest.raises(BrokerUnreachable, match="no broker reachable at broker 99: it is not registered"):
+        admin.describe_broker(99)
 
 
 @pytest.mark.parametrize(

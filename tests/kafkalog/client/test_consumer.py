@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,9 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
+from kafkalog.client import session
 from kafkalog.client.decoding import ARROW_SCHEMA
+from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
@@ -233,6 +237,18 @@ def test_seek_goes_back_and_forth(consumer: Consumer, filled: TopicPartition, wh
     assert numbers(consumer.messages(max_messages=100 - first, timeout=30)) == list(range(first, 100))
 
 
+def test_max_messages_counts_what_was_handed_out(consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "earliest"})
+    seen: list[int] = []
+    for message in consumer.messages(max_messages=100, timeout=30):
+        seen.append(message.offset)
+        if len(seen) == 3:
+            consumer.seek(filled, 0)
+        if len(seen) == 20:
+            assert numbers(consumer.messages(max_messages=2, timeout=30)) == [17, 18]
+    assert seen == [0, 1, 2, *range(17), *range(19, 99)]
+
+
 def test_a_new_assignment_replaces_the_old(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
 ) -> None:
@@ -244,6 +260,46 @@ def test_a_new_assignment_replaces_the_old(
     consumer.assign({other: "earliest"})
     assert consumer.assignment() == [other]
     assert [message.topic for message in consumer.messages(max_messages=10, timeout=30)] == [other.topic] * 10
+
+
+@pytest.mark.parametrize("iterate", ["messages", "stream"])
+def test_a_waiting_iterator_goes_on_with_a_new_assignment(
+    cluster: LocalCluster, consumer: Consumer, filled: TopicPartition, iterate: str
+) -> None:
+    consumer.assign({filled: "latest"})
+    found: list[Message] = []
+    source = consumer if iterate == "messages" else consumer.streams()[0]
+    reading = threading.Thread(target=lambda: found.extend(source.messages(max_messages=1)), daemon=True)
+    reading.start()
+    while consumer._session._driver is None:
+        threading.Event().wait(0.001)
+    consumer.assign({filled: 97})
+    reading.join(30)
+    assert [message.offset for message in found] == [97]
+
+
+@pytest.mark.parametrize("iterate", ["messages", "stream"])
+def test_a_waiting_iterator_whose_partition_is_taken_away_is_told(
+    consumer: Consumer, filled: TopicPartition, iterate: str
+) -> None:
+    consumer.assign({filled: "latest"})
+    source = consumer if iterate == "messages" else consumer.streams()[0]
+    told: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            list(source.messages())
+        except InvalidArgument as error:
+            told.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    while consumer._session._driver is None:
+        threading.Event().wait(0.001)
+    consumer.assign({})
+    reading.join(30)
+    sentence = "no partition is assigned" if iterate == "messages" else f"{filled} is not assigned to this consumer"
+    assert [sentence in str(error) for error in told] == [True]
 
 
 def test_a_blocked_iterator_wakes_for_a_new_record(
@@ -481,7 +537,7 @@ def test_closing_from_another_thread_ends_iterators(
     readers = [threading.Thread(target=read) for _ in range(3 if iterate == "stream" else 1)]
     for reader in readers:
         reader.start()
-    while not consumer._session._driving:
+    while consumer._session._driver is None:
         threading.Event().wait(0.001)
     consumer.close()
     for reader in readers:
@@ -490,6 +546,70 @@ def test_closing_from_another_thread_ends_iterators(
     for call in (lambda: next(iter(consumer)), lambda: consumer.assign({}), consumer.commit):
         with pytest.raises(Closed, match="this consumer is closed"):
             call()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("moment", ["waiting", "with the lock"])
+def test_closing_in_a_signal_handler_ends_what_it_interrupts(
+    cluster: LocalCluster, filled: TopicPartition, moment: str
+) -> None:
+    consumer = Consumer(cluster.bootstrap_servers)
+    consumer.assign({filled: "latest" if moment == "waiting" else "earliest"})
+    fetching = consumer._session
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
+    try:
+        if moment == "waiting":
+
+            def interrupt() -> None:
+                while fetching._driver is None:
+                    threading.Event().wait(0.001)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+            threading.Thread(target=interrupt).start()
+            assert list(consumer) == []
+        else:
+            take = consumer._take_rows
+
+            def interrupted(source: Any) -> Any:
+                signal.raise_signal(signal.SIGUSR1)
+                return take(source)
+
+            consumer._take_rows = interrupted  # type: ignore[method-assign]
+            assert len(list(consumer)) <= 100
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert fetching.closed
+    assert fetching._links == {}
+    assert fetching._wake_receiver.fileno() == -1
+    with pytest.raises(Closed):
+        consumer._cluster.describe()
+    consumer.close()
+
+
+def test_time_in_which_nobody_reads_is_not_counted_against_retries(
+    cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_passed = 0.0
+    passing = SimpleNamespace(monotonic=lambda: time.monotonic() + time_passed)
+    monkeypatch.setattr(session, "time", passing)
+    received = DataConnection.receive
+    failures = 0
+
+    def failing(connection: DataConnection) -> Any:
+        nonlocal failures
+        failures += 1
+        raise BrokerUnreachable(address=connection.address, reason="reset by peer")
+
+    with Consumer(cluster.bootstrap_servers, retry_timeout_ms=60_000) as consumer:
+        consumer.assign({filled: "earliest"})
+        monkeypatch.setattr(DataConnection, "receive", failing)
+        for _ in range(3):
+            before = failures
+            while failures == before:
+                assert list(consumer.messages(timeout=0.02)) == []
+            time_passed += 3600
+        monkeypatch.setattr(DataConnection, "receive", received)
+        assert numbers(consumer.messages(max_messages=100, timeout=30)) == list(range(100))
 
 
 def test_connections_cut_at_any_byte_lose_and_double_nothing(cluster: LocalCluster, admin: Admin, topic: str) -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.fetcher import PartitionReader, fetch_range
-from kafkalog.errors import CorruptBatch, OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
-from kafkalog.format.batch import encode_batch, stamp
+from kafkalog.client.fetcher import FetchedBatch, PartitionReader, fetch_range
+from kafkalog.connection import DataConnection
+from kafkalog.errors import (
+    BrokerUnreachable,
+    CorruptBatch,
+    DataLost,
+    KafkalogError,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import BatchHeader, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from tests.kafkalog.client.proxy import proxied
@@ -37,6 +52,10 @@ def filled(cluster: LocalCluster) -> TopicPartition:
         for number in range(COUNT):
             producer.send("ranges", b"%d" % number, partition=0)
     return TopicPartition("ranges", 0)
+
+
+def values(groups: Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]) -> Iterator[int]:
+    return (int(value) for group in groups for _, columns in group for value in columns.column("value").to_pylist())
 
 
 def read(cluster: Cluster, partition: TopicPartition, start: int, end: int, max_bytes: int = 1 << 20) -> list[int]:
@@ -96,6 +115,74 @@ def test_a_cut_connection_goes_on_where_it_was(cluster: LocalCluster, filled: To
                 proxy.cut()
         assert found == list(range(COUNT))
         assert proxy.accepted > 3
+
+
+def failing(calls: dict[int, KafkalogError], call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that fails instead, the times that are named."""
+    made = itertools.count(1)
+
+    def called(*arguments: Any) -> Any:
+        error = calls.get(next(made))
+        if error is not None:
+            raise error
+        return call(*arguments)
+
+    return called
+
+
+@pytest.mark.parametrize("sending", [2, 3, 4])
+def test_a_next_request_that_can_not_be_sent_loses_no_answer(
+    connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, sending: int
+) -> None:
+    error = BrokerUnreachable(address="there", reason="reset by peer")
+    monkeypatch.setattr(DataConnection, "send", failing({sending: error}, DataConnection.send))
+    assert read(connected, filled, 0, COUNT, max_bytes=2000) == list(range(COUNT))
+
+
+def test_an_answer_that_does_not_follow_the_one_before_is_refused(
+    connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PartitionReader.take
+    taken = itertools.count(1)
+
+    def forget_the_second(reader: PartitionReader, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
+        found = take(reader, answer, data)
+        return [] if next(taken) == 2 else found
+
+    monkeypatch.setattr(PartitionReader, "take", forget_the_second)
+    found: list[int] = []
+    with pytest.raises(DataLost, match=rf"{filled} goes on at offset \d+ where \d+ comes next"):
+        found.extend(values(fetch_range(connected, filled, None, 0, COUNT, max_bytes=2000)))
+    assert found == list(range(len(found))) != []
+
+
+def test_batches_before_one_that_can_not_be_decoded_are_handed_out(
+    connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = CorruptBatch(partition=str(filled), offset=28, reason="no Arrow")
+    monkeypatch.setattr(fetcher, "decode", failing({5: error}, fetcher.decode))
+    found: list[int] = []
+    with pytest.raises(CorruptBatch, match="no Arrow"):
+        found.extend(values(fetch_range(connected, filled, None, 0, COUNT)))
+    assert found == list(range(28))
+
+
+def test_a_pause_of_the_reader_is_not_counted_against_its_retries(
+    cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_passed = 0.0
+    passing = SimpleNamespace(monotonic=lambda: time.monotonic() + time_passed, sleep=time.sleep)
+    monkeypatch.setattr(fetcher, "time", passing)
+    patient = Cluster(cluster.bootstrap_servers, retry_timeout_ms=5000)
+    error = BrokerUnreachable(address="there", reason="reset by peer")
+    found: list[int] = []
+    for number, group in enumerate(fetch_range(patient, filled, None, 0, COUNT, max_bytes=2000), 1):
+        found += [int(value) for _, columns in group for value in columns.column("value").to_pylist()]
+        if number == 2:
+            time_passed = 3600.0
+            monkeypatch.setattr(DataConnection, "receive", failing({1: error}, DataConnection.receive))
+    assert found == list(range(COUNT))
+    patient.close()
 
 
 def test_what_is_not_in_the_log_is_told(connected: Cluster, filled: TopicPartition) -> None:
