@@ -25,8 +25,8 @@ from kafkalog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from kafkalog.format.batch import NO_PRODUCER, encode_batch
-from kafkalog.format.columns import encode_columns
+from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
+from kafkalog.format.columns import Columns, Headers, encode_columns
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
@@ -52,12 +52,25 @@ class Owner(Protocol):
         """The topics that were sent to. Lock held."""
 
 
+class _Contents(NamedTuple):
+    """What a batch held when it was taken to be sent. Another thread may give the batch up, and empty it, while it is
+    encoded without the lock: its topic was deleted."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[Headers | None] | None
+    columns: Columns | None
+    body: Body | None
+
+
 class _Request(NamedTuple):
     """An append that is not answered yet."""
 
     correlation_id: int
+    topic_id: bytes
     queue: PartitionQueue
     batches: list[Batch]
+    contents: list[_Contents]
     deadline: float
 
 
@@ -221,7 +234,8 @@ class BrokerLink:
         requests = []
         for group in groups:
             limit = min(deadline, max(batch.deadline for batch in group))
-            requests.append(_Request(self._next_correlation_id, queue, group, limit))
+            contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
+            requests.append(_Request(self._next_correlation_id, queue.topic_id, queue, group, contents, limit))
             self._next_correlation_id = self._next_correlation_id % _CORRELATION_ID_MAX + 1
         return requests
 
@@ -256,9 +270,9 @@ class BrokerLink:
         except KafkalogError as error:
             self._not_sent(requests, error)
             return
-        pieces: list[bytes | memoryview] = []
-        for request in requests:
-            pieces += self._frame(request)
+        requests, pieces = self._frames(requests)
+        if not requests:
+            return
         if self._acks:
             with self._outbox.lock:
                 if self._connection is not connection:
@@ -297,44 +311,74 @@ class BrokerLink:
                 connection.shut_down()
         return connection
 
-    def _frame(self, request: _Request) -> list[bytes | memoryview]:
+    def _frames(self, requests: list[_Request]) -> tuple[list[_Request], list[bytes | memoryview]]:
+        """The requests' bytes. A batch that can not be encoded fails, and what is behind it in its partition waits."""
+        framed: list[_Request] = []
+        pieces: list[bytes | memoryview] = []
+        held: dict[PartitionQueue, list[Batch]] = {}
+        failed: list[tuple[Batch, KafkalogError]] = []
+        for request in requests:
+            if request.queue in held:
+                held[request.queue] += request.batches
+                continue
+            encoded: list[EncodedBatch] = []
+            for batch, contents in zip(request.batches, request.contents, strict=True):
+                try:
+                    encoded.append(self._encoded(batch, contents))
+                except Exception as error:  # a defect of ours: no reason to fail what others sent
+                    log.exception("batch_not_encoded", partition=str(request.queue.topic_partition))
+                    failed.append((batch, InternalError(reason=f"{type(error).__name__}: {error}")))
+                    held[request.queue] = [each for each in request.batches if each is not batch]
+                    break
+            else:
+                framed.append(request)
+                pieces += self._frame(request, encoded)
+        if failed:
+            self._not_encoded(failed, held)
+        return framed, pieces
+
+    def _encoded(self, batch: Batch, contents: _Contents) -> EncodedBatch:
+        body = contents.body
+        if body is None:
+            body = self._body(batch, contents)
+            if not batch.done:
+                batch.body = body
+        producer_id, epoch = batch.identity or NO_IDENTITY
+        return encode_batch(
+            memoryview(body.data),
+            codec=self._codec,
+            attributes=body.attributes,
+            record_count=body.record_count,
+            min_timestamp_us=body.min_timestamp_us,
+            max_timestamp_us=body.max_timestamp_us,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=batch.sequence if batch.identity is not None else -1,
+        )
+
+    def _body(self, batch: Batch, contents: _Contents) -> Body:
+        columns = contents.columns
+        if columns is not None:
+            data = encode_columns(columns.batch, self._codec)
+            return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
+        return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)
+
+    def _frame(self, request: _Request, encoded: list[EncodedBatch]) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = [b""]
         length = 0
-        for batch in request.batches:
-            body = batch.body
-            if body is None:
-                body = batch.body = self._body(batch)
-            producer_id, epoch = batch.identity or NO_IDENTITY
-            encoded = encode_batch(
-                memoryview(body.data),
-                codec=self._codec,
-                attributes=body.attributes,
-                record_count=body.record_count,
-                min_timestamp_us=body.min_timestamp_us,
-                max_timestamp_us=body.max_timestamp_us,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                base_sequence=batch.sequence if batch.identity is not None else -1,
-            )
-            pieces.append(encoded.header)
-            pieces.append(encoded.body)
-            if encoded.padding:
-                pieces.append(encoded.padding)
-            length += encoded.length
+        for each in encoded:
+            pieces.append(each.header)
+            pieces.append(each.body)
+            if each.padding:
+                pieces.append(each.padding)
+            length += each.length
         header, part = self._header, self._header_part
         header.correlation_id = request.correlation_id
-        part.topic_id = request.queue.topic_id
+        part.topic_id = request.topic_id
         part.partition = request.queue.topic_partition.partition
         part.length = length
         pieces[0] = frame_start(header.SerializeToString(), length)
         return pieces
-
-    def _body(self, batch: Batch) -> Body:
-        columns = batch.columns
-        if columns is not None:
-            data = encode_columns(columns.batch, self._codec)
-            return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
-        return encode_records(batch.values, batch.timestamps_us, batch.keys, batch.headers, self._codec)
 
     # --- outcomes
 
@@ -358,6 +402,17 @@ class BrokerLink:
                 failed += queue.unsent(batches, error, now)
             called = self._outbox.finish(failed)
         log.debug("broker_not_reached", broker_id=self.broker_id, reason=str(error))
+        self._outbox.call_back(called)
+
+    def _not_encoded(self, refused: Failed, held: dict[PartitionQueue, list[Batch]]) -> None:
+        """Batches failed before they left, and with them in hand were others of their partitions."""
+        failed: Failed = []
+        with self._outbox.lock:
+            now = time.monotonic()
+            for batch, error in refused:
+                failed += batch.queue.refused(batch, error, now)
+                failed += batch.queue.unsent(held[batch.queue], error, now)
+            called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
     def _give_up_connection(self) -> Failed:
