@@ -169,10 +169,10 @@ class BrokerLink:
     def _turn(self) -> bool:
         """Wait for work and do it; whether there is a next turn."""
         with self._outbox.lock:
+            if self._stopping:  # before anything is taken out that nobody would then be told of
+                return False
             now = time.monotonic()
             requests, called, wake_at, in_need = self._collect(now)
-            if self._stopping:
-                return False
             stale = bool(self._active) and (self._stale or now >= self._refresh_at)
             if not (requests or called or in_need or stale):
                 self._sleep(wake_at, now)
@@ -445,9 +445,8 @@ class BrokerLink:
 
     def _fail_everything(self, error: KafkalogError) -> None:
         with self._outbox.lock:
-            if self._connection is not None:
-                self._lose(self._connection, error)
-            failed = [(batch, error) for queue in self._active for batch in queue.clear()]
+            failed = self._lose(self._connection, error) if self._connection is not None else []
+            failed += [(batch, error) for queue in self._active for batch in queue.clear()]
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
@@ -457,7 +456,12 @@ class BrokerLink:
         self._outbox.own_threads.add(threading.get_ident())
         try:
             while True:
-                replies = connection.receive_some()
+                try:
+                    replies = connection.receive_some()
+                except RequestTimedOut:
+                    if connection.has_buffered or self._is_owed(connection):
+                        raise
+                    continue  # nobody had asked for anything, or only just
                 with self._outbox.lock:
                     called = self._take_replies(connection, replies)
                 self._outbox.call_back(called)
@@ -469,6 +473,13 @@ class BrokerLink:
         finally:
             connection.close()
             self._outbox.own_threads.discard(threading.get_ident())
+
+    def _is_owed(self, connection: DataConnection) -> bool:
+        """Whether an answer should have come by now. Silence alone is none's fault: nothing may have been sent."""
+        with self._outbox.lock:
+            if self._connection is not connection:
+                return True
+            return bool(self._awaiting) and self._awaiting[0].deadline <= time.monotonic()
 
     def _take_replies(self, connection: DataConnection, replies: list[pb.ReplyHeader]) -> list[Batch]:
         """Lock held: some answers came, in the order of the requests."""

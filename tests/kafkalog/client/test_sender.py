@@ -15,9 +15,13 @@ from kafkalog.client.config import CLIENT_SETTINGS
 from kafkalog.client.outbox import Outbox
 from kafkalog.client.sender import BrokerLink
 from kafkalog.errors import (
+    BatchTooLarge,
     BrokerUnreachable,
+    Closed,
     InternalError,
     KafkalogError,
+    OutcomeUnknown,
+    RequestTimedOut,
     UnknownTopic,
 )
 from kafkalog.records import RecordMetadata, TopicPartition
@@ -26,6 +30,7 @@ from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 30.0
+SILENCE = RequestTimedOut(what="a request", address="here:1", timeout_ms=1)
 GONE = BrokerUnreachable(address="here:1", reason="it closed the connection")
 
 
@@ -62,6 +67,13 @@ class Connection:
             part.error.CopyFrom(error_to_wire(error))
         self.answers.put(reply)
 
+    def fall_silent(self) -> None:
+        """Let the time for an answer pass, and wait until more are waited for."""
+        while self.receives.acquire(blocking=False):
+            pass
+        self.answers.put(SILENCE)
+        assert self.receives.acquire(timeout=LIMIT)
+
     def shut_down(self) -> None:
         self.answers.put(GONE)
 
@@ -75,11 +87,13 @@ class Part:
     def __init__(self, **settings: object) -> None:
         self.settings = CLIENT_SETTINGS.parse(settings)
         self.connection = Connection()
+        self.connects = 0
         self.on_connect: Callable[[], object] = lambda: None
         self.on_refresh: Callable[[], object] = lambda: None
         self.gone: Failed = []
 
     def connect_data(self, broker_id: int) -> Connection:
+        self.connects += 1
         self.on_connect()
         return self.connection
 
@@ -104,9 +118,12 @@ class Links:
         self.outbox = Outbox(1 << 20, 1000, "here:1", lambda queue: None)
         self.links: list[BrokerLink] = []
 
-    def start(self, part: Part, acks: int = 1) -> BrokerLink:
+    def make(self, part: Part, acks: int = 1) -> BrokerLink:
         stand_in: Any = part
-        link = BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+        return BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+
+    def start(self, part: Part, acks: int = 1) -> BrokerLink:
+        link = self.make(part, acks)
         self.links.append(link)
         with self.outbox.lock:
             link.start()
@@ -210,3 +227,74 @@ def test_a_batch_that_can_not_be_encoded_fails_alone(
     assert sorted(map(int, map(links.outcome, (fine, elsewhere)))) == ([5, 6] if acks else [-1, -1])  # type: ignore[arg-type]
     assert told == [error]
     assert links.outbox.buffered == 0
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_silence_while_nothing_is_owed_leaves_the_connection_alone(links: Links, acks: int) -> None:
+    part = Part()
+    link = links.start(part, acks)
+    queue = links.queue("t")
+    for number in range(3):
+        with links.outbox.lock:
+            batch = links.add(queue, b"x")
+            link.has_work(queue, 0.0)
+        if acks:
+            part.connection.fall_silent()  # since long before the request, which is answered only now
+            part.connection.answer(number)
+        assert links.outcome(batch) == (number if acks else -1)
+        part.connection.fall_silent()
+    assert part.connects == 1
+
+
+def test_a_connection_that_falls_silent_in_the_middle_of_an_answer_is_given_up(links: Links) -> None:
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        link.has_work(queue, 0.0)
+    part.connection.sent.get(timeout=LIMIT)
+    part.connection.has_buffered = True
+    first, part.connection = part.connection, Connection()
+    first.answers.put(SILENCE)
+    part.connection.answer(3)
+    assert links.outcome(batch) == 3
+    assert part.connects == 2
+
+
+def test_a_defect_of_a_link_is_told_also_for_what_its_lost_connection_gave_up(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part()
+    link = links.make(part)
+    queue = links.queue("t", idempotent=True)
+    queue.identity = Identity(7, 0)
+    with links.outbox.lock:
+        refused, unknown = links.add(queue, b"refused"), links.add(queue, b"unknown")
+        link.has_work(queue, 0.0)
+        [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
+        connection: Any = part.connection
+        link._connection = connection
+        link._awaiting.append(request._replace(batches=[unknown]))
+        error = BatchTooLarge(size=2, partition="t-0", limit=1)
+        links.outbox.finish(queue.refused(refused, error, 0.0))
+    link._fail_everything(InternalError(reason="a defect"))
+    assert links.outcome(refused) == error
+    assert isinstance(links.outcome(unknown), OutcomeUnknown)
+    assert links.outbox.unfinished() == []
+
+
+def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links) -> None:
+    link = links.make(Part())
+    queue = links.queue("t")
+    told: list[KafkalogError | None] = []
+    with links.outbox.lock:
+        batch = links.add(queue, b"late")
+        batch.deadline = 0.0
+        batch.add_callback(0, lambda metadata, error: told.append(error))
+        link.has_work(queue, 0.0)
+        link.stop()
+    assert not link._turn()
+    closed = Closed(what="producer")
+    links.outbox.give_up([(each, closed) for each in queue.clear()])
+    assert told == [closed]
