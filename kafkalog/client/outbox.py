@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kafkalog.client.batcher import Batch, Failed, PartitionQueue
+from kafkalog.client.batcher import Batch, PartitionQueue
 from kafkalog.client.mutex import Mutex
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.log import get_logger
@@ -123,12 +123,6 @@ class Outbox:
                 except Exception:
                     log.exception("on_delivery_failed", partition=str(batch.queue.topic_partition))
             batch.callbacks = None
-
-    def give_up(self, failed: Failed) -> None:
-        """Lock not held: batches failed."""
-        with self.lock:
-            called = self.finish(failed)
-        self.call_back(called)
 
     def wait_done(self, batches: Iterable[Batch], timeout: float | None, what: str) -> None:
         """Lock held: wait until all are acknowledged or failed.

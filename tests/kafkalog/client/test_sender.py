@@ -296,5 +296,7 @@ def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links
         link.stop()
     assert not link._turn()
     closed = Closed(what="producer")
-    links.outbox.give_up([(each, closed) for each in queue.clear()])
+    with links.outbox.lock:
+        called = links.outbox.finish([(each, closed) for each in queue.clear()])
+    links.outbox.call_back(called)
     assert told == [closed]
