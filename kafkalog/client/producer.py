@@ -56,6 +56,7 @@ _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
 _RESERVATION = 16 * 1024
+_JOIN_SECONDS = 0.5  # for links to end after the time that close() was given
 _EXIT_SECONDS = 10.0  # for what is not acknowledged when the interpreter ends
 
 
@@ -130,6 +131,7 @@ class Producer:
         self._tokens = self._lock.tokens
         self._routes: dict[str, _Route] = {}
         self._links: dict[int, BrokerLink] = {}
+        self._is_stopped = False
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
@@ -315,23 +317,28 @@ class Producer:
                 return
             self._close_batches()  # send() takes a closer look only where it needs a new one
             self._outbox.close()
+        end = None if timeout is None else time.monotonic() + timeout
         failure: KafkalogError | None = None
         try:
             self.flush(timeout)
         except KafkalogError as error:
             failure = error
         finally:
-            self._stop()
+            self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS)
         if failure is not None:
             raise failure
 
-    def _stop(self) -> None:
+    def _stop(self, join_timeout: float | None) -> None:
         with self._lock:
+            self._is_stopped = True
             links = list(self._links.values())
             for link in links:
                 link.stop()
-        for link in links:
-            link.join()
+        if self._owns_cluster:
+            self._cluster.close()  # ends what the links ask of it
+        end = None if join_timeout is None else time.monotonic() + join_timeout
+        for link in links:  # one that is connecting may be late; it finds that all was given up, and ends
+            link.join(None if end is None else max(0.0, end - time.monotonic()))
         with self._lock:
             left = self._outbox.unfinished()
             left.reverse()
@@ -339,8 +346,6 @@ class Producer:
                 batch.queue.clear()
             called = self._outbox.finish([(batch, Closed(what="producer")) for batch in left])
         self._outbox.call_back(called)
-        if self._owns_cluster:
-            self._cluster.close()
         _open.discard(self)
 
     # --- filling batches, lock held
@@ -508,7 +513,8 @@ class Producer:
                 codec=self._codec,
                 request_bytes=self._settings.max_request_size,
             )
-            link.start()
+            if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
+                link.start()
 
     # --- what the links ask for
 

@@ -143,10 +143,12 @@ class BrokerLink:
 
     # --- lock not held
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until its threads have ended, for `timeout` seconds at most."""
+        end = None if timeout is None else time.monotonic() + timeout
+        self._thread.join(timeout)
         for reader in self._readers:
-            reader.join()
+            reader.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def abandon(self) -> None:
         """In a forked child: let the parent's connection alone."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.errors import (
     BatchTooLarge,
@@ -518,6 +520,50 @@ def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: 
     assert isinstance(delivery.exception(30), Closed)
     assert told == [delivery.exception()]
     assert producer._outbox.buffered == 0
+
+
+# --- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_a_send_makes_while_the_producer_closes_leaves_no_thread(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Producer(cluster.bootstrap_servers)
+    topic = producer._cluster.topic
+
+    def close_meanwhile(name: str) -> Any:
+        found = topic(name)
+        producer.close()
+        return found
+
+    monkeypatch.setattr(producer._cluster, "topic", close_meanwhile)
+    with pytest.raises(Closed):
+        producer.send(made, b"x")
+    assert not [link for link in producer._links.values() if link._thread.is_alive()]
+
+
+def test_a_close_with_a_timeout_does_not_wait_for_a_link_that_asks_the_cluster(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, answers = threading.Event(), threading.Event()
+
+    def refresh(names: list[str], *, patient: bool = True) -> None:
+        asks.set()
+        answers.wait(10)
+
+    with closing(Cluster(cluster.bootstrap_servers, metadata_max_age_ms=1)) as shared:
+        monkeypatch.setattr(shared, "refresh", refresh)
+        producer = Producer(shared)
+        delivery = producer.send(made, b"x", partition=0)
+        assert asks.wait(30)
+        [link] = producer._links.values()
+        with pytest.raises(RequestTimedOut):
+            producer.close(timeout=0)
+        assert link._thread.is_alive()
+        assert isinstance(delivery.exception(0), Closed)
+        answers.set()
+        link.join(30)
+        assert not link._thread.is_alive()
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
