@@ -81,7 +81,7 @@ class Outbox:
                 left = started + limit_ms / 1000 - time.monotonic()
                 if left <= 0:
                     raise BufferExhausted(limit=self.memory, waited_ms=limit_ms)
-                self._room.wait(left)
+                self._room.wait(min(left, threading.TIMEOUT_MAX))
                 if self.closed is not None:
                     raise Closed(what="producer")
         finally:
@@ -143,7 +143,7 @@ class Outbox:
                 if left is not None and left <= 0:
                     assert timeout is not None
                     raise RequestTimedOut(what=what, address=self._address, timeout_ms=int(timeout * 1000))
-                self._delivered.wait(left)
+                self._delivered.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def unfinished(self) -> list[Batch]:
         """Lock held: what is not acknowledged, the latest first (when it is, most others are)."""

@@ -190,7 +190,7 @@ class BrokerLink:
 
     def _sleep(self, wake_at: float | None, now: float) -> None:
         self._sleeps_until, self._sleeps = wake_at, True
-        self._work.wait(None if wake_at is None else max(0.0, wake_at - now))
+        self._work.wait(None if wake_at is None else min(max(0.0, wake_at - now), threading.TIMEOUT_MAX))
         self._sleeps = False
 
     def _collect(self, now: float) -> tuple[list[_Request], list[Batch], float | None, list[PartitionQueue]]:

@@ -11,7 +11,7 @@ import pytest
 
 from kafkalog.client import sender
 from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
-from kafkalog.client.config import CLIENT_SETTINGS
+from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
 from kafkalog.client.outbox import Outbox
 from kafkalog.client.sender import BrokerLink
 from kafkalog.errors import (
@@ -300,3 +300,23 @@ def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links
         called = links.outbox.finish([(each, closed) for each in queue.clear()])
     links.outbox.call_back(called)
     assert told == [closed]
+
+
+def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> None:
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    queue._window = 1
+    with links.outbox.lock:
+        elsewhere, waiting = links.add(queue, b"elsewhere"), links.add(queue, b"waiting")
+        waiting.deadline = LONG_MAX / 1000
+        assert queue.take(0.0, 1 << 20) == [elsewhere]  # by the link that had the partition before
+        link.has_work(queue, 0.0)
+    poll = threading.Event()
+    while not link._sleeps and not waiting.done:
+        poll.wait(0.001)
+    with links.outbox.lock:
+        links.outbox.finish([(elsewhere, None), *queue.acked(elsewhere)])
+        link.has_work(queue, 0.0)
+    part.connection.answer(1)
+    assert links.outcome(waiting) == 1
