@@ -442,7 +442,8 @@ class BrokerLink:
         for queue, batches in _by_queue(lost).items():
             failed += queue.lost(batches, error, now)
             self.has_work(queue, now)
-        log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
+        if not self._stopping:  # else it was us
+            log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
         return failed
 
     def _fail_everything(self, error: KafkalogError) -> None:

@@ -246,6 +246,22 @@ def test_silence_while_nothing_is_owed_leaves_the_connection_alone(links: Links,
     assert part.connects == 1
 
 
+def test_a_link_that_is_stopped_logs_no_lost_connection(links: Links, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        link.has_work(queue, 0.0)
+    part.connection.answer(0)
+    links.outcome(batch)
+    with links.outbox.lock:
+        link.stop()
+    link.join()
+    assert "broker_connection_lost" not in caplog.text
+
+
 def test_a_connection_that_falls_silent_in_the_middle_of_an_answer_is_given_up(links: Links) -> None:
     part = Part()
     link = links.start(part)
