@@ -259,14 +259,16 @@ class PartitionQueue:
 
     def acked(self, batch: Batch) -> Failed:
         """The batch is in the log."""
-        self._landed(batch)
+        if not self._landed(batch):
+            return []
         self.unacked.remove(batch)  # nearly always the first
         self._next_backoff = self._backoff
         return self._settled()
 
     def refused(self, batch: Batch, error: KafkalogError, now: float) -> Failed:
         """The broker answered a batch that was sent alone with an error."""
-        self._landed(batch)
+        if not self._landed(batch):
+            return []
         self.last_failure = error
         if isinstance(error, OutOfOrderSequence):  # no other error says that it was not written at an earlier time
             batch.maybe_written = False
@@ -285,39 +287,41 @@ class PartitionQueue:
 
     def refused_together(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
         """The broker answered batches with one error, which may be that of any: each is sent again, to find out."""
-        self.last_failure = error
-        for batch in batches:
-            self._landed(batch)
+        landed = [batch for batch in batches if self._landed(batch)]
+        for batch in landed:
             batch.maybe_written = True
-        self._pause(now)
-        return self._settled()
+        return self._to_be_sent_again(landed, error, now)
 
     def lost(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
         """No answer will come: the connection is gone, and the batches may be in the log or not."""
-        self.last_failure = error
-        for batch in batches:
-            self._landed(batch)
+        landed = [batch for batch in batches if self._landed(batch)]
+        for batch in landed:
             batch.maybe_written = batch.lost = True
-        self._pause(now)
-        return self._settled()
+        return self._to_be_sent_again(landed, error, now)
 
     def unsent(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
         """They did not leave: no connection could be made."""
+        return self._to_be_sent_again([batch for batch in batches if self._landed(batch)], error, now)
+
+    def _to_be_sent_again(self, landed: list[Batch], error: KafkalogError, now: float) -> Failed:
+        if not landed:
+            return []
         self.last_failure = error
-        for batch in batches:
-            self._landed(batch)
         self._pause(now)
         return self._settled()
 
     def dropped(self, batch: Batch) -> None:
         """Done with a batch of which no answer is expected (acks=0)."""
-        self._landed(batch)
-        self.unacked.remove(batch)
+        if self._landed(batch):
+            self.unacked.remove(batch)
 
-    def _landed(self, batch: Batch) -> None:
-        assert batch.flying
+    def _landed(self, batch: Batch) -> bool:
+        """Whether the batch was still awaited: one that was given up (`clear`) may be answered all the same."""
+        if not batch.flying:
+            return False
         batch.flying = False
         self.flying -= 1
+        return True
 
     def _pause(self, now: float) -> None:
         self._retry_at = now + self._next_backoff
@@ -392,10 +396,17 @@ class PartitionQueue:
         return True
 
     def clear(self) -> list[Batch]:
-        """Give up: every batch that is left, flying ones too."""
+        """Give up: every batch that is left, flying ones too, whose answers then mean nothing any more.
+
+        The queue may be used again. What is given up leaves a gap in the sequence, or is in the log after all.
+        """
         self.close_batch()
         left = [*self.unacked, *self.ready]
+        for batch in left:
+            batch.flying = False
         self.unacked.clear()
         self.ready.clear()
         self.flying = 0
+        self._broken = self._broken or any(batch.identity is not None for batch in left)
+        self._settled()
         return left

@@ -22,6 +22,7 @@ from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     NoBrokers,
+    RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
@@ -184,8 +185,22 @@ class Cluster:
             pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
 
     def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
+        if broker_id is None:
+            return self._call_any_of(self._addresses(), method, request, repeatable)
+        address = self._known_address(broker_id)
+        try:
+            if address is None:
+                raise _unregistered(broker_id)
+            return self._call_any_of([address], method, request, repeatable)
+        except BrokerUnreachable:
+            moved = self._address_now(broker_id)
+            if moved is None or moved == address:
+                raise
+        return self._call_any_of([moved], method, request, repeatable)
+
+    def _call_any_of(self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool) -> Any:
         failures: list[KafkalogError] = []
-        for address in self._addresses(broker_id):
+        for address in addresses:
             try:
                 control = self._connected(address)
             except _ELSEWHERE as error:
@@ -193,25 +208,33 @@ class Cluster:
                 continue
             try:
                 return control.call(method, request, self.settings.request_timeout_ms)
-            except BrokerUnreachable as error:
+            except (BrokerUnreachable, RequestTimedOut) as error:  # one that is silent would keep the next calls too
                 self._forget(address, control)
                 if not repeatable:
                     raise _NotSure(error) from None
                 failures.append(error)
             except (BrokerStopping, NoBrokers) as error:
                 failures.append(error)
-        if len(failures) == 1:
+        if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
-        addresses = ", ".join(format_address(*address) for address in self._addresses(broker_id))
-        raise BrokerUnreachable(address=addresses, reason="; ".join(_reason(error) for error in failures))
+        listed = ", ".join(format_address(*address) for address in addresses)
+        raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _addresses(self, broker_id: int | None) -> list[tuple[str, int]]:
+    def _known_address(self, broker_id: int) -> tuple[str, int] | None:
         with self._lock:
-            if broker_id is not None:
-                broker = self._brokers.get(broker_id)
-                if broker is None:
-                    raise _unregistered(broker_id)
-                return [(broker.host, broker.grpc_port)]
+            broker = self._brokers.get(broker_id)
+        return None if broker is None else (broker.host, broker.grpc_port)
+
+    def _address_now(self, broker_id: int) -> tuple[str, int] | None:
+        """Where a broker is that was not found where it was: perhaps it came back elsewhere."""
+        try:
+            self.describe(patient=False)
+        except KafkalogError:
+            return None
+        return self._known_address(broker_id)
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        with self._lock:
             known = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
             connected = [address for address in self._control if address in known or address in self._bootstrap]
             return list(dict.fromkeys([*connected, *self._bootstrap, *known]))
@@ -226,10 +249,14 @@ class Cluster:
         control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
         description = control.connect()
         with self._lock:
-            self._take_in(description)
-            kept = self._control.setdefault(address, control)
+            stopped = self._stopped.is_set()  # meanwhile: nobody would close it
+            if not stopped:
+                self._take_in(description)
+            kept = None if stopped else self._control.setdefault(address, control)
         if kept is not control:
             control.close()
+        if kept is None:
+            raise Closed(what="client")
         return kept
 
     def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:

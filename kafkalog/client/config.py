@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kafkalog.config import Setting, Table, Values, anything, at_least, between, one_of
+from kafkalog.config import Setting, Table, Values, anything, between, one_of
 from kafkalog.errors import InvalidSetting
 
 _MIB = 1 << 20
+INT_MAX = (1 << 31) - 1  # what the wire, the kernel's timeouts and Kafka's own ints take
+LONG_MAX = (1 << 63) - 1  # what Kafka's users write for "for ever"; waits are cut to what threads can wait
+
+_CONNECTION_SETTINGS = [
+    Setting("connect.timeout.ms", int, 5_000, between(1, INT_MAX), "How long one address may take to accept and greet."),
+    Setting("request.timeout.ms", int, 30_000, between(1, INT_MAX),
+            "How long a request may stay unanswered before its connection is given up."),
+    Setting("bootstrap.timeout.ms", int, 5_000, between(0, INT_MAX),
+            "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each."),
+    Setting("retry.timeout.ms", int, 30_000, between(0, INT_MAX),
+            "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails."),
+    Setting("retry.backoff.ms", int, 50, between(1, INT_MAX), "Pause before a failed request is tried again; doubles each time."),
+    Setting("retry.backoff.max.ms", int, 1_000, between(1, INT_MAX), "Longest such pause."),
+    Setting("metadata.max.age.ms", int, 300_000, between(1, LONG_MAX),
+            "Age at which what is known of a topic is asked again, so that new partitions are noticed."),
+]  # fmt: skip
 
 
-def _connection_settings() -> list[Setting]:
-    return [
-        Setting("connect.timeout.ms", int, 5_000, at_least(1), "How long one address may take to accept and greet."),
-        Setting("request.timeout.ms", int, 30_000, at_least(1),
-                "How long a request may stay unanswered before its connection is given up."),
-        Setting("bootstrap.timeout.ms", int, 5_000, at_least(0),
-                "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each."),
-        Setting("retry.timeout.ms", int, 30_000, at_least(0),
-                "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails."),
-        Setting("retry.backoff.ms", int, 50, at_least(1), "Pause before a failed request is tried again; doubles each time."),
-        Setting("retry.backoff.max.ms", int, 1_000, at_least(1), "Longest such pause."),
-        Setting("metadata.max.age.ms", int, 300_000, at_least(1),
-                "Age at which what is known of a topic is asked again, so that new partitions are noticed."),
-    ]  # fmt: skip
-
-
-CLIENT_SETTINGS = Table("client", _connection_settings())
+CLIENT_SETTINGS = Table("client", _CONNECTION_SETTINGS)
 
 
 def _check_producer(values: Values) -> tuple[str, str] | None:
@@ -47,25 +47,25 @@ PRODUCER_SETTINGS = Table(
     [
         Setting("acks", str, "1", one_of("0", "1", "all"),
                 "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it."),
-        Setting("linger.ms", int, 5, at_least(0),
+        Setting("linger.ms", int, 5, between(0, INT_MAX),
                 "How long a batch waits for more records. Larger: bigger batches, later delivery."),
         Setting("batch.size", int, 2_500_000, between(1, 1 << 30),
                 "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too."),
-        Setting("batch.records", int, 10_000, at_least(1), "Records at which a batch is sent without lingering."),
+        Setting("batch.records", int, 10_000, between(1, INT_MAX), "Records at which a batch is sent without lingering."),
         Setting("compression.type", str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed."),
-        Setting("buffer.memory", int, 64 * _MIB, at_least(1024),
+        Setting("buffer.memory", int, 64 * _MIB, between(1024, LONG_MAX),
                 "Bytes of records not yet acknowledged; while it is full, send() blocks."),
-        Setting("max.block.ms", int, 60_000, at_least(0),
+        Setting("max.block.ms", int, 60_000, between(0, LONG_MAX),
                 "How long send() may block for room in the buffer."),
-        Setting("max.in.flight.requests", int, 100, at_least(1),
+        Setting("max.in.flight.requests", int, 100, between(1, INT_MAX),
                 "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered."),
-        Setting("max.request.size", int, 1_000_000, at_least(1024),
+        Setting("max.request.size", int, 1_000_000, between(1024, INT_MAX),
                 "Bytes of batches put into one request, but for a single larger batch. Brokers take up to 1 MiB at once best."),
-        Setting("delivery.timeout.ms", int, 120_000, at_least(1),
+        Setting("delivery.timeout.ms", int, 120_000, between(1, LONG_MAX),
                 "How long a record may take from send() to its ack, retries included."),
         Setting("enable.idempotence", bool, True, anything,
                 "Retries neither double nor reorder records. Always off with acks=0."),
-        *_connection_settings(),
+        *_CONNECTION_SETTINGS,
     ],
     _check_producer,
 )  # fmt: skip
@@ -73,16 +73,16 @@ PRODUCER_SETTINGS = Table(
 CONSUMER_SETTINGS = Table(
     "consumer",
     [
-        Setting("fetch.min.bytes", int, 1, at_least(0),
+        Setting("fetch.min.bytes", int, 1, between(0, INT_MAX),
                 "A broker answers once it has that much. Larger: fewer, fuller answers, later."),
-        Setting("fetch.max.wait.ms", int, 500, at_least(0), "Longest that a broker waits for fetch.min.bytes."),
-        Setting("fetch.max.bytes", int, 8 * _MIB, at_least(1), "Most bytes in one answer, but for a first batch that is larger."),
-        Setting("max.partition.fetch.bytes", int, 4 * _MIB, at_least(1), "The same for each partition in it."),
+        Setting("fetch.max.wait.ms", int, 500, between(0, INT_MAX), "Longest that a broker waits for fetch.min.bytes."),
+        Setting("fetch.max.bytes", int, 8 * _MIB, between(1, INT_MAX), "Most bytes in one answer, but for a first batch that is larger."),
+        Setting("max.partition.fetch.bytes", int, 4 * _MIB, between(1, INT_MAX), "The same for each partition in it."),
         Setting("auto.offset.reset", str, "error", one_of("error", "earliest", "latest"),
                 "Where to go on when the offset to read is not in the log (any more): nowhere, its start, or its end."),
         Setting("committed.fallback", str, "error", one_of("error", "earliest", "latest"),
                 "Where 'committed' starts in a partition for which the group has committed nothing."),
-        *_connection_settings(),
+        *_CONNECTION_SETTINGS,
     ],
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kafkalog.client.batcher import Batch, Failed, PartitionQueue
+from kafkalog.client.batcher import Batch, PartitionQueue
 from kafkalog.client.mutex import Mutex
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.log import get_logger
@@ -81,7 +81,7 @@ class Outbox:
                 left = started + limit_ms / 1000 - time.monotonic()
                 if left <= 0:
                     raise BufferExhausted(limit=self.memory, waited_ms=limit_ms)
-                self._room.wait(left)
+                self._room.wait(min(left, threading.TIMEOUT_MAX))
                 if self.closed is not None:
                     raise Closed(what="producer")
         finally:
@@ -124,12 +124,6 @@ class Outbox:
                     log.exception("on_delivery_failed", partition=str(batch.queue.topic_partition))
             batch.callbacks = None
 
-    def give_up(self, failed: Failed) -> None:
-        """Lock not held: batches failed."""
-        with self.lock:
-            called = self.finish(failed)
-        self.call_back(called)
-
     def wait_done(self, batches: Iterable[Batch], timeout: float | None, what: str) -> None:
         """Lock held: wait until all are acknowledged or failed.
 
@@ -149,7 +143,7 @@ class Outbox:
                 if left is not None and left <= 0:
                     assert timeout is not None
                     raise RequestTimedOut(what=what, address=self._address, timeout_ms=int(timeout * 1000))
-                self._delivered.wait(left)
+                self._delivered.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def unfinished(self) -> list[Batch]:
         """Lock held: what is not acknowledged, the latest first (when it is, most others are)."""

@@ -56,19 +56,24 @@ _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
 _RESERVATION = 16 * 1024
+_JOIN_SECONDS = 0.5  # for links to end after the time that close() was given
 _EXIT_SECONDS = 10.0  # for what is not acknowledged when the interpreter ends
 
 
 class _Route:
-    """A topic's queues, `count` of them in use. That `in_turn` gets the records that any partition will do for."""
+    """A topic's queues, `count` of them in use. That `in_turn` gets the records that any partition will do for.
 
-    __slots__ = ("batch_size_max", "count", "in_turn", "queues", "record_size_max", "topic")
+    Once the topic `is_gone` nothing may be put into its queues: nobody looks after them.
+    """
+
+    __slots__ = ("batch_size_max", "count", "in_turn", "is_gone", "queues", "record_size_max", "topic")
 
     def __init__(self, topic: TopicInfo) -> None:
         self.topic = topic
         self.queues: list[PartitionQueue] = []
         self.in_turn: PartitionQueue
         self.count = 0
+        self.is_gone = False
         self.batch_size_max = 0
         self.record_size_max = 0
 
@@ -126,6 +131,7 @@ class Producer:
         self._tokens = self._lock.tokens
         self._routes: dict[str, _Route] = {}
         self._links: dict[int, BrokerLink] = {}
+        self._is_stopped = False
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
@@ -269,9 +275,9 @@ class Producer:
         batches = []
         with self._lock:
             for chunk in chunks:
-                self._check_open()
+                self._check_usable(route)
                 while self._reserve(chunk.size):
-                    self._check_open()
+                    self._check_usable(route)
                 queue = route.next_turn() if chunk.partition is None else route.queues[chunk.partition]
                 batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
                 batch.columns = chunk.columns
@@ -311,27 +317,35 @@ class Producer:
                 return
             self._close_batches()  # send() takes a closer look only where it needs a new one
             self._outbox.close()
+        end = None if timeout is None else time.monotonic() + timeout
         failure: KafkalogError | None = None
         try:
             self.flush(timeout)
         except KafkalogError as error:
             failure = error
         finally:
-            self._stop()
+            self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS)
         if failure is not None:
             raise failure
 
-    def _stop(self) -> None:
+    def _stop(self, join_timeout: float | None) -> None:
         with self._lock:
+            self._is_stopped = True
             links = list(self._links.values())
             for link in links:
                 link.stop()
-        for link in links:
-            link.join()
-        left = [batch for route in self._routes.values() for queue in route.queues for batch in queue.clear()]
-        self._outbox.give_up([(batch, Closed(what="producer")) for batch in left])
         if self._owns_cluster:
-            self._cluster.close()
+            self._cluster.close()  # ends what the links ask of it
+        end = None if join_timeout is None else time.monotonic() + join_timeout
+        for link in links:  # one that is connecting may be late; it finds that all was given up, and ends
+            link.join(None if end is None else max(0.0, end - time.monotonic()))
+        with self._lock:
+            left = self._outbox.unfinished()
+            left.reverse()
+            for batch in left:
+                batch.queue.clear()
+            called = self._outbox.finish([(batch, Closed(what="producer")) for batch in left])
+        self._outbox.call_back(called)
         _open.discard(self)
 
     # --- filling batches, lock held
@@ -342,7 +356,7 @@ class Producer:
         Memory is reserved for a batch bit by bit, so that `send` need not look at it for every record.
         """
         while True:
-            self._check_open()
+            self._check_usable(route)
             if queue.open is None and in_turn:
                 queue = route.next_turn()
                 in_turn = False
@@ -390,6 +404,12 @@ class Producer:
         if self._outbox.closed is not None:
             raise Closed(**self._outbox.closed.facts)
 
+    def _check_usable(self, route: _Route) -> None:
+        """Lock held: the topic may have gone since its route was looked up."""
+        self._check_open()
+        if route.is_gone:
+            raise UnknownTopic(topic=route.topic.name)
+
     def _partition_for(self, key: bytes | None, route: _Route) -> int | None:
         """The partition of a record that names none; None where any will do."""
         if self._partitioner is None:
@@ -418,10 +438,13 @@ class Producer:
         self._check_open()
         info = self._cluster.topic(topic)
         with self._lock:
-            if topic not in self._routes:
-                self._routes[topic] = route = _Route(info)
-                self._take_in(route, info)
-            return self._routes[topic]
+            return self._routes.get(topic) or self._new_route(info)
+
+    def _new_route(self, info: TopicInfo) -> _Route:
+        """Lock held."""
+        route = self._routes[info.name] = _Route(info)
+        self._take_in(route, info)
+        return route
 
     def _route_with(self, topic: str, partition: object) -> _Route:
         """The route to a topic that has, perhaps since a moment ago, a partition. Raises UnknownPartition."""
@@ -430,11 +453,12 @@ class Producer:
         assert isinstance(partition, int)
         [info] = self._cluster.describe_topics([topic])
         with self._lock:
-            route = self._routes[topic]
-            self._take_in(route, info)
-            if not 0 <= partition < route.count:
-                raise UnknownPartition(topic=topic, partition=partition, partitions=route.count)
-            return route
+            route = self._routes.get(topic) or self._new_route(info)
+            called = self._outbox.finish(self._take_in(route, info))
+        self._outbox.call_back(called)
+        if not 0 <= partition < route.count:
+            raise UnknownPartition(topic=topic, partition=partition, partitions=route.count)
+        return route
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
         """Lock held: what the cluster tells of a topic now. Returns what has no partition any more."""
@@ -489,7 +513,8 @@ class Producer:
                 codec=self._codec,
                 request_bytes=self._settings.max_request_size,
             )
-            link.start()
+            if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
+                link.start()
 
     # --- what the links ask for
 
@@ -506,6 +531,7 @@ class Producer:
                 failed += self._take_in(route, info)
             else:
                 failed += [(batch, UnknownTopic(topic=name)) for queue in route.queues for batch in queue.clear()]
+                route.is_gone = True
                 del self._routes[name]
         return failed
 

@@ -25,8 +25,8 @@ from kafkalog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from kafkalog.format.batch import NO_PRODUCER, encode_batch
-from kafkalog.format.columns import encode_columns
+from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
+from kafkalog.format.columns import Columns, Headers, encode_columns
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
@@ -52,12 +52,25 @@ class Owner(Protocol):
         """The topics that were sent to. Lock held."""
 
 
+class _Contents(NamedTuple):
+    """What a batch held when it was taken to be sent. Another thread may give the batch up, and empty it, while it is
+    encoded without the lock: its topic was deleted."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[Headers | None] | None
+    columns: Columns | None
+    body: Body | None
+
+
 class _Request(NamedTuple):
     """An append that is not answered yet."""
 
     correlation_id: int
+    topic_id: bytes
     queue: PartitionQueue
     batches: list[Batch]
+    contents: list[_Contents]
     deadline: float
 
 
@@ -130,10 +143,12 @@ class BrokerLink:
 
     # --- lock not held
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until its threads have ended, for `timeout` seconds at most."""
+        end = None if timeout is None else time.monotonic() + timeout
+        self._thread.join(timeout)
         for reader in self._readers:
-            reader.join()
+            reader.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def abandon(self) -> None:
         """In a forked child: let the parent's connection alone."""
@@ -156,10 +171,10 @@ class BrokerLink:
     def _turn(self) -> bool:
         """Wait for work and do it; whether there is a next turn."""
         with self._outbox.lock:
+            if self._stopping:  # before anything is taken out that nobody would then be told of
+                return False
             now = time.monotonic()
             requests, called, wake_at, in_need = self._collect(now)
-            if self._stopping:
-                return False
             stale = bool(self._active) and (self._stale or now >= self._refresh_at)
             if not (requests or called or in_need or stale):
                 self._sleep(wake_at, now)
@@ -175,7 +190,7 @@ class BrokerLink:
 
     def _sleep(self, wake_at: float | None, now: float) -> None:
         self._sleeps_until, self._sleeps = wake_at, True
-        self._work.wait(None if wake_at is None else max(0.0, wake_at - now))
+        self._work.wait(None if wake_at is None else min(max(0.0, wake_at - now), threading.TIMEOUT_MAX))
         self._sleeps = False
 
     def _collect(self, now: float) -> tuple[list[_Request], list[Batch], float | None, list[PartitionQueue]]:
@@ -221,7 +236,8 @@ class BrokerLink:
         requests = []
         for group in groups:
             limit = min(deadline, max(batch.deadline for batch in group))
-            requests.append(_Request(self._next_correlation_id, queue, group, limit))
+            contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
+            requests.append(_Request(self._next_correlation_id, queue.topic_id, queue, group, contents, limit))
             self._next_correlation_id = self._next_correlation_id % _CORRELATION_ID_MAX + 1
         return requests
 
@@ -256,9 +272,9 @@ class BrokerLink:
         except KafkalogError as error:
             self._not_sent(requests, error)
             return
-        pieces: list[bytes | memoryview] = []
-        for request in requests:
-            pieces += self._frame(request)
+        requests, pieces = self._frames(requests)
+        if not requests:
+            return
         if self._acks:
             with self._outbox.lock:
                 if self._connection is not connection:
@@ -297,44 +313,74 @@ class BrokerLink:
                 connection.shut_down()
         return connection
 
-    def _frame(self, request: _Request) -> list[bytes | memoryview]:
+    def _frames(self, requests: list[_Request]) -> tuple[list[_Request], list[bytes | memoryview]]:
+        """The requests' bytes. A batch that can not be encoded fails, and what is behind it in its partition waits."""
+        framed: list[_Request] = []
+        pieces: list[bytes | memoryview] = []
+        held: dict[PartitionQueue, list[Batch]] = {}
+        failed: list[tuple[Batch, KafkalogError]] = []
+        for request in requests:
+            if request.queue in held:
+                held[request.queue] += request.batches
+                continue
+            encoded: list[EncodedBatch] = []
+            for batch, contents in zip(request.batches, request.contents, strict=True):
+                try:
+                    encoded.append(self._encoded(batch, contents))
+                except Exception as error:  # a defect of ours: no reason to fail what others sent
+                    log.exception("batch_not_encoded", partition=str(request.queue.topic_partition))
+                    failed.append((batch, InternalError(reason=f"{type(error).__name__}: {error}")))
+                    held[request.queue] = [each for each in request.batches if each is not batch]
+                    break
+            else:
+                framed.append(request)
+                pieces += self._frame(request, encoded)
+        if failed:
+            self._not_encoded(failed, held)
+        return framed, pieces
+
+    def _encoded(self, batch: Batch, contents: _Contents) -> EncodedBatch:
+        body = contents.body
+        if body is None:
+            body = self._body(batch, contents)
+            if not batch.done:
+                batch.body = body
+        producer_id, epoch = batch.identity or NO_IDENTITY
+        return encode_batch(
+            memoryview(body.data),
+            codec=self._codec,
+            attributes=body.attributes,
+            record_count=body.record_count,
+            min_timestamp_us=body.min_timestamp_us,
+            max_timestamp_us=body.max_timestamp_us,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=batch.sequence if batch.identity is not None else -1,
+        )
+
+    def _body(self, batch: Batch, contents: _Contents) -> Body:
+        columns = contents.columns
+        if columns is not None:
+            data = encode_columns(columns.batch, self._codec)
+            return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
+        return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)
+
+    def _frame(self, request: _Request, encoded: list[EncodedBatch]) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = [b""]
         length = 0
-        for batch in request.batches:
-            body = batch.body
-            if body is None:
-                body = batch.body = self._body(batch)
-            producer_id, epoch = batch.identity or NO_IDENTITY
-            encoded = encode_batch(
-                memoryview(body.data),
-                codec=self._codec,
-                attributes=body.attributes,
-                record_count=body.record_count,
-                min_timestamp_us=body.min_timestamp_us,
-                max_timestamp_us=body.max_timestamp_us,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                base_sequence=batch.sequence if batch.identity is not None else -1,
-            )
-            pieces.append(encoded.header)
-            pieces.append(encoded.body)
-            if encoded.padding:
-                pieces.append(encoded.padding)
-            length += encoded.length
+        for each in encoded:
+            pieces.append(each.header)
+            pieces.append(each.body)
+            if each.padding:
+                pieces.append(each.padding)
+            length += each.length
         header, part = self._header, self._header_part
         header.correlation_id = request.correlation_id
-        part.topic_id = request.queue.topic_id
+        part.topic_id = request.topic_id
         part.partition = request.queue.topic_partition.partition
         part.length = length
         pieces[0] = frame_start(header.SerializeToString(), length)
         return pieces
-
-    def _body(self, batch: Batch) -> Body:
-        columns = batch.columns
-        if columns is not None:
-            data = encode_columns(columns.batch, self._codec)
-            return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
-        return encode_records(batch.values, batch.timestamps_us, batch.keys, batch.headers, self._codec)
 
     # --- outcomes
 
@@ -358,6 +404,17 @@ class BrokerLink:
                 failed += queue.unsent(batches, error, now)
             called = self._outbox.finish(failed)
         log.debug("broker_not_reached", broker_id=self.broker_id, reason=str(error))
+        self._outbox.call_back(called)
+
+    def _not_encoded(self, refused: Failed, held: dict[PartitionQueue, list[Batch]]) -> None:
+        """Batches failed before they left, and with them in hand were others of their partitions."""
+        failed: Failed = []
+        with self._outbox.lock:
+            now = time.monotonic()
+            for batch, error in refused:
+                failed += batch.queue.refused(batch, error, now)
+                failed += batch.queue.unsent(held[batch.queue], error, now)
+            called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
     def _give_up_connection(self) -> Failed:
@@ -385,14 +442,14 @@ class BrokerLink:
         for queue, batches in _by_queue(lost).items():
             failed += queue.lost(batches, error, now)
             self.has_work(queue, now)
-        log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
+        if not self._stopping:  # else it was us
+            log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
         return failed
 
     def _fail_everything(self, error: KafkalogError) -> None:
         with self._outbox.lock:
-            if self._connection is not None:
-                self._lose(self._connection, error)
-            failed = [(batch, error) for queue in self._active for batch in queue.clear()]
+            failed = self._lose(self._connection, error) if self._connection is not None else []
+            failed += [(batch, error) for queue in self._active for batch in queue.clear()]
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
@@ -402,7 +459,12 @@ class BrokerLink:
         self._outbox.own_threads.add(threading.get_ident())
         try:
             while True:
-                replies = connection.receive_some()
+                try:
+                    replies = connection.receive_some()
+                except RequestTimedOut:
+                    if connection.has_buffered or self._is_owed(connection):
+                        raise
+                    continue  # nobody had asked for anything, or only just
                 with self._outbox.lock:
                     called = self._take_replies(connection, replies)
                 self._outbox.call_back(called)
@@ -414,6 +476,13 @@ class BrokerLink:
         finally:
             connection.close()
             self._outbox.own_threads.discard(threading.get_ident())
+
+    def _is_owed(self, connection: DataConnection) -> bool:
+        """Whether an answer should have come by now. Silence alone is none's fault: nothing may have been sent."""
+        with self._outbox.lock:
+            if self._connection is not connection:
+                return True
+            return bool(self._awaiting) and self._awaiting[0].deadline <= time.monotonic()
 
     def _take_replies(self, connection: DataConnection, replies: list[pb.ReplyHeader]) -> list[Batch]:
         """Lock held: some answers came, in the order of the requests."""

@@ -413,3 +413,33 @@ def test_giving_up_hands_back_everything(flying: bool) -> None:
     assert len(queue.clear()) == 3
     assert queue.is_idle
     assert first is not second
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_answers_that_come_after_giving_up_are_nothing_to_the_queue_which_goes_on(idempotent: bool) -> None:
+    queue = make_queue(idempotent=idempotent)
+    late = [add(queue) for _ in range(5)]
+    assert queue.take(0.0, 1 << 20) == late
+    assert queue.clear() == late
+    following = add(queue)
+    assert queue.acked(late[0]) == []
+    assert queue.refused(late[1], DiskFull(directory="/d"), now=0.0) == []
+    assert queue.refused_together([late[2]], DiskFull(directory="/d"), now=0.0) == []
+    assert queue.lost([late[3]], LOST, now=0.0) == []
+    assert queue.unsent([late[4]], LOST, now=0.0) == []
+    queue.dropped(late[4])
+    assert queue.flying == 0
+    assert queue.last_failure is None
+    assert queue.take(0.0, 1 << 20) == [following]
+    if idempotent:
+        assert (following.identity, following.sequence) == (Identity(7, 1), 0)
+
+
+def test_giving_up_behind_a_batch_that_failed_for_good_does_not_hold_the_queue_for_ever() -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.refused(first, BatchTooLarge(size=2, partition="t-0", limit=1), now=0.0)
+    assert queue.clear() == [second]
+    following = add(queue)
+    assert queue.take(0.0, 1 << 20) == [following]

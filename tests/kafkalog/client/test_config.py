@@ -7,12 +7,16 @@ import pytest
 from kafkalog.client.config import (
     CLIENT_SETTINGS,
     CONSUMER_SETTINGS,
+    INT_MAX,
+    LONG_MAX,
     PRODUCER_SETTINGS,
     connection_settings,
     parse_bootstrap,
     parse_producer,
 )
+from kafkalog.config import Table
 from kafkalog.errors import InvalidSetting, UnknownSetting
+from kafkalog.wire import dataport_pb2 as pb
 
 
 @pytest.mark.parametrize("acks, parsed", [(0, "0"), (1, "1"), (-1, "all"), ("-1", "all"), ("all", "all"), ("0", "0")])
@@ -41,7 +45,34 @@ def test_connection_settings_go_on_to_the_cluster() -> None:
     assert connection_settings(values).given() == {"request.timeout.ms": 99}
     for table in (PRODUCER_SETTINGS, CONSUMER_SETTINGS):
         for setting in CLIENT_SETTINGS:
-            assert table[setting.name] == setting or table[setting.name].default == setting.default
+            assert table[setting.name] == setting
+            assert CLIENT_SETTINGS.parse(table.parse({setting.name: 77}).given()).given() == {setting.name: 77}
+
+
+@pytest.mark.parametrize("table", [CLIENT_SETTINGS, PRODUCER_SETTINGS, CONSUMER_SETTINGS], ids=lambda table: table.what)
+def test_a_number_that_nothing_could_be_done_with_is_refused(table: Table) -> None:
+    for setting in table:
+        if setting.type is int:
+            for too_much in (1 << 64, 10**400):  # more than fits in a float, too
+                with pytest.raises(InvalidSetting, match=r"it must be from \d+ to \d+"):
+                    table.parse({setting.name: too_much})
+
+
+def test_what_goes_over_the_wire_fits_into_its_field() -> None:
+    producer = {"request.timeout.ms": INT_MAX, "max.request.size": INT_MAX}
+    consumer = {"fetch.min.bytes", "fetch.max.wait.ms", "fetch.max.bytes", "max.partition.fetch.bytes"}
+    for table, names in ((PRODUCER_SETTINGS, producer), (CONSUMER_SETTINGS, {"request.timeout.ms", *consumer})):
+        for name in names:
+            table.parse({name: INT_MAX})
+            with pytest.raises(InvalidSetting):
+                table.parse({name: INT_MAX + 1})
+    pb.AppendRequest(timeout_ms=INT_MAX)
+    pb.FetchRequest(min_bytes=INT_MAX, max_wait_ms=INT_MAX, max_bytes=INT_MAX)
+
+
+@pytest.mark.parametrize("name", ["max.block.ms", "delivery.timeout.ms", "metadata.max.age.ms"])
+def test_for_ever_as_kafkas_users_write_it_is_taken(name: str) -> None:
+    assert dict(parse_producer({name: str((1 << 63) - 1)}).items())[name] == LONG_MAX
 
 
 def test_bootstrap_servers() -> None:

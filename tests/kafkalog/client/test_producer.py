@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.errors import (
     BatchTooLarge,
@@ -438,6 +440,130 @@ def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
     for send in (lambda: producer.send(made, b"x"), lambda: producer.send_arrow(made, pa.table({"value": [b"x"]}))):
         with pytest.raises(Closed, match="this producer is closed"):
             send()
+
+
+# --- topics that go --------------------------------------------------------------------------------------------------
+
+
+def learn_of_topics(producer: Producer) -> None:
+    """As a link does after it asked for the topics."""
+    with producer._lock:
+        called = producer._outbox.finish(producer.take_in_topics())
+    producer._outbox.call_back(called)
+
+
+@pytest.mark.parametrize("kind", ["record", "table"])
+def test_a_send_that_races_with_its_topics_deletion_is_told(
+    cluster: LocalCluster, admin: Admin, made: str, kind: str
+) -> None:
+    def delete(key: bytes | None, partitions: int) -> int:  # called with the topic's route in hand
+        admin.delete_topic(made)
+        producer._cluster.refresh([made])
+        learn_of_topics(producer)
+        return 0
+
+    def send() -> None:
+        if kind == "record":
+            producer.send(made, b"y")
+        else:
+            producer.send_arrow(made, pa.table({"value": [b"y"]}))
+
+    with Producer(cluster.bootstrap_servers, partitioner=delete) as producer:
+        producer.send(made, b"x", partition=0).result(30)
+        with pytest.raises(UnknownTopic, match=f"there is no topic '{made}'"):
+            send()
+        assert not producer._outbox.unfinished(), "it is in a queue that nobody looks after"
+
+
+def test_a_topic_that_goes_and_comes_back_while_a_new_partition_is_looked_up(
+    cluster: LocalCluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(made, b"x", partition=0).result(30)
+        admin.alter_topic(made, partitions=4)
+        describe = producer._cluster.describe_topics
+
+        def describe_and_forget(names: list[str]) -> Any:
+            found = describe(names)
+            producer._cluster.forget(made)
+            learn_of_topics(producer)
+            return found
+
+        monkeypatch.setattr(producer._cluster, "describe_topics", describe_and_forget)
+        assert producer.send(made, b"y", partition=3).result(30).offset == 0
+
+
+def test_what_was_for_a_partition_that_a_topic_made_anew_lacks_is_told(
+    cluster: LocalCluster, admin: Admin, made: str
+) -> None:
+    told: list[KafkalogError | None] = []
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        lost = producer.send(made, b"x", partition=2, on_delivery=lambda metadata, error: told.append(error))
+        admin.delete_topic(made)
+        admin.create_topic(made, partitions=1)
+        with pytest.raises(UnknownPartition, match="has no partition 3; it has 1"):
+            producer.send(made, b"y", partition=3)
+        assert isinstance(lost.exception(30), UnknownPartition)
+        assert told == [lost.exception()]
+
+
+def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: LocalCluster, made: str) -> None:
+    told: list[KafkalogError | None] = []
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy):
+        producer = Producer(slow)
+        producer.send(made, b"first", partition=0).result(30)
+        proxy.hold_answers()
+        delivery = producer.send(made, b"x", partition=0, on_delivery=lambda metadata, error: told.append(error))
+        del producer._routes[made]
+        with pytest.raises(RequestTimedOut):
+            producer.close(timeout=0)
+    assert isinstance(delivery.exception(30), Closed)
+    assert told == [delivery.exception()]
+    assert producer._outbox.buffered == 0
+
+
+# --- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_a_send_makes_while_the_producer_closes_leaves_no_thread(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Producer(cluster.bootstrap_servers)
+    topic = producer._cluster.topic
+
+    def close_meanwhile(name: str) -> Any:
+        found = topic(name)
+        producer.close()
+        return found
+
+    monkeypatch.setattr(producer._cluster, "topic", close_meanwhile)
+    with pytest.raises(Closed):
+        producer.send(made, b"x")
+    assert not [link for link in producer._links.values() if link._thread.is_alive()]
+
+
+def test_a_close_with_a_timeout_does_not_wait_for_a_link_that_asks_the_cluster(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, answers = threading.Event(), threading.Event()
+
+    def refresh(names: list[str], *, patient: bool = True) -> None:
+        asks.set()
+        answers.wait(10)
+
+    with closing(Cluster(cluster.bootstrap_servers, metadata_max_age_ms=1)) as shared:
+        monkeypatch.setattr(shared, "refresh", refresh)
+        producer = Producer(shared)
+        delivery = producer.send(made, b"x", partition=0)
+        assert asks.wait(30)
+        [link] = producer._links.values()
+        with pytest.raises(RequestTimedOut):
+            producer.close(timeout=0)
+        assert link._thread.is_alive()
+        assert isinstance(delivery.exception(0), Closed)
+        answers.set()
+        link.join(30)
+        assert not link._thread.is_alive()
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

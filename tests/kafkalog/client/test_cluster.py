@@ -1,0 +1,135 @@
+"""Which broker is asked, with brokers that are silent, gone or moved as the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kafkalog.client import cluster as cluster_module
+from kafkalog.client.cluster import Cluster
+from kafkalog.errors import BrokerUnreachable, Closed, RequestTimedOut
+from kafkalog.wire import broker_pb2 as pb
+
+Address = tuple[str, int]
+
+
+class Network:
+    """Brokers by address; `silent` ones accept and do not answer. Keeps who was called, and which channels are open."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[Address, int] = {}
+        self.silent: set[Address] = set()
+        self.calls: list[tuple[str, Address]] = []
+        self.open: list[Control] = []
+        self.on_connect: Callable[[], object] = lambda: None
+
+    def control(self, host: str, port: int, *, connect_timeout_ms: int) -> Control:
+        return Control(self, (host, port))
+
+    def description(self) -> pb.ClusterDescription:
+        described = pb.ClusterDescription()
+        for (host, port), broker_id in self.brokers.items():
+            described.brokers.add(broker_id=broker_id, host=host, grpc_port=port)
+        return described
+
+
+class Control:
+    """In the place of a ControlConnection."""
+
+    def __init__(self, network: Network, address: Address) -> None:
+        self.network = network
+        self.address = address
+
+    def connect(self) -> pb.ClusterDescription:
+        if self.address not in self.network.brokers or self.address in self.network.silent:
+            raise BrokerUnreachable(address=str(self.address), reason="connection refused")
+        self.network.open.append(self)
+        self.network.on_connect()
+        return self.network.description()
+
+    def call(self, method: str, request: object, timeout_ms: int) -> object:
+        self.network.calls.append((method, self.address))
+        if self.address not in self.network.brokers:
+            raise BrokerUnreachable(address=str(self.address), reason="connection refused")
+        if self.address in self.network.silent:
+            raise RequestTimedOut(what=method, address=str(self.address), timeout_ms=timeout_ms)
+        return self.network.description() if method == "DescribeCluster" else (method, self.address)
+
+    def close(self) -> None:
+        if self in self.network.open:
+            self.network.open.remove(self)
+
+
+ONE, TWO, MOVED = ("one", 1), ("two", 2), ("moved", 3)
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    made = Network()
+    made.brokers = {ONE: 1, TWO: 2}
+    monkeypatch.setattr(cluster_module, "ControlConnection", made.control)
+    return made
+
+
+@pytest.fixture
+def connected(network: Network) -> Cluster:
+    """Connected to the first of two brokers, and it knows both."""
+    made = Cluster("one:1", retry_timeout_ms=0)
+    made.describe()
+    assert [control.address for control in network.open] == [ONE]
+    network.calls.clear()
+    return made
+
+
+def test_a_broker_that_accepts_and_does_not_answer_is_asked_once_and_then_another_is(
+    network: Network, connected: Cluster
+) -> None:
+    network.silent = {ONE}
+    for _ in range(2):
+        assert connected.call("Ask", None) == ("Ask", TWO)
+    assert network.calls == [("Ask", ONE), ("Ask", TWO), ("Ask", TWO)]
+
+
+def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:
+    network.silent = {ONE}
+    with pytest.raises(RequestTimedOut):
+        connected.call("Change", None, repeatable=False)
+    assert network.calls == [("Change", ONE)]
+    assert connected.call("Change", None, repeatable=False) == ("Change", TWO)
+
+
+def test_brokers_that_are_all_silent_are_told_as_a_timeout(network: Network, connected: Cluster) -> None:
+    assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
+    network.silent = {ONE, TWO}
+    with pytest.raises(RequestTimedOut):
+        connected.call("Ask", None)
+    assert network.open == []
+    with pytest.raises(BrokerUnreachable, match=r"one:1.*two:2"):
+        connected.call("Ask", None)
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("was_connected", [False, True])
+def test_a_broker_that_is_back_at_another_address_is_found(
+    network: Network, connected: Cluster, was_connected: bool, patient: bool
+) -> None:
+    if was_connected:
+        assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
+    network.brokers = {ONE: 1, MOVED: 2}
+    assert connected.call("Ask", None, broker_id=2, patient=patient) == ("Ask", MOVED)
+
+
+def test_a_broker_that_registered_since_is_found(network: Network, connected: Cluster) -> None:
+    network.brokers[MOVED] = 3
+    assert connected.call("Ask", None, broker_id=3) == ("Ask", MOVED)
+    with pytest.raises(BrokerUnreachable, match="broker 4: it is not registered"):
+        connected.call("Ask", None, broker_id=4)
+
+
+def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Network) -> None:
+    cluster = Cluster("one:1")
+    network.on_connect = cluster.close
+    with pytest.raises(Closed):
+        cluster.describe()
+    assert network.open == []

@@ -1,0 +1,338 @@
+"""A link to a broker, with a connection that answers when and what the test says."""
+
+from __future__ import annotations
+
+import queue as queues
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kafkalog.client import sender
+from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
+from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
+from kafkalog.client.outbox import Outbox
+from kafkalog.client.sender import BrokerLink
+from kafkalog.errors import (
+    BatchTooLarge,
+    BrokerUnreachable,
+    Closed,
+    InternalError,
+    KafkalogError,
+    OutcomeUnknown,
+    RequestTimedOut,
+    UnknownTopic,
+)
+from kafkalog.records import RecordMetadata, TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT = 30.0
+SILENCE = RequestTimedOut(what="a request", address="here:1", timeout_ms=1)
+GONE = BrokerUnreachable(address="here:1", reason="it closed the connection")
+
+
+class Connection:
+    """Keeps what is sent, and hands out the answers that a test puts in."""
+
+    address = "here:1"
+    has_buffered = False
+
+    def __init__(self) -> None:
+        self.sent: queues.Queue[pb.RequestHeader] = queues.Queue()
+        self.answers: queues.Queue[pb.ReplyHeader | KafkalogError] = queues.Queue()
+        self.receives = threading.Semaphore(0)
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        data = b"".join(pieces)
+        while data:
+            header_length, body_length = PREFIX.unpack_from(data)
+            self.sent.put(pb.RequestHeader.FromString(data[PREFIX_SIZE : PREFIX_SIZE + header_length]))
+            data = data[PREFIX_SIZE + header_length + body_length :]
+
+    def receive_some(self) -> list[pb.ReplyHeader]:
+        self.receives.release()
+        answer = self.answers.get(timeout=LIMIT)
+        if isinstance(answer, KafkalogError):
+            raise answer
+        return [answer]
+
+    def answer(self, base_offset: int = 0, error: KafkalogError | None = None) -> None:
+        """The next request that was sent; waits for it."""
+        reply = pb.ReplyHeader(correlation_id=self.sent.get(timeout=LIMIT).correlation_id)
+        part = reply.append.partitions.add(base_offset=base_offset)
+        if error is not None:
+            part.error.CopyFrom(error_to_wire(error))
+        self.answers.put(reply)
+
+    def fall_silent(self) -> None:
+        """Let the time for an answer pass, and wait until more are waited for."""
+        while self.receives.acquire(blocking=False):
+            pass
+        self.answers.put(SILENCE)
+        assert self.receives.acquire(timeout=LIMIT)
+
+    def shut_down(self) -> None:
+        self.answers.put(GONE)
+
+    def close(self) -> None:
+        pass
+
+
+class Part:
+    """Cluster and producer as a link knows them: one connection, and what `on_connect` and `on_refresh` do."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = CLIENT_SETTINGS.parse(settings)
+        self.connection = Connection()
+        self.connects = 0
+        self.on_connect: Callable[[], object] = lambda: None
+        self.on_refresh: Callable[[], object] = lambda: None
+        self.gone: Failed = []
+
+    def connect_data(self, broker_id: int) -> Connection:
+        self.connects += 1
+        self.on_connect()
+        return self.connection
+
+    def refresh(self, names: Sequence[str], *, patient: bool) -> None:
+        self.on_refresh()
+
+    def identity(self, used_up: int | None) -> Identity:
+        return Identity(7, 0)
+
+    def take_in_topics(self) -> Failed:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def topics(self) -> list[str]:
+        return []
+
+
+class Links:
+    """Links that share an outbox, as a producer's do."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(1 << 20, 1000, "here:1", lambda queue: None)
+        self.links: list[BrokerLink] = []
+
+    def make(self, part: Part, acks: int = 1) -> BrokerLink:
+        stand_in: Any = part
+        return BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+
+    def start(self, part: Part, acks: int = 1) -> BrokerLink:
+        link = self.make(part, acks)
+        self.links.append(link)
+        with self.outbox.lock:
+            link.start()
+        return link
+
+    def queue(self, topic: str, idempotent: bool = False) -> PartitionQueue:
+        return PartitionQueue(
+            TopicPartition(topic, 0),
+            topic.encode().ljust(16),
+            idempotent=idempotent,
+            window=10,
+            delivery_timeout_ms=int(LIMIT * 1000),
+            backoff=0.001,
+            backoff_max=0.001,
+            owner=self.outbox,
+        )
+
+    def add(self, queue: PartitionQueue, value: bytes) -> Batch:
+        """Lock held: a batch of one record."""
+        now = sender.time.monotonic()
+        batch = queue.start_batch(now, now + LIMIT)
+        batch.values.append(value)
+        batch.timestamps_us.append(1)
+        batch.size = batch.charged = len(value)
+        self.outbox.buffered += batch.charged
+        self.outbox.started(batch)
+        queue.close_batch()
+        return batch
+
+    def outcome(self, batch: Batch) -> KafkalogError | int:
+        """A batch's error or offset, once it is done."""
+        with self.outbox.lock:
+            self.outbox.wait_done([batch], LIMIT, "a batch")
+        return batch.error or batch.base_offset
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    made = Links()
+    yield made
+    for link in made.links:
+        with made.outbox.lock:
+            link.stop()
+        link.join()
+
+
+def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(links: Links) -> None:
+    part = Part()
+    deleted, other = links.queue("deleted"), links.queue("other")
+
+    def delete() -> None:  # as another link does that asked for the topics; between taking a batch and encoding it
+        with links.outbox.lock:
+            links.outbox.finish([(batch, UnknownTopic(topic="deleted")) for batch in deleted.clear()])
+
+    part.on_connect = delete
+    link = links.start(part)
+    with links.outbox.lock:
+        lost, kept = links.add(deleted, b"lost"), links.add(other, b"kept")
+        link.has_work(deleted, 0.0)
+        link.has_work(other, 0.0)
+    assert isinstance(links.outcome(lost), UnknownTopic)
+    part.connection.answer(5)  # late, and of no use
+    part.connection.answer(6)
+    assert links.outcome(kept) == 6
+    with links.outbox.lock:
+        again = links.add(deleted, b"to a topic made anew")
+        link.has_work(deleted, 0.0)
+    part.connection.answer(7)
+    assert links.outcome(again) == 7
+    assert links.outbox.buffered == 0
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_batch_that_can_not_be_encoded_fails_alone(
+    links: Links, monkeypatch: pytest.MonkeyPatch, acks: int, idempotent: bool
+) -> None:
+    encode = sender.encode_records
+
+    def encode_or_fail(values: list[bytes | None], *others: Any) -> Any:
+        if values == [b"bad"]:
+            raise ValueError("a defect")
+        return encode(values, *others)
+
+    monkeypatch.setattr(sender, "encode_records", encode_or_fail)
+    part = Part()
+    link = links.start(part, acks)
+    mixed, other = links.queue("mixed", idempotent and acks != 0), links.queue("other")
+    told: list[RecordMetadata | KafkalogError | None] = []
+    with links.outbox.lock:
+        bad, fine, elsewhere = links.add(mixed, b"bad"), links.add(mixed, b"fine"), links.add(other, b"elsewhere")
+        bad.add_callback(0, lambda metadata, error: told.append(error))
+        link.has_work(mixed, 0.0)
+        link.has_work(other, 0.0)
+    error = links.outcome(bad)
+    assert isinstance(error, InternalError)
+    assert "ValueError: a defect" in str(error)
+    if acks:
+        part.connection.answer(5)
+        part.connection.answer(6)
+    assert sorted(map(int, map(links.outcome, (fine, elsewhere)))) == ([5, 6] if acks else [-1, -1])  # type: ignore[arg-type]
+    assert told == [error]
+    assert links.outbox.buffered == 0
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_silence_while_nothing_is_owed_leaves_the_connection_alone(links: Links, acks: int) -> None:
+    part = Part()
+    link = links.start(part, acks)
+    queue = links.queue("t")
+    for number in range(3):
+        with links.outbox.lock:
+            batch = links.add(queue, b"x")
+            link.has_work(queue, 0.0)
+        if acks:
+            part.connection.fall_silent()  # since long before the request, which is answered only now
+            part.connection.answer(number)
+        assert links.outcome(batch) == (number if acks else -1)
+        part.connection.fall_silent()
+    assert part.connects == 1
+
+
+def test_a_link_that_is_stopped_logs_no_lost_connection(links: Links, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        link.has_work(queue, 0.0)
+    part.connection.answer(0)
+    links.outcome(batch)
+    with links.outbox.lock:
+        link.stop()
+    link.join()
+    assert "broker_connection_lost" not in caplog.text
+
+
+def test_a_connection_that_falls_silent_in_the_middle_of_an_answer_is_given_up(links: Links) -> None:
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        link.has_work(queue, 0.0)
+    part.connection.sent.get(timeout=LIMIT)
+    part.connection.has_buffered = True
+    first, part.connection = part.connection, Connection()
+    first.answers.put(SILENCE)
+    part.connection.answer(3)
+    assert links.outcome(batch) == 3
+    assert part.connects == 2
+
+
+def test_a_defect_of_a_link_is_told_also_for_what_its_lost_connection_gave_up(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part()
+    link = links.make(part)
+    queue = links.queue("t", idempotent=True)
+    queue.identity = Identity(7, 0)
+    with links.outbox.lock:
+        refused, unknown = links.add(queue, b"refused"), links.add(queue, b"unknown")
+        link.has_work(queue, 0.0)
+        [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
+        connection: Any = part.connection
+        link._connection = connection
+        link._awaiting.append(request._replace(batches=[unknown]))
+        error = BatchTooLarge(size=2, partition="t-0", limit=1)
+        links.outbox.finish(queue.refused(refused, error, 0.0))
+    link._fail_everything(InternalError(reason="a defect"))
+    assert links.outcome(refused) == error
+    assert isinstance(links.outcome(unknown), OutcomeUnknown)
+    assert links.outbox.unfinished() == []
+
+
+def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links) -> None:
+    link = links.make(Part())
+    queue = links.queue("t")
+    told: list[KafkalogError | None] = []
+    with links.outbox.lock:
+        batch = links.add(queue, b"late")
+        batch.deadline = 0.0
+        batch.add_callback(0, lambda metadata, error: told.append(error))
+        link.has_work(queue, 0.0)
+        link.stop()
+    assert not link._turn()
+    closed = Closed(what="producer")
+    with links.outbox.lock:
+        called = links.outbox.finish([(each, closed) for each in queue.clear()])
+    links.outbox.call_back(called)
+    assert told == [closed]
+
+
+def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> None:
+    part = Part()
+    link = links.start(part)
+    queue = links.queue("t")
+    queue._window = 1
+    with links.outbox.lock:
+        elsewhere, waiting = links.add(queue, b"elsewhere"), links.add(queue, b"waiting")
+        waiting.deadline = LONG_MAX / 1000
+        assert queue.take(0.0, 1 << 20) == [elsewhere]  # by the link that had the partition before
+        link.has_work(queue, 0.0)
+    poll = threading.Event()
+    while not link._sleeps and not waiting.done:
+        poll.wait(0.001)
+    with links.outbox.lock:
+        links.outbox.finish([(elsewhere, None), *queue.acked(elsewhere)])
+        link.has_work(queue, 0.0)
+    part.connection.answer(1)
+    assert links.outcome(waiting) == 1
