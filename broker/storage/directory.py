@@ -6,8 +6,9 @@
     <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
     <topic id>-<partition>.deleted/                     on its way out
 
-A failed write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells the
-truth, so nothing of it is read or written until the broker starts anew.
+A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
+the truth, so nothing of it is read or written until the broker starts anew. What lacks space to be written, or a
+descriptor or memory to be opened, fails alone and may be tried again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from broker.storage.checkpoint import read_whole, seal, unseal, write_atomic
@@ -91,9 +92,10 @@ class LogDirectory:
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
-        self._lock = threading.Lock()  # guards _logs, failed, _closed; before any log's locks
+        self._lock = threading.Lock()  # guards _logs, failed, _closed, _unsynced; before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._closed = False
+        self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
         self._timer = threading.Condition()  # guards _deadlines and _stopping; after any log's locks
@@ -177,17 +179,30 @@ class LogDirectory:
             found = self._logs.get(key)
             if found is not None:
                 return found
+            self._make_folders([folder_name(topic_id, partition)])
             folder = self.path / folder_name(topic_id, partition)
-            try:
-                try:
-                    self.disk.make_dir(folder)
-                    self.disk.sync_dir(self.path)
-                except FileExistsError:
-                    pass
-            except OSError as error:
-                raise storage_error(self.path, error, f"making the folder of {label}") from error
             opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
             return opened
+
+    def make_folders(self, topic_id: bytes, partitions: Iterable[int]) -> None:
+        """Make the folders of logs that are to be opened, where they are missing: one sync for all of them."""
+        with self._lock:
+            self._check_usable()
+            self._make_folders([folder_name(topic_id, partition) for partition in partitions])
+
+    def _make_folders(self, names: Iterable[str]) -> None:
+        try:
+            for name in names:
+                try:
+                    self.disk.make_dir(self.path / name)
+                    self._unsynced = True
+                except FileExistsError:
+                    pass
+            if self._unsynced:
+                self.disk.sync_dir(self.path)
+                self._unsynced = False
+        except OSError as error:
+            raise storage_error(self.path, error, "making a log's folder") from error
 
     def _check_usable(self) -> None:
         if self.failed is not None:

@@ -115,6 +115,23 @@ def test_one_request_for_several_partitions_fails_for_each_alone(broker: Running
         assert client.fetch(topic, 0, partition=1)[0].end_offset == 0
 
 
+def test_one_answer_opens_a_bounded_number_of_files(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.append(topic, a_batch([b"v"]))
+        request = pb.RequestHeader(correlation_id=1)
+        request.fetch.min_bytes = 1 << 20  # not to be waited for: there will be no more in this answer
+        request.fetch.max_wait_ms = 30_000
+        for _ in range(5000):
+            request.fetch.partitions.add(topic_id=topic, partition=0, offset=0, max_bytes=1)
+        client.send(frames.frame_start(request.SerializeToString(), 0))
+        header, body = client.reply()
+        answers = header.fetch.partitions
+        assert [bool(part.length) for part in answers] == [True] * 500 + [False] * 4500
+        assert sum(part.length for part in answers) == len(body)
+        assert all(part.end_offset == 1 and not part.HasField("error") for part in answers)
+
+
 def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     with broker.client() as client:
