@@ -6,6 +6,7 @@ from kafkalog.config import Setting, Table, Values, anything, at_least, between,
 
 _HOUR_MS = 3_600_000
 _MIB = 1 << 20
+_INT_MAX = (1 << 31) - 1  # ZooKeeper counts milliseconds in 32 bits
 
 
 def _check_topic(values: Values) -> tuple[str, str] | None:
@@ -55,9 +56,9 @@ BROKER_SETTINGS = Table(
         Setting("log.dir", str, "data", anything, "Directory of the logs; one broker's alone."),
         Setting("zookeeper.connect", str, "127.0.0.1:2181", anything,
                 "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog."),
-        Setting("zookeeper.session.timeout.ms", int, 10_000, at_least(1000),
+        Setting("zookeeper.session.timeout.ms", int, 10_000, between(1000, _INT_MAX),
                 "Silence after which ZooKeeper counts this broker as gone."),
-        Setting("zookeeper.connection.timeout.ms", int, 15_000, at_least(100),
+        Setting("zookeeper.connection.timeout.ms", int, 15_000, between(100, _INT_MAX),
                 "How long a start waits for ZooKeeper."),
         Setting("host", str, "127.0.0.1", anything, "Address that both ports are bound to."),
         Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host."),

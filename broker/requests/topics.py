@@ -1,7 +1,7 @@
 """Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
 
 A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log, so that
-a client may use it at once. That wait is bounded, for a leader that just died opens nothing: the answer then names none.
+a client may use it at once. The wait is bounded, for a leader that just died opens nothing; the answer then names none.
 """
 
 from __future__ import annotations

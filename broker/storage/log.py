@@ -587,6 +587,7 @@ class Log:
             with self._flush_lock, self._lock:
                 if not self._closed:
                     self._closed = True
+                    self._home.flush_not(self)
                     for segment in [*self._segments, *filter(None, [self._next])]:
                         segment.close()
 

@@ -46,6 +46,8 @@ _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
 _ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
+_POLL_MS_MAX = 86_400_000
+"""Of one poll: the system counts 2**31 ms and no more, and settings may be any number."""
 
 
 class _Fetch:
@@ -226,7 +228,7 @@ class Connection:
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
         timeout_ms = None if deadline is None else max(0.0, deadline - self._clock.monotonic()) * 1000 + 1
-        for fd, events in self._poller.poll(timeout_ms):
+        for fd, events in self._poller.poll(timeout_ms and min(timeout_ms, _POLL_MS_MAX)):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
             elif not self._reading and events & (select.POLLERR | select.POLLHUP):
@@ -480,7 +482,7 @@ class Connection:
     def _wait_writable(self) -> None:
         poller = select.poll()
         poller.register(self._sock, select.POLLOUT)
-        if not poller.poll(self._settings.send_timeout_ms):
+        if not poller.poll(min(self._settings.send_timeout_ms, _POLL_MS_MAX)):
             raise _Gone("it took no byte of its answer for send.timeout.ms")
 
     def _linger(self) -> None:

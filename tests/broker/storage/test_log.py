@@ -354,6 +354,37 @@ def test_much_unflushed_is_flushed_ahead_of_the_roll(directory: LogDirectory, mo
     assert log.flushed_offset == 4
 
 
+def test_flush_ms_of_all_time_keeps_no_other_topic_from_its_flushes(tmp_path: Path) -> None:
+    """2**63 - 1 is Kafka's default of flush.ms, which people copy."""
+    directory = LogDirectory(tmp_path, check_interval_ms=(1 << 63) - 1)
+    never = open_log(directory, topic(flush_ms=(1 << 63) - 1))
+    soon = directory.open_log(TOPIC_ID, 1, "t-1", topic(flush_ms=5), 0)
+    flushed = threading.Event()
+    soon.on_flushed = lambda: flushed.set() if soon.flushed_offset == soon.end_offset else None
+    directory.start()
+    for _ in range(3):
+        never.append([numbered(never.end_offset)])
+        flushed.clear()
+        soon.append([numbered(soon.end_offset)])
+        assert flushed.wait(WAIT_SECONDS)
+    assert never.flushed_offset == 0
+    directory.close()
+
+
+def test_a_log_has_one_deadline_whatever_flushes_it_before(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(flush_ms=3_600_000, flush_messages=10))
+    for _ in range(50):
+        fill(log, 12)
+        log.flush()
+    assert len(directory._deadlines) == 1
+    log.update_settings(topic(flush_ms=1000))  # earlier counts
+    log.flush()
+    fill(log, 1)
+    assert [waiting.at for waiting in directory._deadlines if waiting.log] == [1.0]
+    directory.remove_log(TOPIC_ID, 0)
+    assert not [waiting for waiting in directory._deadlines if waiting.log], "a deleted log is kept by its deadline"
+
+
 def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     log = open_log(directory, topic(flush_ms=20))

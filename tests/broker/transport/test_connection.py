@@ -132,6 +132,21 @@ def test_one_answer_opens_a_bounded_number_of_files(broker: RunningBroker, monke
         assert all(part.end_offset == 1 and not part.HasField("error") for part in answers)
 
 
+def test_limits_of_all_time_are_limits_like_others(start_broker: StartBroker) -> None:
+    long_max = (1 << 63) - 1
+    broker = start_broker(
+        connections_max_idle_ms=long_max, send_timeout_ms=long_max, log_retention_check_interval_ms=long_max
+    )
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for number in range(3):
+            assert client.append(topic, a_batch([bytes(4 << 20)])).base_offset == number
+        client.send(fetch_frame(1, topic, 0, max_bytes=64 << 20))  # fills the socket: it waits to send
+        header, body = client.reply()
+        assert len(body) == header.fetch.partitions[0].length > 12 << 20
+        assert client.fetch(topic, 3)[0].end_offset == 3
+
+
 def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     with broker.client() as client:
