@@ -6,6 +6,7 @@ from kafkalog.config import Setting, Table, Values, anything, at_least, between,
 
 _HOUR_MS = 3_600_000
 _MIB = 1 << 20
+_PARTITIONS_MAX = 40_000  # 25 bytes each with the longest broker id
 _INT_MAX = (1 << 31) - 1  # ZooKeeper counts milliseconds in 32 bits
 
 
@@ -65,8 +66,9 @@ BROKER_SETTINGS = Table(
         Setting("grpc.port", int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one."),
         Setting("data.port", int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one."),
         Setting("rack", str, None, anything, "Where the broker stands; told to clients."),
-        Setting("num.partitions", int, 1, between(1, 100_000), "Partitions of a topic made without a number."),
-        Setting("max.partitions.per.topic", int, 10_000, between(1, 100_000), "More are refused."),
+        Setting("num.partitions", int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic made without a number."),
+        Setting("max.partitions.per.topic", int, 10_000, between(1, _PARTITIONS_MAX),
+                "More are refused. At most 40000, for a topic is one znode, and ZooKeeper takes 1 MB."),
         Setting("max.connections", int, 1000, at_least(1), "Data port connections at once; one more is told so and closed."),
         Setting("request.max.bytes", int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused."),
         Setting("queued.max.request.bytes", int, 64 * _MIB, at_least(1024),

@@ -375,7 +375,7 @@ class LogDirectory:
             self._to_flush.put(None)
         for thread in self._threads:
             thread.join()
-        all_saved = clean and self.failed is None
+        all_saved = clean or not logs  # without a log open it is as it was found
         for _, opened in logs:
             try:
                 opened.close(clean)

@@ -446,7 +446,8 @@ class Log:
                 self._refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
-        """A segment's file was not there: that is right only if retention was faster than the read."""
+        """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
+        self._check_usable()
         if self._view is view:
             raise CorruptBatch(partition=self.label, offset=offset, reason="its segment's file is gone")
 

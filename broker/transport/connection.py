@@ -13,6 +13,7 @@ closes the connection, after the replies before it. Memory is `intake.py`'s busi
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -473,6 +474,10 @@ class Connection:
             except BlockingIOError:
                 self._wait_writable()
                 continue
+            except OSError as error:
+                if error.errno == errno.EIO:  # of the file: sockets have other errors
+                    log.error("log_not_readable", position=position, bytes=left, reason=error.strerror, peer=self._peer)
+                raise
             if sent == 0:
                 raise _Gone("the log was cut while it was sent")
             position += sent

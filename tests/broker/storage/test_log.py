@@ -15,7 +15,7 @@ from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
+from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
 from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, read_batches, topic, values_of
 
@@ -383,6 +383,52 @@ def test_a_log_has_one_deadline_whatever_flushes_it_before(directory: LogDirecto
     assert [waiting.at for waiting in directory._deadlines if waiting.log] == [1.0]
     directory.remove_log(TOPIC_ID, 0)
     assert not [waiting for waiting in directory._deadlines if waiting.log], "a deleted log is kept by its deadline"
+
+
+def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    for offset in range(6):
+        log.append([numbered(offset, timestamps_us=100 * offset)])
+    length = log.size_bytes // 6
+    with open(log.directory / f"{0:020d}.log", "r+b") as file:
+        file.seek(2 * length + 100)  # in a body
+        file.write(b"\xff" * 8)
+
+    def lookups(log: Log) -> list[object]:
+        found: list[object] = []
+        for when in (100, 200, 300, 500, 600):
+            try:
+                found.append(log.offset_for_timestamp(when))
+            except CorruptBatch as error:
+                found.append((error.facts["offset"], error.facts["end_offset"]))
+        return found
+
+    expected: list[object] = [(1, 100), (2, 3), (2, 3), (5, 500), None]  # for the last two the index leads past it
+    assert lookups(log) == expected
+    assert lookups(log) == expected
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert lookups(log) == expected
+    log.delete_before(3)
+    assert lookups(log) == [(3, 300), (3, 300), (3, 300), (5, 500), None]
+    directory.close()
+
+
+def test_read_of_a_log_that_is_deleted_meanwhile_finds_it_closed_not_damaged(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 60)
+    read = log._reader.read
+
+    def late(*arguments: object) -> object:
+        log._reader.read = read  # type: ignore[method-assign]
+        directory.remove_log(TOPIC_ID, 0)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    log._reader.read = late  # type: ignore[method-assign,assignment]
+    with pytest.raises(Closed):
+        log.read(0, 100)
 
 
 def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:

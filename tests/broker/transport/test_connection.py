@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -145,6 +146,22 @@ def test_limits_of_all_time_are_limits_like_others(start_broker: StartBroker) ->
         header, body = client.reply()
         assert len(body) == header.fetch.partitions[0].length > 12 << 20
         assert client.fetch(topic, 3)[0].end_offset == 3
+
+
+def test_a_log_that_cannot_be_read_while_it_is_sent_is_told(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = broker.new_topic()
+
+    def sendfile(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with broker.client() as client:
+        client.append(topic, a_batch())
+        monkeypatch.setattr("broker.transport.connection.os.sendfile", sendfile)
+        client.send(fetch_frame(1, topic, 0))
+        assert client.is_closed()
+    assert "log_not_readable" in caplog.text and "Input/output error" in caplog.text
 
 
 def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:
