@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.storage.checkpoint import read_whole, seal, unseal, write_atomic
+from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, storage_error
 from broker.storage.home import Flushable
 from broker.storage.log import Log
@@ -135,6 +135,8 @@ class LogDirectory:
             for name in names:
                 if name.endswith(_DELETED):
                     self._remove_folder(self.path / name)
+                elif name.endswith(TEMPORARY):
+                    self.disk.unlink(self.path / name)
             self.was_clean = _CLEAN in names or not self.existing()
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)

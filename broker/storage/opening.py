@@ -46,17 +46,22 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
     segments = _without_deleted(segments, checkpoint.start_offset)
     synced = max(checkpoint)
     indexed_offset = synced
+    fresh = not segments
     try:
         for segment, behind in itertools.pairwise(segments):
             _open_closed(segment, behind.base_offset, label)
         if segments:
             indexed_offset = _open_last(disk, folder, segments, synced, label)
         else:
-            segments = [_new_segment(disk, folder, synced, index_interval_bytes)]
+            segments = [Segment(disk, folder, synced, index_interval_bytes)]
+            segments[0].create()
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
         found = Checkpoint(start_offset, segments[-1].end_offset)
-        if found != stored:
-            _unless_full(lambda: write_checkpoint(disk, folder, found))
+        # Of a new log nothing is lost with its checkpoint: a sync less, where a topic has thousands of partitions.
+        durable = not fresh or found != Checkpoint()
+        saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, durable=durable))
+        if fresh and not (saved and durable):
+            disk.sync_dir(folder)  # for the segment's name
         producers_at = open_producers(disk, folder, segments, producers, label)
     except BaseException:
         for segment in segments:
@@ -65,13 +70,15 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
     return Opened(segments, found, min(indexed_offset, producers_at))
 
 
-def _unless_full(save: Callable[[], None]) -> None:
-    """Save what opening found out, unless the disk is full: then the next start finds it out again."""
+def _unless_full(save: Callable[[], None]) -> bool:
+    """Save what opening found out, unless the disk is full: then the next start finds it out again, and it is False."""
     try:
         save()
     except OSError as error:
         if not is_full(error):
             raise
+        return False
+    return True
 
 
 def _without_deleted(segments: list[Segment], start_offset: int) -> list[Segment]:

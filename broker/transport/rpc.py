@@ -4,7 +4,8 @@ Turns messages into calls of `broker/requests` and errors into statuses; knows n
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
-`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer, of which at most 4 wait.
+`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer. At most 4 of them wait for data or for that
+memory; an `Append` that waits for its flush and a change of topics (10 s) may hold any.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def test_full_disk_at_any_step_refuses_and_goes_on_when_there_is_room(partly: in
 
 def test_disk_that_stays_full_for_a_while_costs_nothing() -> None:
     for step in range(0, len(steps()) - 15, 6):
+        if not any(name.startswith(TAKES_ROOM) for name in steps()[step : step + 12]):
+            continue  # a truncation only takes away
         disk = FailingDisk(step, 12, errno.ENOSPC)
         work = Workload(disk, flush=True)
         work.run()

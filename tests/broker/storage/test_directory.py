@@ -126,6 +126,15 @@ def test_folders_of_many_logs_are_synced_together_and_again_if_that_failed(tmp_p
     directory.close()
 
 
+def test_files_that_a_stop_left_half_written_are_removed(tmp_path: Path) -> None:
+    LogDirectory(tmp_path).close()
+    for name in ("meta.tmp", "clean.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    directory = LogDirectory(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    directory.close()
+
+
 def test_deletion_that_a_stop_interrupted_is_finished(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     folder = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).directory
