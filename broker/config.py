@@ -6,6 +6,8 @@ from kafkalog.config import Setting, Table, Values, anything, at_least, between,
 
 _HOUR_MS = 3_600_000
 _MIB = 1 << 20
+_PARTITIONS_MAX = 40_000  # 25 bytes each with the longest broker id
+_INT_MAX = (1 << 31) - 1  # ZooKeeper counts milliseconds in 32 bits
 
 
 def _check_topic(values: Values) -> tuple[str, str] | None:
@@ -55,17 +57,18 @@ BROKER_SETTINGS = Table(
         Setting("log.dir", str, "data", anything, "Directory of the logs; one broker's alone."),
         Setting("zookeeper.connect", str, "127.0.0.1:2181", anything,
                 "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog."),
-        Setting("zookeeper.session.timeout.ms", int, 10_000, at_least(1000),
+        Setting("zookeeper.session.timeout.ms", int, 10_000, between(1000, _INT_MAX),
                 "Silence after which ZooKeeper counts this broker as gone."),
-        Setting("zookeeper.connection.timeout.ms", int, 15_000, at_least(100),
+        Setting("zookeeper.connection.timeout.ms", int, 15_000, between(100, _INT_MAX),
                 "How long a start waits for ZooKeeper."),
         Setting("host", str, "127.0.0.1", anything, "Address that both ports are bound to."),
         Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host."),
         Setting("grpc.port", int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one."),
         Setting("data.port", int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one."),
         Setting("rack", str, None, anything, "Where the broker stands; told to clients."),
-        Setting("num.partitions", int, 1, between(1, 100_000), "Partitions of a topic made without a number."),
-        Setting("max.partitions.per.topic", int, 10_000, between(1, 100_000), "More are refused."),
+        Setting("num.partitions", int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic made without a number."),
+        Setting("max.partitions.per.topic", int, 10_000, between(1, _PARTITIONS_MAX),
+                "More are refused. At most 40000, for a topic is one znode, and ZooKeeper takes 1 MB."),
         Setting("max.connections", int, 1000, at_least(1), "Data port connections at once; one more is told so and closed."),
         Setting("request.max.bytes", int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused."),
         Setting("queued.max.request.bytes", int, 64 * _MIB, at_least(1024),

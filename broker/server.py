@@ -2,7 +2,8 @@
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
 ZooKeeper, the logs, the data port, gRPC, the broker registry. Stop: the other way round, finishing what was accepted:
-registry, ports, then every log flushed and its index saved.
+gRPC, the data port, ZooKeeper (whose session's end takes the broker off the registry), then every log flushed and its
+index saved.
 """
 
 from __future__ import annotations

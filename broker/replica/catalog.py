@@ -3,14 +3,14 @@
 One thread reads what changed, opens and closes logs, and publishes new views; requests read the views without a lock.
 While ZooKeeper is away the last views hold and partitions are served on: without replication nobody else can lead them.
 
-A partition is served once its log is open and its state is written in ZooKeeper. After an unclean stop its leader epoch
-is raised there first.
+A partition is served once its log is open and then its state is written in ZooKeeper; after an unclean stop with its
+leader epoch raised. A log that cannot be opened is tried again every second.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from broker.config import TOPIC_SETTINGS
 from broker.replica.partition import Partition
@@ -34,6 +34,10 @@ from kafkalog.zk.session import ZooKeeperSession
 log = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
+_REOPEN_SECONDS = 1.0
+_EVERY_TOPIC = paths.TOPICS + "/"
+_EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
+"""What is to be read where no watch can be relied on; in `_dirty` beside the paths that changed."""
 PartitionKey = tuple[bytes, int]
 
 
@@ -65,11 +69,12 @@ class Catalog:
         self._hosted: Mapping[PartitionKey, Partition] = {}
         self._failed: Mapping[PartitionKey, KafkalogError] = {}
         self._topics: Mapping[str, TopicRecord] = {}
-        self._names: Mapping[bytes, str] = {}
+        self._ids: Mapping[bytes, TopicRecord] = {}
         self._brokers: Mapping[int, BrokerRecord] = {}
         self._changed = threading.Condition()  # guards _dirty, _reregister, _stopping; notified after every sync too
         self._dirty: set[str] = set()
         self._reregister = False
+        self._reopen_at = 0.0  # when logs that could not be opened are tried again
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name="catalog", daemon=True)
 
@@ -77,9 +82,9 @@ class Catalog:
 
     def start(self) -> None:
         """Read everything once, open the logs, then follow. Raises ZooKeeperUnreachable."""
-        self._sync({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS})
+        self.session.on_state(self._state_changed)  # first: a reconnect during the sync loses the watches it has set
+        self._sync(_EVERYTHING)
         self._warn_of_strays()
-        self.session.on_state(self._state_changed)
         self._thread.start()
 
     def register_broker(self, broker: BrokerRecord) -> None:
@@ -88,6 +93,8 @@ class Catalog:
         Raises:
             InvalidSetting: a live broker of another directory has this id.
         """
+        with self._changed:
+            self._registration = broker  # a session lost from now on is made good by the thread
         deadline = self.clock.monotonic() + self.settings.zookeeper_session_timeout_ms / 1000 + 2
         while True:
             other = registry.register_broker(self.session, broker)
@@ -98,8 +105,6 @@ class Catalog:
                 raise InvalidSetting(name="broker.id", value=broker.broker_id, reason=reason)
             with self._changed:
                 self._changed.wait(0.2)
-        with self._changed:
-            self._registration = broker
         self.wait_until(lambda: broker.broker_id in self._brokers, 10.0)
 
     def stop_following(self) -> None:
@@ -127,16 +132,13 @@ class Catalog:
         partition = self._hosted.get((topic_id, number))
         if partition is not None:
             return partition
-        name = self._names.get(topic_id)
-        if name is None:
-            raise UnknownTopicId(topic_id=topic_id.hex())
-        topic = self._topics[name]
+        topic = self.topic_by_id(topic_id)
         if number >= len(topic.replicas):
-            raise UnknownPartition(topic=name, partition=number, partitions=len(topic.replicas))
+            raise UnknownPartition(topic=topic.name, partition=number, partitions=len(topic.replicas))
         failed = self._failed.get((topic_id, number))
         if failed is not None:
             raise type(failed)(**failed.facts)  # anew: one that is raised again and again gathers tracebacks
-        raise NotLeader(broker_id=self.broker_id, partition=f"{name}-{number}")
+        raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
 
     def topic(self, name: str) -> TopicRecord:
         """Raises UnknownTopic."""
@@ -147,10 +149,10 @@ class Catalog:
 
     def topic_by_id(self, topic_id: bytes) -> TopicRecord:
         """Raises UnknownTopicId."""
-        name = self._names.get(topic_id)
-        if name is None:
+        found = self._ids.get(topic_id)
+        if found is None:
             raise UnknownTopicId(topic_id=topic_id.hex())
-        return self._topics[name]
+        return found
 
     @property
     def topics(self) -> Mapping[str, TopicRecord]:
@@ -172,6 +174,10 @@ class Catalog:
         state = topic.states.get(number)
         return state.leader if state is not None else -1
 
+    def has_failed(self, topic_id: bytes, number: int) -> bool:
+        """Whether a partition is ours and its log could not be opened so far."""
+        return (topic_id, number) in self._failed
+
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Wait until the views are so; False when time ran out (or the catalog stops) before that."""
         with self._changed:
@@ -189,17 +195,19 @@ class Catalog:
             return
         with self._changed:
             self._reregister |= session_is_new
-            self._dirty |= {paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS}
-            self._dirty |= {paths.topic(name) for name in self._topics}
+            self._dirty |= _EVERYTHING
             self._changed.notify_all()
 
     def _follow(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._dirty or self._reregister or self._stopping)
+                pause = self._reopen_at - self.clock.monotonic() if self._can_reopen() else None
+                self._changed.wait_for(lambda: self._dirty or self._reregister or self._stopping, pause)
                 if self._stopping:
                     return
                 dirty, self._dirty = self._dirty, set()
+                if self._can_reopen() and self.clock.monotonic() >= self._reopen_at:
+                    dirty |= {paths.topic(self._ids[topic_id].name) for topic_id, _ in self._failed}
                 reregister, self._reregister = self._reregister, False
             try:
                 if reregister and self._registration is not None:
@@ -217,15 +225,19 @@ class Catalog:
                     self._reregister |= reregister
                     self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
-    def _sync(self, dirty: set[str]) -> None:
+    def _can_reopen(self) -> bool:
+        """Whether there are logs that may be opened yet: not if the whole directory is out of service."""
+        return bool(self._failed) and self._directory.failed is None
+
+    def _sync(self, dirty: Collection[str]) -> None:
         """Read what changed, and bring what is hosted in line with it."""
         if any(path.startswith(paths.BROKER_IDS) for path in dirty):
             self._brokers = registry.live_brokers(self.session, self._path_changed)
         topics = dict(self._topics)
-        changed = {_topic_of(path) for path in dirty if path.startswith(paths.TOPICS + "/")}
+        changed = {_topic_of(path) for path in dirty if path.startswith(paths.TOPICS + "/") and path != _EVERY_TOPIC}
         if paths.TOPICS in dirty:
             names = set(registry.topic_names(self.session, self._path_changed))
-            changed |= names ^ set(topics)
+            changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
         for name in sorted(changed):
             record = registry.read_topic(self.session, name, self._path_changed)
             if record is None or record.deleted:
@@ -235,7 +247,7 @@ class Catalog:
         for name in sorted(changed & set(topics)):
             topics[name] = self._host(topics[name])
         self._topics = dict(sorted(topics.items()))
-        self._names = {record.topic_id: name for name, record in topics.items()}
+        self._ids = {record.topic_id: record for record in topics.values()}
         self._drop_deleted()
         with self._changed:
             self._changed.notify_all()
@@ -261,21 +273,40 @@ class Catalog:
                 wanted[number] = PartitionState(self.broker_id, state.leader_epoch + 1, state.isr)
         if not wanted:
             return topic
-        to_write = {number: state for number, state in wanted.items() if state != topic.states.get(number)}
+        opened = self._open_all(topic, settings, wanted)
+        to_write = {number: wanted[number] for number in opened if wanted[number] != topic.states.get(number)}
         states = dict(topic.states)
         if to_write:
             states |= registry.write_states(self.session, topic, to_write)
-        hosted, failed = dict(self._hosted), dict(self._failed)
-        for number in wanted:
+        hosted = dict(self._hosted)
+        for number, partition in opened.items():
+            if number in states:  # else the topic was deleted meanwhile
+                partition.log.leader_epoch = states[number].leader_epoch
+                hosted[topic.topic_id, number] = partition
+        self._hosted = hosted
+        return TopicRecord(**{**vars(topic), "states": states})
+
+    def _open_all(
+        self, topic: TopicRecord, settings: Values, wanted: Mapping[int, PartitionState]
+    ) -> dict[int, Partition]:
+        """Open the logs of partitions; those that fail are remembered, told to who asks, and tried again later."""
+        opened, failed = {}, dict(self._failed)
+        try:
+            self._directory.make_folders(topic.topic_id, wanted)
+        except KafkalogError:
+            pass  # opening tells why
+        for number, state in wanted.items():
             key = (topic.topic_id, number)
             try:
-                hosted[key] = self._open(topic, number, settings, states[number].leader_epoch)
+                opened[number] = self._open(topic, number, settings, state.leader_epoch)
                 failed.pop(key, None)
             except KafkalogError as error:
-                log.error("partition_not_opened", partition=f"{topic.name}-{number}", reason=str(error))
+                if str(error) != str(failed.get(key)):  # once, however often it is tried
+                    log.error("partition_not_opened", partition=f"{topic.name}-{number}", reason=str(error))
                 failed[key] = error
-        self._hosted, self._failed = hosted, failed
-        return TopicRecord(**{**vars(topic), "states": states})
+                self._reopen_at = self.clock.monotonic() + _REOPEN_SECONDS
+        self._failed = failed
+        return opened
 
     def _open(self, topic: TopicRecord, number: int, settings: Values, leader_epoch: int) -> Partition:
         label = f"{topic.name}-{number}"
@@ -284,15 +315,16 @@ class Catalog:
 
     def _drop_deleted(self) -> None:
         """Close what no topic names any more, and remove the logs of topics that were deleted."""
-        gone = [key for key in self._hosted if key[0] not in self._names]
+        self._failed = {key: error for key, error in self._failed.items() if key[0] in self._ids}
+        gone = [key for key in self._hosted if key[0] not in self._ids]
         if gone:
             closing = [self._hosted[key] for key in gone]
-            self._hosted = {key: partition for key, partition in self._hosted.items() if key[0] in self._names}
+            self._hosted = {key: partition for key, partition in self._hosted.items() if key[0] in self._ids}
             for partition in closing:
                 partition.close()
                 log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
         deleted = registry.deleted_topics(self.session, self._path_changed)
-        for topic_id in sorted(deleted - set(self._names)):
+        for topic_id in sorted(deleted - set(self._ids)):
             for existing_id, number in self._directory.existing():
                 if existing_id == topic_id:
                     self._directory.remove_log(topic_id, number)
@@ -302,7 +334,7 @@ class Catalog:
     def _warn_of_strays(self) -> None:
         """Logs of topics that ZooKeeper neither has nor saw deleted are kept: its data may be an old backup."""
         for topic_id, number in self._directory.existing():
-            if topic_id not in self._names:
+            if topic_id not in self._ids:
                 log.warning("stray_log", topic_id=topic_id.hex(), partition=number, kept_in=str(self._directory.path))
 
 

@@ -12,7 +12,7 @@ from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.log import Appended, Log
 from kafkalog.config import Values
-from kafkalog.errors import KafkalogError, NotLeader, StorageFailed
+from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
 from kafkalog.format.batch import BatchHeader
 
 Wake = Callable[[], None]
@@ -63,7 +63,10 @@ class Partition:
         """
         if self._closed:
             raise NotLeader(broker_id=self._broker_id, partition=self.label)
-        outcomes = self.log.append(batches)
+        try:
+            outcomes = self.log.append(batches)
+        except Closed:  # between the check above and here
+            raise NotLeader(broker_id=self._broker_id, partition=self.label) from None
         if self._waiters:
             self.wake_waiters()
         return outcomes
@@ -72,14 +75,27 @@ class Partition:
         """A description of the bytes from an offset on; see Log.read."""
         if self._closed:
             raise NotLeader(broker_id=self._broker_id, partition=self.label)
-        return self.log.read(offset, max_bytes, hint)
+        try:
+            return self.log.read(offset, max_bytes, hint)
+        except Closed:
+            raise NotLeader(broker_id=self._broker_id, partition=self.label) from None
 
     def is_flushed_to(self, end_offset: int) -> bool:
-        """Whether what ends there outlives a power cut. Raises StorageFailed when it cannot be known any more."""
+        """Whether what ends there outlives a power cut.
+
+        Raises:
+            StorageFailed: it cannot be known any more.
+            NotLeader: the partition was closed here before it did.
+        """
         failed = self._directory.failed
         if failed is not None:
             raise StorageFailed(**failed.facts)
-        return self.log.flushed_offset >= end_offset
+        closed = self._closed  # before the offset is looked at: a clean close flushes first
+        if self.log.flushed_offset >= end_offset:
+            return True
+        if closed:
+            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+        return False
 
     # --- waiting -------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 The same for both ports. Nothing waits here: what an ack has to wait for is in `Call.waits_for`, and whoever answers
 asks `ack_reply` once the call `is_acked`.
 
-A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`); a compressed body is
-not inflated here, so that no request makes the broker hold more than its own bytes.
+A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`). A compressed body is
+not inflated here, so that an append makes the broker hold no more than its own bytes. Its record count is bounded by
+what max.message.bytes would hold uncompressed, for a lookup by timestamp inflates 8 bytes a record (`timestamps.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended
+from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -34,6 +36,7 @@ from kafkalog.wire.frames import error_to_wire
 log = get_logger(__name__)
 
 ACKS_NONE, ACKS_LEADER = 0, 1
+_RECORD_MIN = 4  # bytes that a record takes uncompressed, whatever it holds: its place in the value column's offsets
 _WRITTEN = memoryview(b"")
 _BODIES = BodyCheck()
 
@@ -186,6 +189,9 @@ def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, 
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
             _BODIES.check(header, batch, label)
+        elif header.record_count > min(COMPRESSED_RECORDS_MAX, limit // _RECORD_MIN):
+            reason = f"a compressed batch of {header.record_count} records for {label}: no {limit} bytes hold as many"
+            raise InvalidRequest(reason=reason)
         batches.append((header, batch))
         position += length
     return batches

@@ -16,6 +16,9 @@ from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
 _BODY_MAX = (1 << 32) - 1  # of a frame
+_SLICES_MAX = 500
+"""Of one answer, for each may hold a file open. The partitions behind get empty answers, as where the bytes are used
+up; a consumer asks first for those it has least of."""
 
 
 @dataclass(slots=True)
@@ -34,8 +37,12 @@ class Answer:
     length: int = 0
     failed: bool = False
 
+    @property
+    def is_full(self) -> bool:
+        return len(self.slices) >= _SLICES_MAX
+
     def is_enough(self, request: pb.FetchRequest) -> bool:
-        return self.failed or self.length >= request.min_bytes
+        return self.failed or self.is_full or self.length >= request.min_bytes
 
     def close(self) -> None:
         for piece in self.slices:
@@ -71,7 +78,7 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
         partition = catalog.leader_of(part.topic_id, part.partition)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
-        if wanted > 0 or not answer.length:
+        if (wanted > 0 or not answer.length) and not answer.is_full:
             piece = partition.read(part.offset, max(wanted, 1), hint)
             if piece.length and (not answer.length or piece.length <= left):
                 answer.slices.append(piece)

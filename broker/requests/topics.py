@@ -1,7 +1,7 @@
 """Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
 
-A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log (bounded:
-a leader that just died opens nothing), so that a client may use it at once.
+A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log, so that
+a client may use it at once. The wait is bounded, for a leader that just died opens nothing; the answer then names none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import TopicRecord
 
 _SEEN_SECONDS = 10.0
-_OPENED_SECONDS = 30.0
+_OPENED_SECONDS = 10.0
+_ANSWER_SECONDS = 1.0
+"""Left of a call's time to answer in: what is done is better told than timed out."""
 
 
 def describe_topics(request: pb.DescribeTopicsRequest, catalog: Catalog) -> pb.TopicDescriptions:
@@ -45,8 +47,11 @@ def describe_topics(request: pb.DescribeTopicsRequest, catalog: Catalog) -> pb.T
     return reply
 
 
-def create_topic(request: pb.CreateTopicRequest, catalog: Catalog) -> pb.TopicDescription:
+def create_topic(request: pb.CreateTopicRequest, catalog: Catalog, seconds_left: float) -> pb.TopicDescription:
     """Make a topic, its partitions spread round robin over the live brokers.
+
+    Args:
+        seconds_left: until the caller gives the call up.
 
     Raises:
         InvalidTopicName, InvalidPartitions, TopicExists, NoBrokers, UnknownSetting, InvalidSetting.
@@ -68,11 +73,14 @@ def create_topic(request: pb.CreateTopicRequest, catalog: Catalog) -> pb.TopicDe
         created_us=catalog.clock.now_us(),
     )
     registry.create_topic(catalog.session, topic)
-    return _once_opened(topic, 0, catalog)
+    return _once_opened(topic, 0, range(count), catalog, seconds_left)
 
 
-def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog) -> pb.TopicDescription:
+def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog, seconds_left: float) -> pb.TopicDescription:
     """Change a topic's settings, or give it more partitions.
+
+    Args:
+        seconds_left: until the caller gives the call up.
 
     Raises:
         UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers.
@@ -94,15 +102,17 @@ def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog) -> pb.TopicDesc
             replicas += _place(catalog, request.partitions - len(replicas))
         altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
         if registry.update_topic(catalog.session, altered):
-            return _once_opened(altered, topic.version + 1, catalog)
+            added = range(len(topic.replicas), len(replicas))
+            return _once_opened(altered, topic.version + 1, added, catalog, seconds_left)
 
 
-def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog) -> pb.DeleteTopicReply:
+def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog, seconds_left: float) -> pb.DeleteTopicReply:
     """Delete a topic; its logs are removed by the brokers that hold them. Raises UnknownTopic."""
     if not paths.is_valid_name(request.name):
         raise UnknownTopic(topic=request.name)
     topic_id = registry.delete_topic(catalog.session, request.name)
-    catalog.wait_until(lambda: all(topic.topic_id != topic_id for topic in catalog.topics.values()), _SEEN_SECONDS)
+    seconds = _bounded(_SEEN_SECONDS, seconds_left)
+    catalog.wait_until(lambda: all(topic.topic_id != topic_id for topic in catalog.topics.values()), seconds)
     return pb.DeleteTopicReply(topic_id=topic_id)
 
 
@@ -134,9 +144,15 @@ def _place(catalog: Catalog, count: int) -> list[tuple[int, ...]]:
     return registry.place_partitions(registry.live_brokers(catalog.session), hosted, count)
 
 
-def _once_opened(topic: TopicRecord, version: int, catalog: Catalog) -> pb.TopicDescription:
-    """Describe a topic once every leader has opened what the change that made its znode's version gave it, or the time
-    for that is over."""
+def _bounded(seconds: float, left: float) -> float:
+    return max(0.0, min(seconds, left - _ANSWER_SECONDS))
+
+
+def _once_opened(
+    topic: TopicRecord, version: int, added: range, catalog: Catalog, seconds_left: float
+) -> pb.TopicDescription:
+    """Describe a topic once the change that made its znode's version is seen here and the partitions that it added are
+    opened (or failed here, which is told to whoever uses them), or the time for that is over."""
 
     def current() -> TopicRecord | None:
         seen = catalog.topics.get(topic.name)
@@ -144,9 +160,13 @@ def _once_opened(topic: TopicRecord, version: int, catalog: Catalog) -> pb.Topic
 
     def opened() -> bool:
         seen = current()
-        return seen is not None and seen.version >= version and len(seen.states) >= len(topic.replicas)
+        return (
+            seen is not None
+            and seen.version >= version
+            and all(number in seen.states or catalog.has_failed(topic.topic_id, number) for number in added)
+        )
 
-    catalog.wait_until(opened, _OPENED_SECONDS)
+    catalog.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
     description = pb.TopicDescription()
     _describe(current() or topic, catalog, description)
     return description

@@ -94,8 +94,8 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
         disk.close(fd)
 
 
-def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
-    write_atomic(disk, folder / CHECKPOINT_NAME, seal(checkpoint._asdict()))
+def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint, *, durable: bool = True) -> None:
+    write_atomic(disk, folder / CHECKPOINT_NAME, seal(checkpoint._asdict()), durable=durable)
 
 
 def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:

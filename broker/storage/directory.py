@@ -6,8 +6,9 @@
     <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
     <topic id>-<partition>.deleted/                     on its way out
 
-A failed write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells the
-truth, so nothing of it is read or written until the broker starts anew.
+A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
+the truth, so nothing of it is read or written until the broker starts anew. What lacks space to be written, or a
+descriptor or memory to be opened, fails alone and may be tried again.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.storage.checkpoint import read_whole, seal, unseal, write_atomic
+from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, storage_error
 from broker.storage.home import Flushable
 from broker.storage.log import Log
@@ -40,6 +42,17 @@ _FOLDER = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]*)")
 _DELETED = ".deleted"
 _FLUSHERS = 4
 """Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
+_WAIT_SECONDS_MAX = 86_400.0
+"""Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
+
+
+@dataclass(order=True, slots=True)
+class _Deadline:
+    """When a log is to be flushed. `log` None: not any more."""
+
+    at: float
+    ticket: int
+    log: Flushable | None = field(compare=False)
 
 
 def folder_name(topic_id: bytes, partition: int) -> str:
@@ -91,13 +104,15 @@ class LogDirectory:
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
-        self._lock = threading.Lock()  # guards _logs, failed, _closed; before any log's locks
+        self._lock = threading.Lock()  # guards _logs, failed, _closed, _unsynced; before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._closed = False
+        self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
-        self._timer = threading.Condition()  # guards _deadlines and _stopping; after any log's locks
-        self._deadlines: list[tuple[float, int, Flushable]] = []
+        self._timer = threading.Condition()  # guards _timed, _deadlines and _stopping; after any log's locks
+        self._timed: dict[Flushable, _Deadline] = {}
+        self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a log that passed early
         self._ticket = itertools.count()
         self._stopping = False
         try:
@@ -120,6 +135,8 @@ class LogDirectory:
             for name in names:
                 if name.endswith(_DELETED):
                     self._remove_folder(self.path / name)
+                elif name.endswith(TEMPORARY):
+                    self.disk.unlink(self.path / name)
             self.was_clean = _CLEAN in names or not self.existing()
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)
@@ -177,17 +194,30 @@ class LogDirectory:
             found = self._logs.get(key)
             if found is not None:
                 return found
+            self._make_folders([folder_name(topic_id, partition)])
             folder = self.path / folder_name(topic_id, partition)
-            try:
-                try:
-                    self.disk.make_dir(folder)
-                    self.disk.sync_dir(self.path)
-                except FileExistsError:
-                    pass
-            except OSError as error:
-                raise storage_error(self.path, error, f"making the folder of {label}") from error
             opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
             return opened
+
+    def make_folders(self, topic_id: bytes, partitions: Iterable[int]) -> None:
+        """Make the folders of logs that are to be opened, where they are missing: one sync for all of them."""
+        with self._lock:
+            self._check_usable()
+            self._make_folders([folder_name(topic_id, partition) for partition in partitions])
+
+    def _make_folders(self, names: Iterable[str]) -> None:
+        try:
+            for name in names:
+                try:
+                    self.disk.make_dir(self.path / name)
+                    self._unsynced = True
+                except FileExistsError:
+                    pass
+            if self._unsynced:
+                self.disk.sync_dir(self.path)
+                self._unsynced = False
+        except OSError as error:
+            raise storage_error(self.path, error, "making a log's folder") from error
 
     def _check_usable(self) -> None:
         if self.failed is not None:
@@ -257,9 +287,23 @@ class LogDirectory:
         self._to_flush.put(log)
 
     def flush_within(self, log: Flushable, seconds: float) -> None:
+        deadline = self.clock.monotonic() + seconds
         with self._timer:
-            heapq.heappush(self._deadlines, (self.clock.monotonic() + seconds, next(self._ticket), log))
-            self._timer.notify_all()
+            known = self._timed.get(log)
+            if known is not None:
+                if known.at <= deadline:
+                    return
+                known.log = None
+            mine = self._timed[log] = _Deadline(deadline, next(self._ticket), log)
+            heapq.heappush(self._deadlines, mine)
+            if self._deadlines[0] is mine:
+                self._timer.notify_all()
+
+    def flush_not(self, log: Flushable) -> None:
+        with self._timer:
+            known = self._timed.pop(log, None)
+            if known is not None:
+                known.log = None
 
     def _flush_loop(self) -> None:
         while (asked := self._to_flush.get()) is not None:
@@ -273,18 +317,32 @@ class LogDirectory:
     def _timer_loop(self) -> None:
         with self._timer:
             while not self._stopping:
-                now = self.clock.monotonic()
-                while self._deadlines and self._deadlines[0][0] <= now:
-                    self._to_flush.put(heapq.heappop(self._deadlines)[2])
-                self._timer.wait(self._deadlines[0][0] - now if self._deadlines else None)
+                try:
+                    self._timer.wait(self._take_due())
+                except Exception:  # every topic's flush.ms hangs on this thread
+                    log.exception("flush_timer_failed", directory=str(self.path))
+                    self._timer.wait(1.0)
+
+    def _take_due(self) -> float | None:
+        """Have the logs flushed whose time has come; the seconds until the next one's."""
+        now = self.clock.monotonic()
+        while self._deadlines and (self._deadlines[0].log is None or self._deadlines[0].at <= now):
+            due = heapq.heappop(self._deadlines).log
+            if due is not None:
+                del self._timed[due]
+                self._to_flush.put(due)
+        return min(self._deadlines[0].at - now, _WAIT_SECONDS_MAX) if self._deadlines else None
 
     def _tidy_loop(self) -> None:
         while not self._wait_stopping(self.check_interval_ms / 1000):
-            self.tidy()
+            try:
+                self.tidy()
+            except Exception:
+                log.exception("tidy_failed", directory=str(self.path))
 
     def _wait_stopping(self, seconds: float) -> bool:
         with self._timer:
-            return self._timer.wait_for(lambda: self._stopping, seconds)
+            return self._timer.wait_for(lambda: self._stopping, min(seconds, _WAIT_SECONDS_MAX))
 
     def tidy(self) -> None:
         """One round of rolls by age, retention, checkpoints and forgetting of producers, over every log."""
@@ -319,7 +377,7 @@ class LogDirectory:
             self._to_flush.put(None)
         for thread in self._threads:
             thread.join()
-        all_saved = clean and self.failed is None
+        all_saved = clean or not logs  # without a log open it is as it was found
         for _, opened in logs:
             try:
                 opened.close(clean)

@@ -13,12 +13,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafkalog.errors import DiskFull, StorageFailed
+from kafkalog.errors import BrokerUnreachable, DiskFull, StorageFailed
 
 Buffer = bytes | bytearray | memoryview
 
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _READ_MAX = 1 << 30  # one pread gives at most 2 GiB - 4 KiB
 
 
@@ -121,8 +122,24 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
+def passes(error: OSError) -> bool:
+    """Whether nothing was done, and the same may succeed later: no space, or nothing left to open a file with. A lack
+    of memory is that only where a name was to be opened (`filename`): of a read, write or sync it is a failure."""
+    return is_full(error) or error.errno in _NO_DESCRIPTOR or (error.errno == errno.ENOMEM and bool(error.filename))
+
+
+class OutOfFiles(DiskFull):
+    """No descriptor or memory to open a file with: as with a full disk, it passes and nothing was written. On the wire
+    it is BrokerUnreachable, which readers and writers try again."""
+
+    code = BrokerUnreachable.code
+    message = "the broker cannot open a file of {address} now: {reason}"
+
+
 def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:
     """Our error for the system's."""
     if is_full(error):
         return DiskFull(directory=str(directory))
+    if passes(error):
+        return OutOfFiles(address=str(directory), reason=f"{doing}: {error.strerror or error}")
     return StorageFailed(directory=str(directory), reason=f"{doing}: {error.strerror or error}")

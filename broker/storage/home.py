@@ -35,4 +35,7 @@ class LogHome(Protocol):
         """Have a flusher thread call `log.flush()`."""
 
     def flush_within(self, log: Flushable, seconds: float) -> None:
-        """The same, that much later."""
+        """The same, that much later, or earlier if that was asked for already."""
+
+    def flush_not(self, log: Flushable) -> None:
+        """Forget that a later flush was asked for: there was one, or there will be none any more."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
-from broker.storage.disk import Buffer, is_full, storage_error
+from broker.storage.disk import Buffer, OutOfFiles, passes, storage_error
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
 from broker.storage.opening import open_folder, open_producers, snapshot_offsets, snapshot_path
@@ -73,14 +73,12 @@ class Log:
         self._reader = Reader(home.disk, label)
         self._producers = Producers(label, home.producer_batches_remembered)
         try:
-            segments, checkpoint, saved = open_folder(self._disk, folder, label, settings.index_interval_bytes)
-            producers_at = open_producers(self._disk, folder, segments, self._producers, label)
+            opened = open_folder(self._disk, folder, label, settings.index_interval_bytes, self._producers)
         except OSError as error:
             raise storage_error(home.path, error, f"opening the log of {label}") from error
-        self._checkpoint = checkpoint
-        self._saved_offset = min(saved, producers_at)
-        self._segments = segments
+        self._segments, self._checkpoint, self._saved_offset = segments, checkpoint, _ = opened
         self._active = segments[-1]
+        self._next: Segment | None = None  # made by a roll that could not go on
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
@@ -170,9 +168,9 @@ class Log:
         raise failed from error
 
     def _refuse(self, error: OSError, doing: str) -> NoReturn:
-        """DiskFull, after which all goes on; anything else but a lack of space takes the directory out of service."""
-        if is_full(error):
-            raise DiskFull(directory=str(self._home.path)) from error
+        """DiskFull, after which all goes on, if the error `passes`; any other takes the directory out of service."""
+        if passes(error):
+            raise storage_error(self._home.path, error, f"{doing} for {self.label}") from error
         self._fail(error, doing)
 
     # --- appending -----------------------------------------------------------------------------------------------
@@ -235,8 +233,9 @@ class Log:
             return
         active = self._active
         now_us = self._clock.now_us()
-        if active.size and (
-            active.size + length > self._segment_bytes or now_us - active.first_append_us >= self._segment_us
+        if self._next is not None or (
+            active.size
+            and (active.size + length > self._segment_bytes or now_us - active.first_append_us >= self._segment_us)
         ):
             self._roll()
             active = self._active
@@ -282,7 +281,7 @@ class Log:
         """Close the active segment, synced and with its index saved, and start one at the end offset.
 
         Raises:
-            DiskFull: the active segment stays, and the next append tries again.
+            DiskFull: the next append tries again.
         """
         old = self._active
         assert old.size > 0
@@ -295,19 +294,19 @@ class Log:
             self._save_producers(self._end_offset, self._producers.encode(self._end_offset))
             old.save_index()
         except OSError as error:
-            if not is_full(error):
+            if not passes(error):
                 self._fail(error, "saving an index")
             log.warning("index_not_saved", partition=self.label, base_offset=old.base_offset)  # it will be rebuilt
-        new = Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes)
+        new = self._next or Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes)
         new.leader_epoch = old.leader_epoch
         try:
-            new.create()
-        except OSError as error:
-            self._refuse(error, "making a segment")
-        try:
+            if self._next is None:
+                new.create()
+                self._next = new  # there, so nothing may be appended to the old one any more
             self._disk.sync_dir(self.directory)
         except OSError as error:
-            self._fail(error, "syncing a folder")
+            self._refuse(error, "making a segment")
+        self._next = None
         self._segments.append(new)
         self._active = new
         self._flushed_position = 0
@@ -428,7 +427,7 @@ class Log:
             except FileNotFoundError:
                 self._check_moved(view, offset)
             except OSError as error:
-                self._fail(error, "reading")
+                self._refuse(error, "reading")
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
         """(offset, timestamp_us) of the first visible record at or after a timestamp; None if there is none.
@@ -444,10 +443,11 @@ class Log:
             except FileNotFoundError:
                 self._check_moved(view, view.start_offset)
             except OSError as error:
-                self._fail(error, "reading")
+                self._refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
-        """A segment's file was not there: that is right only if retention was faster than the read."""
+        """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
+        self._check_usable()
         if self._view is view:
             raise CorruptBatch(partition=self.label, offset=offset, reason="its segment's file is gone")
 
@@ -501,8 +501,8 @@ class Log:
         written = True
         try:
             self._write_checkpoint(checkpoint)
-        except DiskFull:
-            if self._segments[keep].base_offset != offset:
+        except DiskFull as full:
+            if isinstance(full, OutOfFiles) or self._segments[keep].base_offset != offset:
                 raise
             # Deleting whole segments makes room, and their absence alone says where the log starts.
             self._checkpoint, written = checkpoint, False
@@ -547,7 +547,7 @@ class Log:
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
         start_offset = min(self._checkpoint.start_offset, end_offset)
         self._write_checkpoint(Checkpoint(start_offset, min(self._checkpoint.recovery_point, end_offset)))
-        for later in reversed(self._segments[number + 1 :]):
+        for later in reversed([*self._segments[number + 1 :], *filter(None, [self._next])]):
             later.delete()
             self._disk.sync_dir(self.directory)
         segment.forget_saved_index()
@@ -559,7 +559,7 @@ class Log:
         segment.open_for_append()
         segment.truncate_to(position, end_offset)
         self._segments = self._segments[: number + 1]
-        self._active = segment
+        self._active, self._next = segment, None
         self._end_offset = self._flushed_offset = self._saved_offset = end_offset
         self._flushed_position = position
         open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
@@ -588,7 +588,8 @@ class Log:
             with self._flush_lock, self._lock:
                 if not self._closed:
                     self._closed = True
-                    for segment in self._segments:
+                    self._home.flush_not(self)
+                    for segment in [*self._segments, *filter(None, [self._next])]:
                         segment.close()
 
 

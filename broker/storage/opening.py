@@ -23,15 +23,16 @@ log = get_logger(__name__)
 
 
 class Opened(NamedTuple):
-    """A folder's content: its segments, the checkpoint that is true now, and up to where saved indexes describe it."""
+    """A folder's content: its segments, the checkpoint that is true now, and up to where what is saved describes it."""
 
     segments: list[Segment]
     checkpoint: Checkpoint
-    indexed_offset: int
+    saved_offset: int
 
 
-def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int) -> Opened:
-    """Open the segments of a folder, the last one for appending; makes the first one if there is none."""
+def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers) -> Opened:
+    """Open the segments of a folder, the last one for appending; makes the first one if there is none. Brings the
+    producers' state to the log's end."""
     names = disk.names(folder)
     for name in names:
         if name.endswith(TEMPORARY):
@@ -43,33 +44,41 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int)
         log.warning("checkpoint_missing", partition=label, folder=str(folder))
     segments = [Segment(disk, folder, base, index_interval_bytes) for base in bases]
     segments = _without_deleted(segments, checkpoint.start_offset)
-    for segment, behind in itertools.pairwise(segments):
-        _open_closed(segment, behind.base_offset, label)
     synced = max(checkpoint)
     indexed_offset = synced
+    fresh = not segments
     try:
+        for segment, behind in itertools.pairwise(segments):
+            _open_closed(segment, behind.base_offset, label)
         if segments:
             indexed_offset = _open_last(disk, folder, segments, synced, label)
         else:
-            segments = [_new_segment(disk, folder, synced, index_interval_bytes)]
+            segments = [Segment(disk, folder, synced, index_interval_bytes)]
+            segments[0].create()
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
         found = Checkpoint(start_offset, segments[-1].end_offset)
-        if found != stored:
-            _unless_full(lambda: write_checkpoint(disk, folder, found))
+        # Of a new log nothing is lost with its checkpoint: a sync less, where a topic has thousands of partitions.
+        durable = not fresh or found != Checkpoint()
+        saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, durable=durable))
+        if fresh and not (saved and durable):
+            disk.sync_dir(folder)  # for the segment's name
+        producers_at = open_producers(disk, folder, segments, producers, label)
     except BaseException:
         for segment in segments:
             segment.close()
         raise
-    return Opened(segments, found, indexed_offset)
+    return Opened(segments, found, min(indexed_offset, producers_at))
 
 
-def _unless_full(save: Callable[[], None]) -> None:
-    """Save what opening found out, unless the disk is full: then the next start finds it out again."""
+def _unless_full(save: Callable[[], None]) -> bool:
+    """Save what opening found out, unless the disk is full: then the next start finds it out again, and it is False."""
     try:
         save()
     except OSError as error:
         if not is_full(error):
             raise
+        return False
+    return True
 
 
 def _without_deleted(segments: list[Segment], start_offset: int) -> list[Segment]:
@@ -142,7 +151,11 @@ def _tell_damage(segment: Segment, label: str) -> None:
 def _new_segment(disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int) -> Segment:
     segment = Segment(disk, folder, base_offset, index_interval_bytes)
     segment.create()
-    disk.sync_dir(folder)
+    try:
+        disk.sync_dir(folder)
+    except BaseException:
+        segment.close()
+        raise
     return segment
 
 

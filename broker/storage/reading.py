@@ -170,19 +170,24 @@ class Reader:
             if offset < view.start_offset:
                 first = max(view.start_offset, segment.base_offset)
                 position, _ = self._locate(segment, file, first, limit, limit_offset)
+            damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > view.start_offset}
             for at, header, batch in segment.batches(file, position, limit):
+                if position in damaged:  # and jumped over
+                    raise self._corrupt(damaged[position])
                 if body_fault(header, batch):
                     raise BadHeader(at)
                 found = first_record_at(header, batch, timestamp_us, view.start_offset, self._label)
                 if found is not None:
                     return found
+                position = at + header.length
+            if position in damaged:
+                raise self._corrupt(damaged[position])
             return None
         except BadHeader as bad:
-            damaged = self._examine(segment, file, bad.position, limit, limit_offset)
-            if damaged:
-                raise self._corrupt(damaged[0]) from None
-            raise CorruptBatch(
-                partition=self._label, offset=segment.base_offset, reason="a timestamp cannot be looked up in it"
-            ) from None
+            if not self._examine(segment, file, bad.position, limit, limit_offset):
+                raise CorruptBatch(
+                    partition=self._label, offset=segment.base_offset, reason="a timestamp cannot be looked up in it"
+                ) from None
         finally:
             file.release()
+        return self._search_segment(view, number, timestamp_us)  # as whoever comes later finds it

@@ -13,6 +13,7 @@ closes the connection, after the replies before it. Memory is `intake.py`'s busi
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -46,6 +47,8 @@ _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
 _ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
+_POLL_MS_MAX = 86_400_000
+"""Of one poll: the system counts 2**31 ms and no more, and settings may be any number."""
 
 
 class _Fetch:
@@ -226,7 +229,7 @@ class Connection:
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
         timeout_ms = None if deadline is None else max(0.0, deadline - self._clock.monotonic()) * 1000 + 1
-        for fd, events in self._poller.poll(timeout_ms):
+        for fd, events in self._poller.poll(timeout_ms and min(timeout_ms, _POLL_MS_MAX)):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
             elif not self._reading and events & (select.POLLERR | select.POLLHUP):
@@ -471,6 +474,10 @@ class Connection:
             except BlockingIOError:
                 self._wait_writable()
                 continue
+            except OSError as error:
+                if error.errno == errno.EIO:  # of the file: sockets have other errors
+                    log.error("log_not_readable", position=position, bytes=left, reason=error.strerror, peer=self._peer)
+                raise
             if sent == 0:
                 raise _Gone("the log was cut while it was sent")
             position += sent
@@ -480,7 +487,7 @@ class Connection:
     def _wait_writable(self) -> None:
         poller = select.poll()
         poller.register(self._sock, select.POLLOUT)
-        if not poller.poll(self._settings.send_timeout_ms):
+        if not poller.poll(min(self._settings.send_timeout_ms, _POLL_MS_MAX)):
             raise _Gone("it took no byte of its answer for send.timeout.ms")
 
     def _linger(self) -> None:

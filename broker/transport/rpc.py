@@ -4,11 +4,13 @@ Turns messages into calls of `broker/requests` and errors into statuses; knows n
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
-`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer, of which at most 4 wait.
+`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer. At most 4 of them wait for data or for that
+memory; an `Append` that waits for its flush and a change of topics (10 s) may hold any.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -109,13 +111,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return topics.describe_topics(request, self._catalog)
 
     def CreateTopic(self, request: broker_pb2.CreateTopicRequest, context: Any) -> Any:
-        return topics.create_topic(request, self._catalog)
+        return topics.create_topic(request, self._catalog, _seconds_left(context))
 
     def AlterTopic(self, request: broker_pb2.AlterTopicRequest, context: Any) -> Any:
-        return topics.alter_topic(request, self._catalog)
+        return topics.alter_topic(request, self._catalog, _seconds_left(context))
 
     def DeleteTopic(self, request: broker_pb2.DeleteTopicRequest, context: Any) -> Any:
-        return topics.delete_topic(request, self._catalog)
+        return topics.delete_topic(request, self._catalog, _seconds_left(context))
 
     def DeleteRecords(self, request: broker_pb2.DeleteRecordsRequest, context: Any) -> Any:
         return offsets.delete_records(request, self._catalog)
@@ -205,6 +207,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         finally:
             for partition in partitions:
                 partition.unregister(changed.set)
+
+
+def _seconds_left(context: Any) -> float:
+    """Until the client gives a call up; without end if it never does."""
+    left = context.time_remaining()
+    return math.inf if left is None else float(left)
 
 
 class _Translator(grpc.ServerInterceptor):

@@ -6,6 +6,7 @@ Contents are JSON objects with the fields of `paths.py`; unknown fields of a new
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from kafkalog.zk.session import (
     Delete,
     NodeExists,
     NoNode,
+    NotEmpty,
     Operation,
     Set,
     Watch,
@@ -28,6 +30,7 @@ from kafkalog.zk.session import (
 )
 
 PRODUCER_ID_BLOCK = 1000
+_TAKE_DOWN_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -282,17 +285,23 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
 
 
 def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
-    """Remove a deleted topic's znodes, leaves first. Several may do so at once."""
+    """Remove a deleted topic's znodes, leaves first. Several may do so at once, and a leader that has not seen the
+    deletion may still write a state."""
     states = [paths.partition_state(topic.name, number) for number in range(len(topic.replicas))]
-    _delete_all(session, states)
-    _delete_all(session, [paths.partition(topic.name, number) for number in range(len(topic.replicas))])
-    _delete_all(session, [paths.partitions(topic.name)])
-    try:
-        current = read_topic(session, topic.name)
-        if current is not None and current.deleted and current.topic_id == topic.topic_id:
-            session.delete(paths.topic(topic.name), current.version)
-    except (NoNode, BadVersion):
-        pass  # another one finished it
+    for attempt in itertools.count():
+        try:
+            _delete_all(session, states)
+            _delete_all(session, [paths.partition(topic.name, number) for number in range(len(topic.replicas))])
+            _delete_all(session, [paths.partitions(topic.name)])
+            current = read_topic(session, topic.name)
+            if current is not None and current.deleted and current.topic_id == topic.topic_id:
+                session.delete(paths.topic(topic.name), current.version)
+            return
+        except NotEmpty:
+            if attempt == _TAKE_DOWN_ATTEMPTS:
+                raise
+        except (NoNode, BadVersion):
+            return  # another one finished it
 
 
 def _delete_all(session: ZooKeeperSession, gone: Sequence[str]) -> None:
@@ -341,13 +350,18 @@ def write_states(
     """Write partition states: those the topic has none of are made, the others replaced at exactly their version.
 
     Returns:
-        the states now in force, with their versions; where another one was faster, his.
+        the states now in force, with their versions; where another one was faster, his. None of a partition whose
+        topic was deleted meanwhile.
     """
     numbers = sorted(states)
     written: dict[int, PartitionState] = {}
     new = [number for number in numbers if number not in topic.states]
-    if new:
-        _ensure_children(session, paths.partitions(topic.name), [paths.partition(topic.name, number) for number in new])
+    try:
+        if new:
+            children = [paths.partition(topic.name, number) for number in new]
+            _ensure_children(session, paths.partitions(topic.name), children)
+    except NoNode:
+        return {}
     for start in range(0, len(numbers), MULTI_MAX):
         chunk = numbers[start : start + MULTI_MAX]
         operations: list[Operation] = []
@@ -373,7 +387,8 @@ def write_states(
 
 
 def _ensure_children(session: ZooKeeperSession, parent: str, children: Sequence[str]) -> None:
-    """Make znodes below a parent whose own parent exists; fewer round trips than ensuring each."""
+    """Make znodes below a parent; fewer round trips than ensuring each. Raises NoNode if the parent's own parent is
+    gone, which is never made: a topic that comes to life without content could not be read."""
     try:
         session.multi([Create(parent)])
     except NodeExists:
@@ -384,7 +399,11 @@ def _ensure_children(session: ZooKeeperSession, parent: str, children: Sequence[
         try:
             session.multi([Create(path) for path in chunk])
         except NodeExists:
-            session.ensure(chunk)
+            for path in chunk:
+                try:
+                    session.multi([Create(path)])
+                except NodeExists:
+                    pass
 
 
 def _state_content(state: PartitionState) -> bytes:

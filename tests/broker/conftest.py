@@ -38,6 +38,9 @@ class RunningBroker:
         request = broker_pb2.CreateTopicRequest(name=name, partitions=partitions, config=given)
         return bytes(self.stub.CreateTopic(request, timeout=30).topic_id)
 
+    def described(self, name: str) -> broker_pb2.TopicDescription:
+        return self.stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=[name]), timeout=30).topics[0]
+
     def counters(self) -> dict[str, int]:
         return dict(self.stub.DescribeBroker(broker_pb2.DescribeBrokerRequest(), timeout=30).counters)
 

@@ -68,6 +68,18 @@ def test_an_unreachable_zookeeper_is_named_in_bounded_time(start_broker: StartBr
             start_broker(zookeeper_connect=address, zookeeper_connection_timeout_ms=300)
 
 
+def test_a_start_that_zookeeper_keeps_from_its_end_leaves_a_clean_directory_clean(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    broker.new_topic()
+    broker.stop()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(errors.ZooKeeperUnreachable):
+            start_broker(zookeeper_connect=address, zookeeper_connection_timeout_ms=300)
+    assert start_broker().broker.catalog.topic("t").states[0].leader_epoch == 0
+
+
 def test_start_and_stop_leave_no_thread_and_no_descriptor(start_broker: StartBroker) -> None:
     def cycle() -> None:
         broker = start_broker()

@@ -6,14 +6,15 @@ import errno
 import functools
 import os
 import random
+from pathlib import Path
 
 import pytest
 
-from broker.storage.disk import Buffer
-from kafkalog.errors import DiskFull, StorageFailed
+from broker.storage.disk import Buffer, OutOfFiles
+from kafkalog.errors import BrokerUnreachable, DiskFull, StorageFailed, from_wire
 from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
-from tests.crash.workload import Workload, check_survivor, open_directory, open_log
+from tests.crash.workload import PATH, Workload, check_survivor, open_directory, open_log
 
 TAKES_ROOM = ("create", "write", "make_dir")
 
@@ -66,6 +67,8 @@ def test_full_disk_at_any_step_refuses_and_goes_on_when_there_is_room(partly: in
 
 def test_disk_that_stays_full_for_a_while_costs_nothing() -> None:
     for step in range(0, len(steps()) - 15, 6):
+        if not any(name.startswith(TAKES_ROOM) for name in steps()[step : step + 12]):
+            continue  # a truncation only takes away
         disk = FailingDisk(step, 12, errno.ENOSPC)
         work = Workload(disk, flush=True)
         work.run()
@@ -85,10 +88,79 @@ def test_failed_step_takes_the_directory_out_of_service_and_costs_nothing_flushe
             out_of_service += 1
         else:
             # A stop goes on to its end, and is not marked as clean; syncing the mark itself comes too late for that.
-            assert work.unclean_stops == 1 or name == "sync_dir", f"an error at step {step} ({name}) went unnoticed"
+            unneeded = name == "sync_dir" and steps()[step - 1] == "rename clean"
+            assert work.unclean_stops == 1 or unneeded, f"an error at step {step} ({name}) went unnoticed"
         # What the failed step was to write or sync is gone: the page cache drops dirty pages that it could not write.
         check_survivor(disk.after_power_cut(random.Random(step), 0.0), work.promises(), power_cut=True)
     assert out_of_service
+
+
+class FewFiles(MemoryDisk):
+    """Names cannot be opened, made or listed, nor folders synced, from the `first` try on, `count` times."""
+
+    def __init__(self, first: int, count: int, code: int = errno.EMFILE) -> None:
+        super().__init__()
+        self.first, self.count, self.code = first, count, code
+        self.tried = 0
+        self.refused = ""
+
+    def _try(self, path: Path, doing: str) -> None:
+        self.tried += 1
+        if self.first < self.tried <= self.first + self.count:
+            self.refused = doing
+            raise OSError(self.code, os.strerror(self.code), str(path))
+
+    def create(self, path: Path) -> int:
+        self._try(path, "create")
+        return super().create(path)
+
+    def open(self, path: Path, *, write: bool = False) -> int:
+        self._try(path, "open")
+        return super().open(path, write=write)
+
+    def sync_dir(self, path: Path) -> None:
+        self._try(path, "sync_dir")
+        super().sync_dir(path)
+
+    def names(self, path: Path) -> list[str]:
+        if path != PATH:  # the workload itself looks there
+            self._try(path, "names")
+        return super().names(path)
+
+
+@pytest.mark.parametrize(("count", "code"), [(1, errno.EMFILE), (4, errno.ENFILE), (1, errno.ENOMEM)])
+def test_lack_of_descriptors_at_any_step_refuses_and_goes_on_when_there_are_some(count: int, code: int) -> None:
+    counting = FewFiles(1 << 60, 0)
+    Workload(counting, flush=True).run()
+    kinds = set()
+    for first in range(0, counting.tried - count, 1 if code == errno.EMFILE else 7):
+        disk = FewFiles(first, count, code)
+        work = Workload(disk, flush=True)
+        try:
+            work.run()
+        except StorageFailed as failed:
+            # What a truncation began it must end; nothing but a follower truncates.
+            assert "truncating" in str(failed), f"{disk.refused} at {first}"
+            continue
+        kinds.add(disk.refused)
+        assert disk.open_files == 0, f"{disk.refused} at {first}"
+        check_survivor(disk.after_power_cut(random.Random(first), 0.5), work.promises(), power_cut=True)
+    assert kinds == {"create", "open", "sync_dir", "names"} or code != errno.EMFILE  # the others try fewer steps
+
+
+def test_read_without_a_descriptor_is_refused_and_appends_go_on() -> None:
+    disk = FewFiles(1 << 60, 1)
+    log = open_log(open_directory(disk))
+    for offset in range(30):
+        log.append([numbered(offset)])
+    for ask in (lambda: log.read(0, 100), lambda: log.offset_for_timestamp(0)):
+        disk.first = disk.tried
+        with pytest.raises(OutOfFiles, match="cannot open a file of /data now: reading for t-0: Too many open files"):
+            ask()
+    told = from_wire(*OutOfFiles(address="/data", reason="x").to_wire())
+    assert isinstance(told, BrokerUnreachable) and told.retriable
+    log.append([numbered(30)])
+    assert len(read_all(log)) == 31
 
 
 def test_failed_fdatasync_ends_reads_and_writes_until_a_restart() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.replica.catalog import Catalog
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
@@ -114,6 +117,87 @@ def test_a_log_that_cannot_be_opened_is_told_to_those_who_ask_and_harms_no_other
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=1).error.code == errors.DiskFull.code
         assert client.append(topic, a_batch(), partition=2).base_offset == 0
+
+
+def test_a_log_that_could_not_be_opened_is_tried_again_until_it_opens(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    opened = catalog._directory.open_log
+    full = threading.Event()
+    full.set()
+
+    def open_log(*args: Any) -> Any:
+        if full.is_set():
+            raise errors.DiskFull(directory="/data")
+        return opened(*args)
+
+    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    topic = broker.new_topic()
+    assert broker.described("t").partitions[0].leader == -1
+    assert catalog.topic("t").states == {}
+    full.clear()
+    until(broker, lambda: (topic, 0) in catalog.hosted)
+    until(broker, lambda: 0 in catalog.topic("t").states)
+    assert broker.described("t").partitions[0].leader == 0
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_a_session_lost_while_a_broker_starts_leaves_it_following(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    broker.new_topic()
+    broker.stop()
+    host, lost = Catalog._host, []
+
+    def losing(self: Catalog, topic: registry.TopicRecord) -> registry.TopicRecord:
+        if not lost:
+            lost.append(topic.name)
+            expire(self.session)
+        return host(self, topic)
+
+    monkeypatch.setattr(Catalog, "_host", losing)
+    broker = start_broker()
+    assert lost
+    registry.update_topic(
+        broker.broker.catalog.session,
+        replace(registry.read_topic(broker.broker.catalog.session, "t"), config={"retention.ms": "5"}),
+    )
+    until(broker, lambda: broker.broker.catalog.topic("t").config == {"retention.ms": "5"})
+    topic = broker.new_topic("late")
+    until(broker, lambda: (topic, 0) in broker.broker.catalog.hosted)
+
+
+def test_a_broker_that_opens_nothing_keeps_no_change_of_topics_waiting_for_long(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = start_broker(0), start_broker(1)
+    until(one, lambda: set(one.broker.catalog.brokers) == {0, 1})
+    other.broker.catalog.stop_following()  # registered as before, like one that was killed a moment ago
+    made = one.stub.CreateTopic(bpb.CreateTopicRequest(name="t", partitions=2), timeout=5)
+    assert sorted(partition.leader for partition in made.partitions) == [-1, 0]
+    monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 3600.0)
+    started = time.monotonic()
+    one.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "5"}), timeout=60)
+    assert time.monotonic() - started < 30, "settings wait for no log"
+
+
+def test_a_topic_that_comes_and_goes_is_known_or_unknown_and_nothing_between(broker: RunningBroker) -> None:
+    """Two views replaced one after the other once let a request between them meet a KeyError."""
+    catalog = broker.broker.catalog
+    topic = broker.new_topic()
+    names = catalog._topics
+    catalog._topics = {}
+    try:
+        assert catalog.topic_by_id(topic).name == "t"
+        assert catalog.leader_of(topic, 0).label == "t-0"
+        with pytest.raises(errors.UnknownPartition):
+            catalog.leader_of(topic, 9)
+    finally:
+        catalog._topics = names
 
 
 def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(tmp_path: Path, start_broker: StartBroker) -> None:

@@ -96,3 +96,18 @@ def test_new_settings_reach_the_log(partition: Partition) -> None:
     partition.update_settings(TOPIC_SETTINGS.parse({"flush.messages": 1}))
     assert partition.log.needs_flush_for_ack
     assert partition.settings.flush_messages == 1
+
+
+def test_a_deleted_partition_is_no_ones_and_holds_up_no_ack(partition: Partition, directory: LogDirectory) -> None:
+    (appended,) = partition.append_as_leader([checked(a_batch())])
+    assert not partition.is_flushed_to(appended.end_offset)
+    partition.close()
+    directory.remove_log(TOPIC_ID, 0)
+    with pytest.raises(NotLeader):
+        partition.is_flushed_to(appended.end_offset)
+    assert partition.is_flushed_to(0)
+    partition._closed = False  # as whoever looked just before the close
+    with pytest.raises(NotLeader):
+        partition.read(0, 100, None)
+    with pytest.raises(NotLeader):
+        partition.append_as_leader([checked(a_batch())])

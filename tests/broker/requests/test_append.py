@@ -15,7 +15,7 @@ from broker.replica.partition import Partition
 from broker.requests.append import Call, ack_reply, append
 from broker.storage.directory import LogDirectory
 from kafkalog import errors
-from kafkalog.format.batch import HEADER_SIZE, crc32c
+from kafkalog.format.batch import CODECS, HEADER_SIZE, crc32c, encode_batch
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
@@ -64,6 +64,25 @@ def call_of(*parts: tuple[int, bytes], acks: int = 1, extra: bytes = b"") -> Cal
 def with_valid_checksum(batch: bytes) -> bytes:
     """A batch whose content was changed by someone who knows how to checksum it."""
     return batch[:28] + crc32c(batch[32:]).to_bytes(4, "little") + batch[32:]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_batch_of_more_records_than_fit_uncompressed_is_refused(
+    directory: LogDirectory, codec: str
+) -> None:
+    hosted = Hosted(directory, **{"max.message.bytes": 40_000})
+
+    def counting(records: int) -> bytes:
+        return encode_batch(
+            memoryview(bytes(64)), codec=CODECS[codec], attributes=0, record_count=records, min_timestamp_us=0,
+            max_timestamp_us=0,
+        ).tobytes()  # fmt: skip
+
+    too_many, enough = call_of((0, counting(10_001))), call_of((1, counting(10_000)))
+    append([too_many, enough], hosted)  # type: ignore[arg-type]
+    refused = too_many.failed()
+    assert isinstance(refused, errors.InvalidRequest) and "compressed batch of 10001 records for t-0" in str(refused)
+    assert enough.failed() is None
 
 
 def test_calls_of_one_wake_up_are_one_write_for_each_partition(

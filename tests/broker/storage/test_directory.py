@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.storage.directory import LogDirectory
+from broker.storage.disk import Disk, OutOfFiles
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, StorageFailed
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
@@ -97,6 +99,39 @@ def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
         log.append([numbered(1)])
     assert directory.existing() == [(other, 12)]
     assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).end_offset == 0
+    directory.close()
+
+
+def test_folders_of_many_logs_are_synced_together_and_again_if_that_failed(tmp_path: Path) -> None:
+    class CountingDisk(Disk):
+        synced = 0
+        fails = False
+
+        def sync_dir(self, path: Path) -> None:
+            self.synced += path == tmp_path
+            if self.fails:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+            super().sync_dir(path)
+
+    disk = CountingDisk()
+    directory = LogDirectory(tmp_path, disk=disk)
+    disk.fails = True
+    with pytest.raises(OutOfFiles):
+        directory.make_folders(TOPIC_ID, range(3))
+    disk.fails, disk.synced = False, 0
+    directory.make_folders(TOPIC_ID, range(3))  # they are there, but not for good
+    for partition in range(3):
+        directory.open_log(TOPIC_ID, partition, f"t-{partition}", topic(), 0)
+    assert disk.synced == 1
+    directory.close()
+
+
+def test_files_that_a_stop_left_half_written_are_removed(tmp_path: Path) -> None:
+    LogDirectory(tmp_path).close()
+    for name in ("meta.tmp", "clean.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    directory = LogDirectory(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
     directory.close()
 
 

@@ -15,7 +15,7 @@ from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
+from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
 from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, read_batches, topic, values_of
 
@@ -352,6 +352,83 @@ def test_much_unflushed_is_flushed_ahead_of_the_roll(directory: LogDirectory, mo
     fill(log, 2)
     assert flushed.wait(WAIT_SECONDS)
     assert log.flushed_offset == 4
+
+
+def test_flush_ms_of_all_time_keeps_no_other_topic_from_its_flushes(tmp_path: Path) -> None:
+    """2**63 - 1 is Kafka's default of flush.ms, which people copy."""
+    directory = LogDirectory(tmp_path, check_interval_ms=(1 << 63) - 1)
+    never = open_log(directory, topic(flush_ms=(1 << 63) - 1))
+    soon = directory.open_log(TOPIC_ID, 1, "t-1", topic(flush_ms=5), 0)
+    flushed = threading.Event()
+    soon.on_flushed = lambda: flushed.set() if soon.flushed_offset == soon.end_offset else None
+    directory.start()
+    for _ in range(3):
+        never.append([numbered(never.end_offset)])
+        flushed.clear()
+        soon.append([numbered(soon.end_offset)])
+        assert flushed.wait(WAIT_SECONDS)
+    assert never.flushed_offset == 0
+    directory.close()
+
+
+def test_a_log_has_one_deadline_whatever_flushes_it_before(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(flush_ms=3_600_000, flush_messages=10))
+    for _ in range(50):
+        fill(log, 12)
+        log.flush()
+    assert len(directory._deadlines) == 1
+    log.update_settings(topic(flush_ms=1000))  # earlier counts
+    log.flush()
+    fill(log, 1)
+    assert [waiting.at for waiting in directory._deadlines if waiting.log] == [1.0]
+    directory.remove_log(TOPIC_ID, 0)
+    assert not [waiting for waiting in directory._deadlines if waiting.log], "a deleted log is kept by its deadline"
+
+
+def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    for offset in range(6):
+        log.append([numbered(offset, timestamps_us=100 * offset)])
+    length = log.size_bytes // 6
+    with open(log.directory / f"{0:020d}.log", "r+b") as file:
+        file.seek(2 * length + 100)  # in a body
+        file.write(b"\xff" * 8)
+
+    def lookups(log: Log) -> list[object]:
+        found: list[object] = []
+        for when in (100, 200, 300, 500, 600):
+            try:
+                found.append(log.offset_for_timestamp(when))
+            except CorruptBatch as error:
+                found.append((error.facts["offset"], error.facts["end_offset"]))
+        return found
+
+    expected: list[object] = [(1, 100), (2, 3), (2, 3), (5, 500), None]  # for the last two the index leads past it
+    assert lookups(log) == expected
+    assert lookups(log) == expected
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert lookups(log) == expected
+    log.delete_before(3)
+    assert lookups(log) == [(3, 300), (3, 300), (3, 300), (5, 500), None]
+    directory.close()
+
+
+def test_read_of_a_log_that_is_deleted_meanwhile_finds_it_closed_not_damaged(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    fill(log, 60)
+    read = log._reader.read
+
+    def late(*arguments: object) -> object:
+        log._reader.read = read  # type: ignore[method-assign]
+        directory.remove_log(TOPIC_ID, 0)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    log._reader.read = late  # type: ignore[method-assign,assignment]
+    with pytest.raises(Closed):
+        log.read(0, 100)
 
 
 def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:

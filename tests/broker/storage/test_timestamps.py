@@ -5,7 +5,7 @@ import struct
 import pyarrow as pa
 import pytest
 
-from broker.storage.timestamps import first_record_at
+from broker.storage.timestamps import COMPRESSED_RECORDS_MAX, first_record_at
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CODECS, HEADER_SIZE, check_batch, encode_batch, stamp
 from kafkalog.format.columns import HAS_TIMESTAMP, SCHEMAS, columns_from_lists, encode_columns
@@ -67,6 +67,17 @@ def test_column_that_would_inflate_to_more_than_its_records_is_refused_unread(co
     body[at : at + 8] = struct.pack("<q", 1 << 50)
     header, data = with_body(bytes(body), codec, 1000)
     with pytest.raises(CorruptBatch, match="1125899906842624 bytes for 1000 records"):
+        first_record_at(header, data, 5, 0, "t-0")  # type: ignore[arg-type]
+
+
+def test_more_compressed_records_than_are_taken_in_are_not_inflated() -> None:
+    """An append refuses them; older logs may hold some."""
+    count = COMPRESSED_RECORDS_MAX + 1
+    body = bytearray(encode_columns(columns_from_lists([b"v"] * 1000, list(range(1000))).batch, CODECS["zstd"]))
+    at = body.index(struct.pack("<q", 8000))
+    body[at : at + 8] = struct.pack("<q", 8 * count)
+    header, data = with_body(bytes(body), "zstd", count)
+    with pytest.raises(CorruptBatch, match=f"{count} compressed records are too many"):
         first_record_at(header, data, 5, 0, "t-0")  # type: ignore[arg-type]
 
 

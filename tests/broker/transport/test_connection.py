@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -113,6 +114,54 @@ def test_one_request_for_several_partitions_fails_for_each_alone(broker: Running
         assert isinstance(error_of(third), UnknownPartition)
         assert values_in(client.fetch(topic, 0)[1]) == [b"good"]
         assert client.fetch(topic, 0, partition=1)[0].end_offset == 0
+
+
+def test_one_answer_opens_a_bounded_number_of_files(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.append(topic, a_batch([b"v"]))
+        request = pb.RequestHeader(correlation_id=1)
+        request.fetch.min_bytes = 1 << 20  # not to be waited for: there will be no more in this answer
+        request.fetch.max_wait_ms = 30_000
+        for _ in range(5000):
+            request.fetch.partitions.add(topic_id=topic, partition=0, offset=0, max_bytes=1)
+        client.send(frames.frame_start(request.SerializeToString(), 0))
+        header, body = client.reply()
+        answers = header.fetch.partitions
+        assert [bool(part.length) for part in answers] == [True] * 500 + [False] * 4500
+        assert sum(part.length for part in answers) == len(body)
+        assert all(part.end_offset == 1 and not part.HasField("error") for part in answers)
+
+
+def test_limits_of_all_time_are_limits_like_others(start_broker: StartBroker) -> None:
+    long_max = (1 << 63) - 1
+    broker = start_broker(
+        connections_max_idle_ms=long_max, send_timeout_ms=long_max, log_retention_check_interval_ms=long_max
+    )
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for number in range(3):
+            assert client.append(topic, a_batch([bytes(4 << 20)])).base_offset == number
+        client.send(fetch_frame(1, topic, 0, max_bytes=64 << 20))  # fills the socket: it waits to send
+        header, body = client.reply()
+        assert len(body) == header.fetch.partitions[0].length > 12 << 20
+        assert client.fetch(topic, 3)[0].end_offset == 3
+
+
+def test_a_log_that_cannot_be_read_while_it_is_sent_is_told(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = broker.new_topic()
+
+    def sendfile(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with broker.client() as client:
+        client.append(topic, a_batch())
+        monkeypatch.setattr("broker.transport.connection.os.sendfile", sendfile)
+        client.send(fetch_frame(1, topic, 0))
+        assert client.is_closed()
+    assert "log_not_readable" in caplog.text and "Input/output error" in caplog.text
 
 
 def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:

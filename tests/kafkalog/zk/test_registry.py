@@ -169,6 +169,32 @@ def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
     assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
 
 
+def test_states_of_a_topic_deleted_meanwhile_are_not_written(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    known = registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    registry.delete_topic(cluster, "t")
+    assert registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,))}) == {}
+    seen = replace(A_TOPIC, states=known)
+    assert registry.write_states(cluster, seen, {0: PartitionState(0, 1, (0,))}) == {}
+    assert registry.topic_names(cluster) == []
+
+
+def test_a_state_written_while_its_topic_is_taken_down_goes_too(
+    cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    delete_all, late = registry._delete_all, [paths.partition_state("t", 1)]
+
+    def racing(session: ZooKeeperSession, gone: list[str]) -> None:
+        delete_all(session, gone)
+        if late:
+            session.ensure([late.pop()])
+
+    monkeypatch.setattr(registry, "_delete_all", racing)
+    registry.delete_topic(cluster, "t")
+    assert registry.topic_names(cluster) == []
+
+
 def test_two_deletions_at_once_delete_once(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
