@@ -231,6 +231,13 @@ class DiskFull(KafkalogError):
     message = "no space left on the disk of {directory}"
 
 
+class OutOfFiles(DiskFull):
+    """No descriptor or memory to open a file with: as with a full disk, nothing was done and it passes."""
+
+    code = 44
+    message = "the broker cannot open a file of {directory} now: {reason}"
+
+
 class DataDirInUse(KafkalogError):
     code = 42
     message = "data directory {directory} is in use by another process ({pid})"

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafkalog.errors import BrokerUnreachable, DiskFull, StorageFailed
+from kafkalog.errors import DiskFull, OutOfFiles, StorageFailed
 
 Buffer = bytes | bytearray | memoryview
 
@@ -128,18 +128,10 @@ def passes(error: OSError) -> bool:
     return is_full(error) or error.errno in _NO_DESCRIPTOR or (error.errno == errno.ENOMEM and bool(error.filename))
 
 
-class OutOfFiles(DiskFull):
-    """No descriptor or memory to open a file with: as with a full disk, it passes and nothing was written. On the wire
-    it is BrokerUnreachable, which readers and writers try again."""
-
-    code = BrokerUnreachable.code
-    message = "the broker cannot open a file of {address} now: {reason}"
-
-
 def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:
     """Our error for the system's."""
     if is_full(error):
         return DiskFull(directory=str(directory))
     if passes(error):
-        return OutOfFiles(address=str(directory), reason=f"{doing}: {error.strerror or error}")
+        return OutOfFiles(directory=str(directory), reason=f"{doing}: {error.strerror or error}")
     return StorageFailed(directory=str(directory), reason=f"{doing}: {error.strerror or error}")

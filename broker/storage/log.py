@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
-from broker.storage.disk import Buffer, OutOfFiles, passes, storage_error
+from broker.storage.disk import Buffer, passes, storage_error
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
 from broker.storage.opening import open_folder, open_producers, snapshot_offsets, snapshot_path
@@ -26,7 +26,7 @@ from broker.storage.reading import Reader, View
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.segment import Segment, TruncateFailed
 from kafkalog.config import Values
-from kafkalog.errors import Closed, CorruptBatch, DiskFull, KafkalogError, OffsetOutOfRange, StorageFailed
+from kafkalog.errors import Closed, CorruptBatch, DiskFull, KafkalogError, OffsetOutOfRange, OutOfFiles, StorageFailed
 from kafkalog.format.batch import BatchHeader, stamp
 from kafkalog.log import get_logger
 

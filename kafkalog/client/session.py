@@ -36,6 +36,7 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
 
+_POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
 _CORRELATION_ID_MAX = (1 << 32) - 1
 _NO_BROKER = -1
@@ -286,7 +287,7 @@ class FetchSession:
                 by_fd[link.connection.fileno()] = link
                 poller.register(link.connection.fileno(), select.POLLIN)
                 until.append(link.asked[0].deadline)
-        timeout_ms = max(0.0, min(until) - time.monotonic()) * 1000 + 1 if until else None
+        timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000 + 1, _POLL_MS_MAX) if until else None
         events = poller.poll(timeout_ms)
         for fd, _ in events:
             if fd == self._wake_receiver.fileno():

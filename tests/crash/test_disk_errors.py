@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.disk import Buffer, OutOfFiles
-from kafkalog.errors import BrokerUnreachable, DiskFull, StorageFailed, from_wire
+from broker.storage.disk import Buffer
+from kafkalog.errors import DiskFull, OutOfFiles, StorageFailed, from_wire
 from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.workload import PATH, Workload, check_survivor, open_directory, open_log
@@ -157,8 +157,8 @@ def test_read_without_a_descriptor_is_refused_and_appends_go_on() -> None:
         disk.first = disk.tried
         with pytest.raises(OutOfFiles, match="cannot open a file of /data now: reading for t-0: Too many open files"):
             ask()
-    told = from_wire(*OutOfFiles(address="/data", reason="x").to_wire())
-    assert isinstance(told, BrokerUnreachable) and told.retriable
+    told = from_wire(*OutOfFiles(directory="/data", reason="x").to_wire())
+    assert isinstance(told, OutOfFiles) and told.retriable
     log.append([numbered(30)])
     assert len(read_all(log)) == 31
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.storage.directory import LogDirectory
-from broker.storage.disk import Disk, OutOfFiles
+from broker.storage.disk import Disk
 from kafkalog.clock import ManualClock
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, StorageFailed
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, OutOfFiles, StorageFailed
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 
 ROOT = Path(__file__).resolve().parents[3]
