@@ -44,6 +44,20 @@ def topic(new_topic: Callable[[], str]) -> str:
     return new_topic()
 
 
+def _started(builder: SparkSession.Builder) -> SparkSession:
+    """A session. Other tests have run gRPC servers in this very process, and those have gRPC's fork handlers abort one
+    fork in twenty, that which is to become Java among them."""
+    from pyspark.errors import PySparkRuntimeError
+
+    for _ in range(9):
+        try:
+            return builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+    return builder.getOrCreate()
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A Spark session on two cores, which finds the format as users' sessions do: by the package's name."""
@@ -52,7 +66,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("kafkalog tests")
         .config("spark.ui.enabled", "false")
@@ -64,8 +78,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
     )
+    session = _started(builder)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
