@@ -103,8 +103,8 @@ def test_a_producer_of_the_parent_refuses_in_the_child_and_goes_on_in_the_parent
 
 
 def test_programs_start_beside_an_open_channel(cluster: LocalCluster) -> None:
-    """With a preexec_fn, as PySpark starts Java: gRPC aborted one child in twenty while a channel was open. In a process
-    of its own, where no server of another test's keeps gRPC up."""
+    """With a preexec_fn, as PySpark starts Java: gRPC aborted one child in twenty while a channel was open. In a
+    process of its own, where no server of another test's keeps gRPC up."""
     program = f"""
 import subprocess
 from kafkalog import Admin
