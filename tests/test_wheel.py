@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,8 @@ JOB = """
 import sys
 from pyspark.sql import SparkSession
 import kafkalog
+
+from tests.free_ports import free_ports
 assert not kafkalog.__file__.startswith(sys.argv[2]), kafkalog.__file__
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 options = {"kafkalog.bootstrap.servers": sys.argv[1]}
@@ -92,9 +93,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports(2)
     ours = ("PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_DRIVER_PYTHON")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {"PYSPARK_PYTHON": str(installed / "python"), "KAFKALOG_BOOTSTRAP": f"127.0.0.1:{port}"}

@@ -33,6 +33,8 @@ COMMANDS = (
     ["topics", "describe"], ["topics", "alter"], ["topics", "delete"], ["produce"], ["consume"], ["offsets"], ["log"],
     ["log", "dump"], ["log", "verify"], ["doctor"],
 )  # fmt: skip
+from tests.free_ports import free_ports
+
 KAFKALOG = [sys.executable, "-m", "kafkalog.cli"]
 
 
@@ -350,23 +352,8 @@ def test_no_bar_in_a_pipe_and_one_on_a_terminal(topic: str) -> None:
 # --- servers -----------------------------------------------------------------------------------------------------
 
 
-def _free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                for number in range(1, count):
-                    with socket.socket() as other:
-                        other.bind(("127.0.0.1", port + number))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None:
-    port = _free_ports(4)
+    port = free_ports(4)
     addresses = f"127.0.0.1:{port},127.0.0.1:{port + 2}"
     command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path / "kept")]
     for turn in range(2):
@@ -394,7 +381,7 @@ def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None
 
 
 def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
-    port = _free_ports(3)
+    port = free_ports(3)
     config = tmp_path / "broker.properties"
     config.write_text(
         f"# one broker\nbroker.id=7\nzookeeper.connect=127.0.0.1:{port + 2}\nlog.dir={tmp_path / 'log'}\n"
@@ -418,10 +405,10 @@ def test_zookeeper_keeps_its_data_in_a_relative_folder_and_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with running("zookeeper", "--port", str(_free_ports(1)), "--data", "kept") as zookeeper:
+    with running("zookeeper", "--port", str(free_ports(1)), "--data", "kept") as zookeeper:
         assert zookeeper.stdout is not None
         assert zookeeper.stdout.readline().startswith("ZooKeeper: ")
-        second = [*KAFKALOG, "zookeeper", "--port", str(_free_ports(1)), "--data", "kept"]
+        second = [*KAFKALOG, "zookeeper", "--port", str(free_ports(1)), "--data", "kept"]
         ran = subprocess.run(second, capture_output=True, text=True, timeout=60)
         assert ran.returncode == 1
         assert (
@@ -471,7 +458,7 @@ def test_closed_and_full_standard_streams_are_no_defect(cluster: LocalCluster, t
 @pytest.mark.parametrize("data", ["file/sub", "/proc/kafkalog"])
 def test_local_in_a_folder_that_can_not_be_is_one_sentence(tmp_path: Path, data: str) -> None:
     (tmp_path / "file").touch()
-    command = [*KAFKALOG, "local", "--port", str(_free_ports(2)), "--data", str(tmp_path / data)]
+    command = [*KAFKALOG, "local", "--port", str(free_ports(2)), "--data", str(tmp_path / data)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert ran.stderr.startswith("kafkalog: ") and ran.stderr.count("\n") == 1, ran.stderr
@@ -480,7 +467,7 @@ def test_local_in_a_folder_that_can_not_be_is_one_sentence(tmp_path: Path, data:
 
 def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with running("zookeeper", "--port", str(_free_ports(1))) as zookeeper:
+    with running("zookeeper", "--port", str(free_ports(1))) as zookeeper:
         assert zookeeper.stdout is not None
         assert zookeeper.stdout.readline()
         assert list(tmp_path.glob("kafkalog-zookeeper-*"))
