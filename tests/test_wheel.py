@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.free_ports import free_ports
+
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
@@ -22,8 +24,6 @@ JOB = """
 import sys
 from pyspark.sql import SparkSession
 import kafkalog
-
-from tests.free_ports import free_ports
 assert not kafkalog.__file__.startswith(sys.argv[2]), kafkalog.__file__
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 options = {"kafkalog.bootstrap.servers": sys.argv[1]}

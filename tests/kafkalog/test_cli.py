@@ -27,13 +27,13 @@ from kafkalog import Admin, Message, Producer, TopicPartition
 from kafkalog.cli import doctor, records
 from kafkalog.cli.main import kafkalog, run
 from kafkalog.errors import InvalidArgument
+from tests.free_ports import free_ports
 
 COMMANDS = (
     [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
     ["topics", "describe"], ["topics", "alter"], ["topics", "delete"], ["produce"], ["consume"], ["offsets"], ["log"],
     ["log", "dump"], ["log", "verify"], ["doctor"],
 )  # fmt: skip
-from tests.free_ports import free_ports
 
 KAFKALOG = [sys.executable, "-m", "kafkalog.cli"]
 
