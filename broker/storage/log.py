@@ -70,6 +70,7 @@ class Log:
         self._closed = False
         self._flush_asked = False
         self._flush_timed = False
+        self._told_full = False
         self._reader = Reader(home.disk, label)
         self._producers = Producers(label, home.producer_batches_remembered)
         try:
@@ -196,7 +197,11 @@ class Log:
             run: list[Batch] = []
             try:
                 self._append(batches, results, run)
+                self._told_full = False
             except DiskFull as full:
+                if not self._told_full:
+                    log.warning("disk_full", partition=self.label, directory=str(self._home.path), reason=str(full))
+                self._told_full = True
                 results.extend([full] * (len(batches) - len(results)))
         return results
 

@@ -216,6 +216,18 @@ def test_append_cut_short_by_a_full_disk_leaves_no_byte() -> None:
     assert log.end_offset == 1
 
 
+def test_full_disk_is_logged_once_until_there_was_room(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FailingDisk(0, 0, errno.ENOSPC)
+    log = open_log(open_directory(disk))
+    for spell in (1, 2):
+        disk.count = 1 << 60
+        for _ in range(3):
+            assert isinstance(log.append([numbered(0)])[0], DiskFull)
+        disk.count = 0
+        assert not isinstance(log.append([numbered(0)])[0], DiskFull)
+        assert caplog.text.count("disk_full") == spell
+
+
 def test_write_that_takes_part_of_its_bytes_is_carried_on() -> None:
     class SlowDisk(MemoryDisk):
         def write(self, fd: int, buffers: list[Buffer], position: int) -> int:  # type: ignore[override]
