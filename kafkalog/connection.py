@@ -1,7 +1,7 @@
 """One broker seen from a client: its gRPC service and its data port. What fails becomes an error of `errors.py` here.
 
 A connection belongs to the process that made it: a forked child must leave it alone (`abandon`), and code that may run
-around a fork registers with `heed_forks`. Nothing connects at import. Knows no topics, retries or caches.
+after a fork registers with `after_fork`. Nothing connects at import. Knows no topics, retries or caches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -42,7 +42,7 @@ _PIECES_MAX = 1024  # IOV_MAX
 _BUFFER_SIZE = 64 * 1024
 BODY_LENGTH_MAX = (1 << 31) - 1
 _RPC_MESSAGE_MAX = 64 << 20
-_CHANNEL_END_SECONDS = 0.02  # gRPC lets go of a closed channel in a thread of its own, and does not say when
+_CHANNEL_END_SECONDS = 0.02
 _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 24-bit length is small
 
 
@@ -301,10 +301,12 @@ class ControlConnection:
         self.address = format_address(host, port)
         self._host, self._port = host, port
         self._connect_timeout_ms = connect_timeout_ms
+        self._lock = threading.Lock()  # guards all below
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}
-        self._lock = threading.Lock()  # guards _channel, _methods, _calls
         self._calls = 0
+        self._is_closed = False
+        _controls[id(self)] = self
 
     def connect(self) -> broker_pb2.ClusterDescription:
         """Connect, and ask who the cluster is.
@@ -316,7 +318,6 @@ class ControlConnection:
         started = time.monotonic()
         # A refused or silent address is told by a plain connect, at once and in plain words; gRPC would try again.
         _connect(self._host, self._port, self._connect_timeout_ms).close()
-        self.close()
         left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
         try:
             return self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
@@ -334,6 +335,8 @@ class ControlConnection:
         import grpc
 
         with self._lock:
+            if self._is_closed:
+                raise BrokerUnreachable(address=self.address, reason="the connection was closed here")
             callable = self._method(method)
             self._calls += 1
         try:
@@ -345,7 +348,7 @@ class ControlConnection:
                 self._calls -= 1
 
     def _method(self, name: str) -> Any:
-        """Lock held: a method of the service, on a channel that is opened if there is none (any more)."""
+        """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it."""
         known = self._methods.get(name)
         if known is None:
             if self._channel is None:
@@ -417,7 +420,9 @@ class ControlConnection:
         return BrokerUnreachable(address=self.address, reason=reason)
 
     def close(self) -> None:
+        """End it, with the calls under way; there are no more after that."""
         with self._lock:
+            self._is_closed = True
             self._close_channel()
 
     def _close_channel(self) -> None:
@@ -425,12 +430,8 @@ class ControlConnection:
         if channel is not None:
             channel.close()
 
-    def before_fork(self) -> bool:
-        """Close the channel, unless a call is under way; the next call opens another. Returns whether there was one.
-
-        With a channel open, gRPC's fork handlers abort one child in twenty that is to run another program, as when
-        PySpark starts Java (`subprocess` with a preexec_fn).
-        """
+    def close_if_idle(self) -> bool:
+        """Close the channel if there is one, no call uses it, and nobody is about to; whether it was."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -465,29 +466,26 @@ def _answers_as_grpc(host: str, port: int) -> bool:
 
 # --- forks ---------------------------------------------------------------------------------------------------------
 
-
-class ForkHeeding(Protocol):
-    """What lives through forks."""
-
-    def before_fork(self) -> bool:
-        """In the parent, in the thread that forks, which others may hold locks in. Returns whether a gRPC channel was
-        closed for it."""
-
-    def after_fork_in_child(self) -> None:
-        """In the child, where only the thread that forked goes on."""
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
 
 
-_owners: weakref.WeakSet[ForkHeeding] = weakref.WeakSet()
-
-
-def heed_forks(owner: ForkHeeding) -> None:
-    """Have its methods called at every fork, for as long as it lives."""
+def after_fork(owner: Any) -> None:
+    """Have `owner.after_fork_in_child()` called in every forked child, for as long as the owner lives."""
     _owners.add(owner)
 
 
-def _before() -> None:
-    closed = [owner.before_fork() for owner in list(_owners)]
+def _before_fork() -> None:
+    """Close the gRPC channels that no call is under way on; the next call opens another.
+
+    With a channel open, gRPC's fork handlers abort one child in twenty that is to run another program, as when PySpark
+    starts Java (`subprocess` with a preexec_fn). Right after the close they make it hang instead.
+    """
+    controls = [reference() for reference in _controls.valuerefs()]  # a copy: other threads may add to them
+    closed = [control.close_if_idle() for control in controls if control is not None]
     if any(closed):
+        # gRPC lets go of a channel in a thread of its own and offers nothing to wait for: no event, no callback, no
+        # state that can be asked. Without a pause a child hung within 1,000 forks; with 5 ms none did: 20 leave room.
         time.sleep(_CHANNEL_END_SECONDS)
 
 
@@ -496,4 +494,4 @@ def _in_child() -> None:
         owner.after_fork_in_child()
 
 
-os.register_at_fork(before=_before, after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
-from kafkalog.connection import ControlConnection, DataConnection, format_address, heed_forks
+from kafkalog.connection import ControlConnection, DataConnection, after_fork, format_address
 from kafkalog.errors import (
     BrokerStopping,
     BrokerUnreachable,
@@ -131,7 +131,7 @@ class Cluster:
         self._idle: dict[int, list[DataConnection]] = {}
         self._ever_answered = False
         self._stopped = threading.Event()
-        heed_forks(self)
+        after_fork(self)
 
     @property
     def address(self) -> str:
@@ -180,9 +180,14 @@ class Cluster:
                     raise Closed(what="client") from None
                 if time.monotonic() + pause >= started + limit_ms / 1000:
                     raise error from None
-            if self._stopped.wait(pause):
-                raise Closed(what="client")
+            self.pause(pause)
             pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
+
+    def pause(self, seconds: float) -> None:
+        """Wait between two tries: a broker that is down announces its return to nobody. Raises Closed, at once when
+        `close` is called meanwhile."""
+        if self._stopped.wait(seconds):
+            raise Closed(what="client")
 
     def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
         if broker_id is None:
@@ -423,10 +428,6 @@ class Cluster:
         for connections in idle.values():
             for data in connections:
                 data.close()
-
-    def before_fork(self) -> bool:
-        closed = [control.before_fork() for control in list(self._control.values())]
-        return any(closed)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()

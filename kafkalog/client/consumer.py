@@ -17,7 +17,7 @@ from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
 from kafkalog.client.decoding import ArrowBuilder, Decoded, messages
 from kafkalog.client.fetcher import FetchedBatch, decode
 from kafkalog.client.session import FetchSession, Source
-from kafkalog.connection import heed_forks
+from kafkalog.connection import after_fork
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, NoCommittedOffset
 from kafkalog.records import Message, TopicPartition
 
@@ -130,7 +130,7 @@ class Consumer:
         self._session = FetchSession(self._cluster, self._settings)
         self._cursors: dict[TopicPartition, _Cursor] = {}
         self._by_source: dict[Source, _Cursor] = {}
-        heed_forks(self)
+        after_fork(self)
 
     def __enter__(self) -> Consumer:
         return self
@@ -395,9 +395,6 @@ class Consumer:
     def _check_open(self) -> None:
         if self._session.closed:
             raise Closed(what="consumer")
-
-    def before_fork(self) -> bool:
-        return False  # its cluster has the channels
 
     def after_fork_in_child(self) -> None:
         self._session.after_fork_in_child()

@@ -315,7 +315,7 @@ class _RangeFetch:
         self._drop()
         if self._stuck_for() + self._pause > self._patience():
             raise error
-        time.sleep(self._pause)  # a broker that is down announces its return to nobody: back off, then ask again
+        self._cluster.pause(self._pause)
         self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
         try:
             self._cluster.refresh([self._reader.topic_partition.topic], patient=False)

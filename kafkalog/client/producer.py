@@ -25,7 +25,7 @@ from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.client.sender import BrokerLink
-from kafkalog.connection import heed_forks
+from kafkalog.connection import after_fork
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -136,7 +136,7 @@ class Producer:
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
             self._check_acks_all()
-        heed_forks(self)
+        after_fork(self)
         _open.add(self)
 
     def __enter__(self) -> Producer:
@@ -550,9 +550,6 @@ class Producer:
         for each in reply.partitions:
             if each.HasField("error"):
                 raise error_from_wire(each.error)
-
-    def before_fork(self) -> bool:
-        return False  # its cluster has the channels
 
     def after_fork_in_child(self) -> None:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
