@@ -23,13 +23,11 @@ from typing import Any
 
 from broker.config import BROKER_SETTINGS
 from broker.guard import python_command
+from broker.sweeper import start_sweeper
 from kafkalog.errors import Closed, InternalError, InvalidArgument, from_wire
 
 _CLOSE_SECONDS = 90.0
 _OWN_SETTINGS = ("broker.id", "log.dir", "zookeeper.connect", "grpc.port", "data.port", "host", "exit.with.stdin")
-# Holds a pipe that every process of the cluster holds the other end of: its end means that the last one is gone. Whole
-# paths, for whoever starts a cluster may have no PATH.
-_SWEEP = 'read -r _; /bin/rm -rf -- "$1"'
 
 
 class LocalBroker:
@@ -145,7 +143,11 @@ class LocalCluster:
         try:
             if self._data is None:
                 self.root = Path(tempfile.mkdtemp(prefix="kafkalog-"))
-                keep_fd = self._start_sweeper()
+                try:
+                    self._sweeper, keep_fd = start_sweeper(self.root)
+                except BaseException:
+                    shutil.rmtree(self.root, ignore_errors=True)
+                    raise
             keep_fds = [] if keep_fd is None else [keep_fd]
             self._guard = subprocess.Popen(
                 python_command("broker.guard", str(os.getpid())),
@@ -176,26 +178,6 @@ class LocalCluster:
             LocalBroker(self, index, self._host, announced) for index, announced in enumerate(started["brokers"])
         ]
         return self
-
-    def _start_sweeper(self) -> int:
-        """Start the process that removes the temporary directory; the pipe end that keeps it from doing so."""
-        reading, writing = os.pipe()
-        try:
-            self._sweeper = subprocess.Popen(
-                ["/bin/sh", "-c", _SWEEP, "sh", str(self.root)],
-                stdin=reading,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(writing)
-            shutil.rmtree(self.root, ignore_errors=True)
-            raise
-        finally:
-            os.close(reading)
-        return writing
 
     def _broker_settings(self, index: int) -> dict[str, Any]:
         port = 0 if self._port is None else self._port + 2 * index

@@ -38,3 +38,9 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
 def check_port_free(host: str, port: int, setting: str) -> None:
     """Raises as `bound_socket` does."""
     bound_socket(host, port, setting).close()
+
+
+def free_port(host: str, setting: str) -> int:
+    """A port that nothing listens on at the moment. Raises InvalidSetting."""
+    with bound_socket(host, 0, setting) as probe:
+        return int(probe.getsockname()[1])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from broker.folder_lock import lock_folder
-from broker.ports import check_port_free
+from broker.ports import check_port_free, free_port
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import MissingDependency, ZooKeeperUnreachable
 from kafkalog.log import get_logger
@@ -45,6 +45,7 @@ _JARS = (
 )
 _JAVA_OPTIONS = ("-Xmx96m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 """A small heap and the quick compiler: 130 MB become 90, and it serves after 1.2 s on 2 cores."""
+_PORT = "ZooKeeper's port"
 _START_TIMEOUT = 30.0
 _STOP_TIMEOUT = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -77,13 +78,6 @@ def find_jars() -> list[str]:
             raise MissingDependency(what=pattern, reason=f"it is not in {folder}; pyspark 4 has it")
         found += [str(match) for match in matches]
     return found
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on at the moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def die_with_parent() -> None:
@@ -146,8 +140,8 @@ class EmbeddedZooKeeper:
         """
         java, jars = find_java(), find_jars()
         if self.port is None:
-            self.port = free_port(self.host)
-        check_port_free(self.host, self.port, "ZooKeeper's port")
+            self.port = free_port(self.host, _PORT)
+        check_port_free(self.host, self.port, _PORT)
         if self._lock is None:
             self._lock = lock_folder(self.directory, "zookeeper.lock")
         (self.directory / "data").mkdir(parents=True, exist_ok=True)

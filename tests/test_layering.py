@@ -24,7 +24,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports"],
+        ["config", "folder_lock", "ports", "sweeper"],
         ["storage"],
         ["replica"],
         ["requests"],

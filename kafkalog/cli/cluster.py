@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -91,9 +91,12 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
     from broker.zookeeper import EmbeddedZooKeeper
 
     with ExitStack() as stack:
-        directory = data or stack.enter_context(_folder_of_this_process("kafkalog-zookeeper-"))
+        directory, keep_fds = data, []
+        if directory is None:
+            directory, keep_fd = stack.enter_context(_temporary_folder())
+            keep_fds.append(keep_fd)
         stop = stop_on_signals()
-        server = EmbeddedZooKeeper(directory, port=port, host=host, durable=data is not None)
+        server = EmbeddedZooKeeper(directory, port=port, host=host, durable=data is not None, pass_fds=keep_fds)
         server.start()
         stack.callback(server.stop)
         server.wait_ready(stop.wait)
@@ -105,14 +108,14 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
 
 
 @contextmanager
-def _folder_of_this_process(prefix: str) -> Iterator[Path]:
-    """A temporary folder that goes when this process does, killed or not: a child waits for the end of a pipe."""
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        command = ["sh", "-c", 'cat >/dev/null; rm -rf -- "$0"', folder]
-        sweeper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            yield Path(folder)
-        finally:
-            sweeper.communicate()
+def _temporary_folder() -> Iterator[tuple[Path, int]]:
+    """A folder that goes when this process and all others that inherit the descriptor do, killed or not."""
+    from broker.sweeper import start_sweeper
+
+    folder = Path(tempfile.mkdtemp(prefix="kafkalog-zookeeper-"))
+    sweeper, keep_fd = start_sweeper(folder)
+    try:
+        yield folder, keep_fd
+    finally:
+        os.close(keep_fd)
+        sweeper.wait()
