@@ -62,11 +62,11 @@ class Partition:
             StorageFailed, DiskFull: nothing was written.
         """
         if self._closed:
-            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+            raise self._not_here()
         try:
             outcomes = self.log.append(batches)
         except Closed:  # between the check above and here
-            raise NotLeader(broker_id=self._broker_id, partition=self.label) from None
+            raise self._not_here() from None
         if self._waiters:
             self.wake_waiters()
         return outcomes
@@ -74,11 +74,11 @@ class Partition:
     def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
         """A description of the bytes from an offset on; see Log.read."""
         if self._closed:
-            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+            raise self._not_here()
         try:
             return self.log.read(offset, max_bytes, hint)
         except Closed:
-            raise NotLeader(broker_id=self._broker_id, partition=self.label) from None
+            raise self._not_here() from None
 
     def is_flushed_to(self, end_offset: int) -> bool:
         """Whether what ends there outlives a power cut.
@@ -94,8 +94,11 @@ class Partition:
         if self.log.flushed_offset >= end_offset:
             return True
         if closed:
-            raise NotLeader(broker_id=self._broker_id, partition=self.label)
+            raise self._not_here()
         return False
+
+    def _not_here(self) -> NotLeader:
+        return NotLeader(broker_id=self._broker_id, partition=self.label)
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
