@@ -11,6 +11,10 @@ from pathlib import Path
 
 PROTO = Path(__file__).resolve().parent
 ROOT = PROTO.parent
+_SERVICE_NOTE = """\
+# Made by protoc: ./run proto. The methods of BrokerServicer that raise NotImplementedError are its placeholders for
+# what a server leaves out. The broker leaves out none: tests/test_generated.py holds broker/transport/rpc.py to that.
+"""
 
 
 def generate(out: Path) -> None:
@@ -18,7 +22,10 @@ def generate(out: Path) -> None:
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}"]
     command += [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
     subprocess.run([*command, *(str(path) for path in sorted(PROTO.rglob("*.proto")))], check=True)
-    (out / "kafkalog" / "wire" / "dataport_pb2_grpc.py").unlink()
+    wire = out / "kafkalog" / "wire"
+    (wire / "dataport_pb2_grpc.py").unlink()
+    service = wire / "broker_pb2_grpc.py"
+    service.write_text(_SERVICE_NOTE + service.read_text())
 
 
 if __name__ == "__main__":
