@@ -1,4 +1,4 @@
-"""Interleaved runs and their medians; a process's memory. Knows nothing of what is measured."""
+"""Interleaved runs and their medians, a process's memory, topics to measure on."""
 
 from __future__ import annotations
 

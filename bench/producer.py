@@ -56,7 +56,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
 def _calls_alone(values: list[bytes], count: int) -> None:
     """The least that a `send` in Python can do: one call a record, that keeps the record, its time and a handle. Tells
-    how fast the machine is just then: at best 2.5 million a second on the machine of the README's figures."""
+    how fast the machine is just then."""
     kept = _Kept()
     for start in range(0, count, len(values)):
         kept.values, kept.timestamps_us = [], []

@@ -493,7 +493,7 @@ def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest
 )
 def test_a_broker_with_a_wrong_config_is_one_sentence(tmp_path: Path, text: bytes, told: str) -> None:
     config = tmp_path / "broker.properties"
-    config.write_bytes(text)
+    config.write_bytes(text + f"log.dir={tmp_path}\n".encode())
     ran = subprocess.run([*KAFKALOG, "broker", "--config", str(config)], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert told in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr

@@ -153,6 +153,12 @@ class Links:
         queue.close_batch()
         return batch
 
+    def send(self, link: BrokerLink, queue: PartitionQueue, value: bytes = b"x") -> Batch:
+        with self.outbox.lock:
+            batch = self.add(queue, value)
+            link.has_work(queue, 0.0)
+        return batch
+
     def outcome(self, batch: Batch) -> KafkalogError | int:
         """A batch's error or offset, once it is done."""
         with self.outbox.lock:
@@ -188,9 +194,7 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
     part.connection.answer(5)  # late, and of no use
     part.connection.answer(6)
     assert links.outcome(kept) == 6
-    with links.outbox.lock:
-        again = links.add(deleted, b"to a topic made anew")
-        link.has_work(deleted, 0.0)
+    again = links.send(link, deleted, b"to a topic made anew")
     part.connection.answer(7)
     assert links.outcome(again) == 7
     assert links.outbox.buffered == 0
@@ -235,9 +239,7 @@ def test_silence_while_nothing_is_owed_leaves_the_connection_alone(links: Links,
     link = links.start(part, acks)
     queue = links.queue("t")
     for number in range(3):
-        with links.outbox.lock:
-            batch = links.add(queue, b"x")
-            link.has_work(queue, 0.0)
+        batch = links.send(link, queue)
         if acks:
             part.connection.fall_silent()  # since long before the request, which is answered only now
             part.connection.answer(number)
@@ -251,9 +253,7 @@ def test_a_link_that_is_stopped_logs_no_lost_connection(links: Links, caplog: py
     part = Part()
     link = links.start(part)
     queue = links.queue("t")
-    with links.outbox.lock:
-        batch = links.add(queue, b"x")
-        link.has_work(queue, 0.0)
+    batch = links.send(link, queue)
     part.connection.answer(0)
     links.outcome(batch)
     with links.outbox.lock:
@@ -266,9 +266,7 @@ def test_a_connection_that_falls_silent_in_the_middle_of_an_answer_is_given_up(l
     part = Part()
     link = links.start(part)
     queue = links.queue("t")
-    with links.outbox.lock:
-        batch = links.add(queue, b"x")
-        link.has_work(queue, 0.0)
+    batch = links.send(link, queue)
     part.connection.sent.get(timeout=LIMIT)
     part.connection.has_buffered = True
     first, part.connection = part.connection, Connection()
