@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 _topic_numbers = itertools.count()
+
+
+def pytest_configure() -> None:
+    """A job that a shell starts in the background ignores Ctrl-C, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

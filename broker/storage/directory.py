@@ -43,6 +43,7 @@ _DELETED = ".deleted"
 _FLUSHERS = 4
 """Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
 _WAIT_SECONDS_MAX = 86_400.0
+_FULL_LOGGED_EVERY_SECONDS = 60.0
 """Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
 
 
@@ -107,6 +108,7 @@ class LogDirectory:
         self._lock = threading.Lock()  # guards _logs, failed, _closed, _unsynced; before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._closed = False
+        self._full_logged_at = float("-inf")
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
@@ -265,6 +267,13 @@ class LogDirectory:
         log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
         threading.Thread(target=self._tell_failure, args=(error,), name="log-failed", daemon=True).start()
 
+    def tell_full(self, error: DiskFull, label: str) -> None:
+        """Log that there was no room for something of a partition; once a minute, whoever tries again how often."""
+        now = self.clock.monotonic()
+        if now - self._full_logged_at >= _FULL_LOGGED_EVERY_SECONDS:
+            self._full_logged_at = now
+            log.warning("disk_full", partition=label, directory=str(self.path), reason=str(error))
+
     def _tell_failure(self, error: StorageFailed) -> None:
         self.on_failed(error)
         for opened in self.logs():
@@ -355,7 +364,7 @@ class LogDirectory:
             except (StorageFailed, Closed):
                 continue
             except DiskFull as error:
-                log.warning("disk_full", partition=opened.label, directory=str(self.path), reason=str(error))
+                self.tell_full(error, opened.label)
             except Exception:
                 log.exception("tidy_failed", partition=opened.label)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from broker.storage.disk import Disk
 from kafkalog.clock import Clock
-from kafkalog.errors import StorageFailed
+from kafkalog.errors import DiskFull, StorageFailed
 
 
 class Flushable(Protocol):
@@ -30,6 +30,9 @@ class LogHome(Protocol):
 
     def fail(self, error: StorageFailed) -> None:
         """Take the whole directory out of service."""
+
+    def tell_full(self, error: DiskFull, label: str) -> None:
+        """Log that there was no room for something of a partition."""
 
     def flush_soon(self, log: Flushable) -> None:
         """Have a flusher thread call `log.flush()`."""

@@ -70,7 +70,6 @@ class Log:
         self._closed = False
         self._flush_asked = False
         self._flush_timed = False
-        self._told_full = False
         self._reader = Reader(home.disk, label)
         self._producers = Producers(label, home.producer_batches_remembered)
         try:
@@ -194,14 +193,10 @@ class Log:
         with self._lock:
             self._check_usable()
             results: list[Appended | KafkalogError] = []
-            run: list[Batch] = []
             try:
-                self._append(batches, results, run)
-                self._told_full = False
+                self._append(batches, results, [])
             except DiskFull as full:
-                if not self._told_full:
-                    log.warning("disk_full", partition=self.label, directory=str(self._home.path), reason=str(full))
-                self._told_full = True
+                self._home.tell_full(full, self.label)
                 results.extend([full] * (len(batches) - len(results)))
         return results
 

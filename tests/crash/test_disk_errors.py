@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.storage.disk import Buffer
+from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, OutOfFiles, StorageFailed, from_wire
 from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
@@ -216,16 +217,16 @@ def test_append_cut_short_by_a_full_disk_leaves_no_byte() -> None:
     assert log.end_offset == 1
 
 
-def test_full_disk_is_logged_once_until_there_was_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
     disk = FailingDisk(0, 0, errno.ENOSPC)
-    log = open_log(open_directory(disk))
-    for spell in (1, 2):
-        disk.count = 1 << 60
+    log = open_log(open_directory(disk, clock))
+    disk.count = 1 << 60
+    for minute in (1, 2):
         for _ in range(3):
             assert isinstance(log.append([numbered(0)])[0], DiskFull)
-        disk.count = 0
-        assert not isinstance(log.append([numbered(0)])[0], DiskFull)
-        assert caplog.text.count("disk_full") == spell
+        assert caplog.text.count("disk_full") == minute
+        clock.advance(60)
 
 
 def test_write_that_takes_part_of_its_bytes_is_carried_on() -> None:
