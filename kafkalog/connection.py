@@ -23,6 +23,7 @@ from kafkalog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
+from kafkalog.log import get_logger
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import (
     HEADER_LENGTH_MAX,
@@ -37,6 +38,8 @@ from kafkalog.wire.sockets import tune
 
 if TYPE_CHECKING:
     import grpc
+
+log = get_logger(__name__)
 
 _PIECES_MAX = 1024  # IOV_MAX
 _BUFFER_SIZE = 64 * 1024
@@ -491,7 +494,10 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     for owner in list(_owners):
-        owner.after_fork_in_child()
+        try:
+            owner.after_fork_in_child()
+        except Exception:  # a defect; the others must not go on with what is their parent's for it
+            log.exception("after_fork_failed", owner=type(owner).__name__)
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

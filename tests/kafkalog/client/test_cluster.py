@@ -60,6 +60,9 @@ class Control:
         if self in self.network.open:
             self.network.open.remove(self)
 
+    def abandon(self) -> None:
+        """In children that later tests fork, while a cluster of ours is still in memory."""
+
 
 ONE, TWO, MOVED = ("one", 1), ("two", 2), ("moved", 3)
 

@@ -14,6 +14,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.fetcher import fetch_range
+from kafkalog.connection import after_fork
 from kafkalog.errors import Closed
 
 pytestmark = [
@@ -100,6 +101,25 @@ def test_a_producer_of_the_parent_refuses_in_the_child_and_goes_on_in_the_parent
 
         in_child(send)
         assert producer.send(topic, b"last").result(30).offset == 2
+
+
+def test_one_that_fails_after_a_fork_keeps_none_of_the_others_from_it() -> None:
+    class Owner:
+        count = 0
+
+        def after_fork_in_child(self) -> None:
+            Owner.count += 1
+            raise OSError("a defect")
+
+    owners = [Owner() for _ in range(5)]
+    for owner in owners:
+        after_fork(owner)
+
+    def look() -> None:
+        assert Owner.count == 5
+
+    in_child(look)
+    assert Owner.count == 0
 
 
 def test_programs_start_beside_an_open_channel(cluster: LocalCluster) -> None:
