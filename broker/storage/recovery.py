@@ -214,7 +214,7 @@ def _resynchronise(
     for position, candidate in reversed(candidates):
         behind = position + candidate.length
         to_end = behind == size and _body_is_good(read, position, candidate)
-        to_synced = candidate.end_offset == synced_offset and _body_is_good(read, position, candidate)
+        to_synced = candidate.end_offset == synced_offset
         after = chains.get(behind)
         if after is not None and _links(read, position, candidate, after[0]):
             to_end, to_synced = after[1], to_synced or after[2]

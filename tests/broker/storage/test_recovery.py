@@ -95,6 +95,16 @@ def test_bad_body_behind_a_destroyed_header_breaks_no_chain(broken_at: int) -> N
     assert scanned(data)[0] == [0, 2, 3, 6]
 
 
+@pytest.mark.parametrize("synced", [3, 4])
+@pytest.mark.parametrize("body", range(4))
+@pytest.mark.parametrize("header", range(4))
+def test_a_destroyed_header_and_a_bad_body_cost_no_other_batch(header: int, body: int, synced: int) -> None:
+    data = segment([0, 1, 2, 3])
+    data[header * SIZE : header * SIZE + HEADER_SIZE] = b"\xff" * HEADER_SIZE
+    data[body * SIZE + HEADER_SIZE + 1] ^= 1
+    assert scanned(data, synced=synced)[0] == [number for number in range(4) if number not in (header, body)]
+
+
 def test_destroyed_header_before_the_recovery_point_needs_a_chain_up_to_it() -> None:
     data = segment([0, 1, 2, 3])
     data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
