@@ -43,8 +43,8 @@ _DELETED = ".deleted"
 _FLUSHERS = 4
 """Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
 _WAIT_SECONDS_MAX = 86_400.0
-_FULL_LOGGED_EVERY_SECONDS = 60.0
 """Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
+_FULL_LOGGED_EVERY_SECONDS = 60.0
 
 
 @dataclass(order=True, slots=True)

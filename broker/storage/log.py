@@ -194,14 +194,15 @@ class Log:
             self._check_usable()
             results: list[Appended | KafkalogError] = []
             try:
-                self._append(batches, results, [])
+                self._append(batches, results)
             except DiskFull as full:
                 self._home.tell_full(full, self.label)
                 results.extend([full] * (len(batches) - len(results)))
         return results
 
-    def _append(self, batches: Sequence[Batch], results: list[Appended | KafkalogError], run: list[Batch]) -> None:
-        """`run` collects batches for one write; on DiskFull `results` ends before the first that is not written."""
+    def _append(self, batches: Sequence[Batch], results: list[Appended | KafkalogError]) -> None:
+        """On DiskFull `results` ends before the first batch that is not written."""
+        run: list[Batch] = []  # for one write
         ahead: dict[int, tuple[int, int]] = {}  # producer -> epoch and sequence that follow on those in `run`
         length = 0
         for header, batch in batches:
