@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -23,7 +21,7 @@ from typing import Any
 
 from broker.config import BROKER_SETTINGS
 from broker.guard import python_command
-from broker.sweeper import start_sweeper
+from broker.sweeper import swept_folder
 from kafkalog.errors import Closed, InternalError, InvalidArgument, from_wire
 
 _CLOSE_SECONDS = 90.0
@@ -142,12 +140,7 @@ class LocalCluster:
         keep_fd = None
         try:
             if self._data is None:
-                self.root = Path(tempfile.mkdtemp(prefix="kafkalog-"))
-                try:
-                    self._sweeper, keep_fd = start_sweeper(self.root)
-                except BaseException:
-                    shutil.rmtree(self.root, ignore_errors=True)
-                    raise
+                self.root, self._sweeper, keep_fd = swept_folder("kafkalog-")
             keep_fds = [] if keep_fd is None else [keep_fd]
             self._guard = subprocess.Popen(
                 python_command("broker.guard", str(os.getpid())),

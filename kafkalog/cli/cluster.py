@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -110,10 +109,9 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, int]]:
     """A folder that goes when this process and all others that inherit the descriptor do, killed or not."""
-    from broker.sweeper import start_sweeper
+    from broker.sweeper import swept_folder
 
-    folder = Path(tempfile.mkdtemp(prefix="kafkalog-zookeeper-"))
-    sweeper, keep_fd = start_sweeper(folder)
+    folder, sweeper, keep_fd = swept_folder("kafkalog-zookeeper-")
     try:
         yield folder, keep_fd
     finally:
