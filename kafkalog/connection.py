@@ -34,6 +34,7 @@ from kafkalog.wire.frames import (
     error_from_wire,
     hello,
 )
+from kafkalog.wire.service import METHODS
 from kafkalog.wire.sockets import tune
 
 if TYPE_CHECKING:
@@ -356,15 +357,7 @@ class ControlConnection:
         if known is None:
             if self._channel is None:
                 self._channel = self._new_channel()
-            described = broker_pb2.DESCRIPTOR.services_by_name["Broker"].methods_by_name[name]
-            request, reply = (
-                getattr(_MODULES[kind.file.name], kind.name) for kind in (described.input_type, described.output_type)
-            )
-            known = self._methods[name] = self._channel.unary_unary(
-                f"/kafkalog.wire.Broker/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=reply.FromString,
-            )
+            known = self._methods[name] = METHODS[name].on(self._channel)
         return known
 
     def _new_channel(self) -> grpc.Channel:
@@ -452,7 +445,6 @@ class ControlConnection:
         self._channel, self._methods = None, {}
 
 
-_MODULES = {"kafkalog/wire/broker.proto": broker_pb2, "kafkalog/wire/dataport.proto": dataport_pb2}
 _ABANDONED: list[Any] = []  # channels of a parent: destroying one in a child would wait for threads that are not there
 
 

@@ -39,14 +39,14 @@ from kafkalog.errors import (
     RequestTooLarge,
 )
 from kafkalog.log import get_logger
-from kafkalog.wire import broker_pb2, broker_pb2_grpc
+from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
+from kafkalog.wire.service import METHODS, SERVICE
 
 log = get_logger(__name__)
 
 ERROR_KEY = "kafkalog-error-bin"
-SERVICE = "kafkalog.wire.Broker"
 _THREADS = 8
 _WAITING_MAX = 4
 _CALLS_MAX = 256
@@ -62,8 +62,8 @@ _INVALID = frozenset({"InvalidTopicName", "InvalidPartitions", "InvalidRequest",
 _MISSING = frozenset({"UnknownTopic", "UnknownTopicId", "UnknownPartition"})
 
 
-class BrokerService(broker_pb2_grpc.BrokerServicer):
-    """Every method of the service; one line each, for `broker/requests` has the story.
+class BrokerService:
+    """Every method of the service, by its name; one line each, for `broker/requests` has the story.
 
     Args:
         counters: what `DescribeBroker` tells.
@@ -278,6 +278,17 @@ def _cut(fact: Any, limit: int) -> Any:
     return f"{fact[:limit]}... ({len(fact)} characters)"
 
 
+def _handlers(service: BrokerService) -> grpc.GenericRpcHandler:
+    """What gRPC calls for each method of broker.proto."""
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(service, name), method.request.FromString, method.reply.SerializeToString
+        )
+        for name, method in METHODS.items()
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
 class RpcServer:
     """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
 
@@ -311,7 +322,7 @@ class RpcServer:
     def start(self, service: BrokerService) -> None:
         """Serve, and say so to health checks."""
         self._service = service
-        broker_pb2_grpc.add_BrokerServicer_to_server(service, self._server)
+        self._server.add_generic_rpc_handlers((_handlers(service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

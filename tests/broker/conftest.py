@@ -15,8 +15,9 @@ import pytest
 from broker.config import BROKER_SETTINGS
 from broker.server import Broker
 from broker.zookeeper import EmbeddedZooKeeper
-from kafkalog.wire import broker_pb2, broker_pb2_grpc
+from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient
+from tests.broker.stub import BrokerStub
 
 _chroots = itertools.count()
 
@@ -27,7 +28,7 @@ class RunningBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.channel = grpc.insecure_channel(f"127.0.0.1:{broker.grpc_port}")
-        self.stub = broker_pb2_grpc.BrokerStub(self.channel)
+        self.stub = BrokerStub(self.channel)
 
     def client(self, *, greet: bool = True) -> DataPortClient:
         return DataPortClient(self.broker.data_port, greet=greet)

@@ -28,8 +28,9 @@ from kafkalog.errors import (
     StorageFailed,
     UnknownSetting,
 )
-from kafkalog.wire import broker_pb2, broker_pb2_grpc
+from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.broker.stub import BrokerStub
 
 LIMIT_SECONDS = 60.0
 
@@ -59,9 +60,9 @@ class Watched:
             os.close(fd)
 
 
-def stub_of(address: str) -> tuple[grpc.Channel, broker_pb2_grpc.BrokerStub]:
+def stub_of(address: str) -> tuple[grpc.Channel, BrokerStub]:
     channel = grpc.insecure_channel(address)
-    return channel, broker_pb2_grpc.BrokerStub(channel)
+    return channel, BrokerStub(channel)
 
 
 def create_topic(address: str, name: str, partitions: int = 1) -> broker_pb2.TopicDescription:

@@ -16,11 +16,11 @@ from kafkalog import errors
 from kafkalog.errors import KafkalogError
 from kafkalog.format.batch import iter_batches
 from kafkalog.wire import broker_pb2 as bpb
-from kafkalog.wire import broker_pb2_grpc
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
+from tests.broker.stub import BrokerStub
 
 
 def refused(call: Callable[..., Any], request: Any) -> tuple[KafkalogError, grpc.StatusCode]:
@@ -296,7 +296,7 @@ def test_answers_that_nobody_reads_take_no_more_than_their_budget(
     channel = grpc.insecure_channel(f"127.0.0.1:{broker.broker.grpc_port}", options=options)
     answers = broker.broker.rpc_service._answers
     held = answers.reserve(10 << 20, lambda: None)  # as if for a client that does not read
-    stub = broker_pb2_grpc.BrokerStub(channel)
+    stub = BrokerStub(channel)
     request = pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)])
     error, status = refused(stub.Pull, request)
     assert isinstance(error, errors.BrokerBusy)
