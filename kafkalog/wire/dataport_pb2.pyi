@@ -7,26 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RequestHeader(_message.Message):
-    __slots__ = ("correlation_id", "append", "fetch")
+    __slots__ = ("correlation_id", "append", "fetch", "stage")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     append: AppendRequest
     fetch: FetchRequest
-    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ...) -> None: ...
+    stage: StageRequest
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., stage: _Optional[_Union[StageRequest, _Mapping]] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("correlation_id", "append", "fetch", "error")
+    __slots__ = ("correlation_id", "append", "fetch", "stage", "error")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     append: AppendReply
     fetch: FetchReply
+    stage: StageReply
     error: Error
-    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendReply, _Mapping]] = ..., fetch: _Optional[_Union[FetchReply, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendReply, _Mapping]] = ..., fetch: _Optional[_Union[FetchReply, _Mapping]] = ..., stage: _Optional[_Union[StageReply, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "facts")
@@ -73,6 +77,42 @@ class AppendedPartition(_message.Message):
     append_timestamp_us: int
     log_start_offset: int
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., base_offset: _Optional[int] = ..., append_timestamp_us: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("timeout_ms", "partitions")
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    timeout_ms: int
+    partitions: _containers.RepeatedCompositeFieldContainer[StagePartition]
+    def __init__(self, timeout_ms: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[StagePartition, _Mapping]]] = ...) -> None: ...
+
+class StagePartition(_message.Message):
+    __slots__ = ("topic_id", "partition", "uuid", "length")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    uuid: bytes
+    length: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., uuid: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
+
+class StageReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[StagedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[StagedPartition, _Mapping]]] = ...) -> None: ...
+
+class StagedPartition(_message.Message):
+    __slots__ = ("error", "batches", "length")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    error: Error
+    batches: int
+    length: int
+    def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., batches: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("max_wait_ms", "min_bytes", "max_bytes", "partitions")

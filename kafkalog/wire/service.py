@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from kafkalog.wire import broker_pb2, dataport_pb2
+from kafkalog.wire import broker_pb2, dataport_pb2, transactions_pb2
 
 _DESCRIPTION = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
-_MODULES = {module.DESCRIPTOR.name: module for module in (broker_pb2, dataport_pb2)}
+_MODULES = {module.DESCRIPTOR.name: module for module in (broker_pb2, dataport_pb2, transactions_pb2)}
 
 SERVICE: str = _DESCRIPTION.full_name
 """kafkalog.wire.Broker"""

@@ -1,0 +1,250 @@
+from kafkalog.wire import dataport_pb2 as _dataport_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("transactional_id", "producer_id", "batch_id", "commit_uuid", "version", "partitions")
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    producer_id: int
+    batch_id: int
+    commit_uuid: bytes
+    version: int
+    partitions: _containers.RepeatedCompositeFieldContainer[PreparePartition]
+    def __init__(self, transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[PreparePartition, _Mapping]]] = ...) -> None: ...
+
+class PreparePartition(_message.Message):
+    __slots__ = ("topic_id", "partition", "parts")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    parts: _containers.RepeatedCompositeFieldContainer[StagedPart]
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[StagedPart, _Mapping]]] = ...) -> None: ...
+
+class StagedPart(_message.Message):
+    __slots__ = ("uuid", "part", "batches", "length")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    uuid: bytes
+    part: int
+    batches: int
+    length: int
+    def __init__(self, uuid: _Optional[bytes] = ..., part: _Optional[int] = ..., batches: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[PreparedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[PreparedPartition, _Mapping]]] = ...) -> None: ...
+
+class PreparedPartition(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _dataport_pb2.Error
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class ApplyRequest(_message.Message):
+    __slots__ = ("transactional_id", "producer_id", "batch_id", "commit_uuid", "partitions")
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    producer_id: int
+    batch_id: int
+    commit_uuid: bytes
+    partitions: _containers.RepeatedCompositeFieldContainer[TransactionPartition]
+    def __init__(self, transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ...) -> None: ...
+
+class TransactionPartition(_message.Message):
+    __slots__ = ("topic_id", "partition")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class ApplyReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[AppliedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[AppliedPartition, _Mapping]]] = ...) -> None: ...
+
+class AppliedPartition(_message.Message):
+    __slots__ = ("error", "end_offset")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    error: _dataport_pb2.Error
+    end_offset: int
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("transactional_id", "batch_id", "partitions")
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    batch_id: int
+    partitions: _containers.RepeatedCompositeFieldContainer[TransactionPartition]
+    def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DiscardRequest(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[DiscardPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[DiscardPartition, _Mapping]]] = ...) -> None: ...
+
+class DiscardPartition(_message.Message):
+    __slots__ = ("topic_id", "partition", "uuids")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    UUIDS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    uuids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., uuids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DiscardReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListStagedRequest(_message.Message):
+    __slots__ = ("transactional_id",)
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    def __init__(self, transactional_id: _Optional[str] = ...) -> None: ...
+
+class ListStagedReply(_message.Message):
+    __slots__ = ("sets",)
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    sets: _containers.RepeatedCompositeFieldContainer[StagedSet]
+    def __init__(self, sets: _Optional[_Iterable[_Union[StagedSet, _Mapping]]] = ...) -> None: ...
+
+class StagedSet(_message.Message):
+    __slots__ = ("topic_id", "partition", "topic", "transactional_id", "producer_id", "batch_id", "commit_uuid", "version", "parts", "length", "staged_us")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STAGED_US_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    topic: str
+    transactional_id: str
+    producer_id: int
+    batch_id: int
+    commit_uuid: bytes
+    version: int
+    parts: int
+    length: int
+    staged_us: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "is_stream", "decided_us")
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_RUNS_FIELD_NUMBER: _ClassVar[int]
+    IS_STREAM_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_US_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    version: int
+    batch_id: int
+    commit_uuid: bytes
+    run_id: str
+    fingerprint: bytes
+    done: bool
+    topics: _containers.RepeatedCompositeFieldContainer[DecidedTopic]
+    replaced_runs: _containers.RepeatedScalarFieldContainer[str]
+    is_stream: bool
+    decided_us: int
+    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., is_stream: _Optional[bool] = ..., decided_us: _Optional[int] = ...) -> None: ...
+
+class DecidedTopic(_message.Message):
+    __slots__ = ("topic_id", "topic", "partitions")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    topic: str
+    partitions: _containers.RepeatedCompositeFieldContainer[DecidedRange]
+    def __init__(self, topic_id: _Optional[bytes] = ..., topic: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[DecidedRange, _Mapping]]] = ...) -> None: ...
+
+class DecidedRange(_message.Message):
+    __slots__ = ("first", "last")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class ReadDecisionRequest(_message.Message):
+    __slots__ = ("transactional_id",)
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    def __init__(self, transactional_id: _Optional[str] = ...) -> None: ...
+
+class DecideRequest(_message.Message):
+    __slots__ = ("decision",)
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    decision: Decision
+    def __init__(self, decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
+
+class DecideReply(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDecisionsReply(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class ForgetDecisionRequest(_message.Message):
+    __slots__ = ("transactional_id", "version")
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    transactional_id: str
+    version: int
+    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ForgetDecisionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
