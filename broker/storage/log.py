@@ -240,8 +240,7 @@ class Log:
         ):
             self._roll()
             active = self._active
-        epoch = self._leader_epoch
-        offset = self._end_offset
+        epoch, offset = self._leader_epoch, self._end_offset
         buffers: list[Buffer] = []
         appended: list[Appended | KafkalogError] = []
         for header, batch in run:
