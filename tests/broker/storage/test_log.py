@@ -13,6 +13,7 @@ from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
+from broker.storage.reading import reach
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
@@ -557,3 +558,24 @@ def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirect
     log.truncate_to(5)
     assert log.offset_for_timestamp(80) == (1, 90)
     assert log.offset_for_timestamp(91) is None
+
+
+def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(index_interval_bytes=64))
+    ends = [0]
+    for first in range(0, 40, 4):
+        [appended] = log.append([numbered(first, 4, size=300)])
+        ends.append(appended.end_offset)
+    view = log.view
+    assert len(view.segments) > 2
+    size = view.size_bytes // 10
+    for start in range(10):
+        assert reach(view, ends[start], 1 << 62) == (40, (10 - start) * size)
+        for count in range(1, 11 - start):
+            assert reach(view, ends[start], count * size) == (ends[start + count], count * size)
+            assert reach(view, ends[start], count * size + size // 2) == reach(view, ends[start], count * size)
+        assert reach(view, ends[start], 0) == (ends[start + 1], size)
+    log.delete_before(22)
+    assert reach(log.view, 0, size) == (24, size)
+    half = log.view._replace(visible_offset=36, visible_position=log.view.end_position - size)
+    assert reach(half, 28, 1 << 62) == (36, 2 * size)
