@@ -391,7 +391,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
     log = open_log(directory)
     for offset in range(6):
         log.append([numbered(offset, timestamps_us=100 * offset)])
-    length = log.size_bytes // 6
+    length = log.view.size_bytes // 6
     with open(log.directory / f"{0:020d}.log", "r+b") as file:
         file.seek(2 * length + 100)  # in a body
         file.write(b"\xff" * 8)
@@ -516,7 +516,7 @@ def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> No
     log = open_log(directory, topic(retention_bytes=9000))
     fill(log, 60)
     log.apply_retention()
-    assert log.size_bytes <= 9000
+    assert log.view.size_bytes <= 9000
     log.update_settings(topic(retention_bytes=0))
     log.apply_retention()
     assert len(list(log.directory.glob("*.log"))) == 1
@@ -546,7 +546,7 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
     assert isinstance(appended, Appended) and appended.base_offset == 30 and not appended.duplicate
     assert read_all(log)[31] == b"%020d" % 31
     assert log.truncate_to(0) == 0
-    assert log.size_bytes == 0
+    assert log.view.size_bytes == 0
     with pytest.raises(OffsetOutOfRange):
         log.truncate_to(-1)
 
