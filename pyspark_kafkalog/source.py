@@ -13,7 +13,6 @@ empty first batch writes the position down before anything is read.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from kafkalog.errors import DataLost, InvalidArgument, OffsetOutOfRange, Unknown
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import Fetched, Rows, check_projection
+from pyspark_kafkalog.connections import cluster_of
 from pyspark_kafkalog.offsets import (
     EARLIEST,
     LATEST,
@@ -59,22 +59,12 @@ _LOSS_PAUSES_S = (0.1, 0.5)
 LoggedOffsets = dict[str, dict[str, int]]
 """Offsets as `offsets.to_log` makes them."""
 
-_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
-"""This process's connections by process id (a forked child must not use its parent's), servers and settings. Spark's
-Python workers live through many tasks and micro-batches."""
-
 
 def connected(options: SourceOptions) -> Cluster:
     """This process's connections to the cluster."""
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
-    cluster = _clusters.get(key)
-    if cluster is None:
-        from kafkalog.client.cluster import Cluster
-        from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
+    from kafkalog.client.config import CONSUMER_SETTINGS
 
-        settings = connection_settings(CONSUMER_SETTINGS.parse(options.client))
-        cluster = _clusters[key] = Cluster(options.bootstrap_servers, settings)
-    return cluster
+    return cluster_of(options.bootstrap_servers, CONSUMER_SETTINGS.parse(options.client))
 
 
 def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:
