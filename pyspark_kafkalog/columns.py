@@ -256,6 +256,8 @@ def sink_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...
     if topic_option is not None:
         found.pop("topic", None)
     for name, type_name in found.items():
+        if schema.names.count(name) > 1:
+            raise InvalidArgument(reason=f"the rows to write have a column '{name}' more than once")
         if type_name not in _SINK_TYPES[name]:
             raise InvalidArgument(
                 reason=f"column '{name}' is of type {type_name}; it must be {' or '.join(_SINK_TYPES[name])}"

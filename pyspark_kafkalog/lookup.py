@@ -7,7 +7,6 @@ is believed: a broker's view of a new topic may lag behind the one that told of 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +21,7 @@ from kafkalog.errors import (
 )
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.connections import cluster_of
 from pyspark_kafkalog.limits import shares
 from pyspark_kafkalog.losses import Losses
 from pyspark_kafkalog.offsets import (
@@ -48,10 +48,6 @@ _DOUBTFUL = (*GONE, DataLost, LeaderNotAvailable)
 _WAIT_AT_LEAST_S = 0.05
 _Answer = TypeVar("_Answer")
 
-_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
-"""This process's connections by process id (a forked child must not use its parent's), servers and settings. Spark's
-Python workers live through many tasks and micro-batches."""
-
 
 def connected(options: SourceOptions, settings: Mapping[str, str] | None = None) -> Cluster:
     """This process's connections to the cluster.
@@ -59,16 +55,10 @@ def connected(options: SourceOptions, settings: Mapping[str, str] | None = None)
     Args:
         settings: of the client, by dotted name; those of the options if None.
     """
-    given = options.client if settings is None else settings
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(given.items())))
-    cluster = _clusters.get(key)
-    if cluster is None:
-        from kafkalog.client.cluster import Cluster
-        from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
+    from kafkalog.client.config import CONSUMER_SETTINGS
 
-        parsed = connection_settings(CONSUMER_SETTINGS.parse(given))
-        cluster = _clusters[key] = Cluster(options.bootstrap_servers, parsed)
-    return cluster
+    given = options.client if settings is None else settings
+    return cluster_of(options.bootstrap_servers, CONSUMER_SETTINGS.parse(given))
 
 
 def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:

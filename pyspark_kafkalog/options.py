@@ -33,6 +33,9 @@ OURS = "not there"
 READ = (BATCH_READ, STREAM_READ)
 WRITE = (BATCH_WRITE, STREAM_WRITE)
 
+EXACTLY_ONCE = "exactly-once"
+AT_LEAST_ONCE = "at-least-once"
+
 
 @dataclass(frozen=True)
 class Option:
@@ -109,6 +112,15 @@ def _columns(name: str, text: str) -> tuple[str, ...]:
     if not columns:
         raise InvalidArgument(reason=f"{name}='{text}' names no column")
     return columns
+
+
+def _version(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) >= 1 << 63:
+        raise InvalidArgument(
+            reason=f"{name}='{text}' is not valid: it must be a whole number of at least 0, such as the batch id that "
+            "foreachBatch passes"
+        )
+    return int(text)
 
 
 def _topics(name: str, text: str) -> tuple[str, ...]:
@@ -200,6 +212,15 @@ OPTIONS = (
            "begins the name of a generated group"),
     Option("topic", "topic", "column `topic`", WRITE, _text,
            "Topic that every row goes to, whatever its column `topic` says."),
+    Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
+           f"{EXACTLY_ONCE}: rows can be read once the whole write (of a stream: the micro-batch) is decided, and are there "
+           f"once whatever failed between. {AT_LEAST_ONCE}: each task writes straight into the log, and again if it is run "
+           "again.", "always at least once"),
+    Option("txnAppId", "text", "none", (BATCH_WRITE,), _text,
+           "Names an application whose writes to a topic are numbered by `txnVersion`; for writes in `foreachBatch`.", OURS),
+    Option("txnVersion", "whole number", "none", (BATCH_WRITE,), _version,
+           "Number of this write: one that is not above the last of `txnAppId` to the topic is skipped. In `foreachBatch` "
+           "give the batch id.", OURS),
 )  # fmt: skip
 
 _MAX_TRIGGER_DELAY_S = 900.0
@@ -221,6 +242,7 @@ _REFUSED = {
     "key.serializer": "keys are written as the bytes of the column",
     "value.serializer": "values are written as the bytes of the column",
     "interceptor.classes": "there are no interceptors",
+    "partitioner.class": "a row goes where its column 'partition' says, or else where its key belongs",
     "committed.fallback": "a read starts where startingOffsets says",
 }
 """What the Kafka connector refuses, and what would have no effect on a read whose every offset is told."""
@@ -298,21 +320,12 @@ class SourceOptions:
         )
 
 
-@dataclass(frozen=True)
-class SinkOptions:
-    """What a write was asked for. `topic` is None where the rows tell theirs."""
-
-    bootstrap_servers: str
-    client: dict[str, str]
-    topic: str | None
-
-
 def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a read, those of batch and stream alike. Raises InvalidArgument."""
     from kafkalog.client.config import CONSUMER_SETTINGS
 
-    values = _values(options, READ)
-    client = _client_settings(options, CONSUMER_SETTINGS)
+    values = option_values(options, READ)
+    client = client_settings(options, CONSUMER_SETTINGS)
     CONSUMER_SETTINGS.parse(client)
     chosen = [name for name in _SELECTIONS if name in values]
     if len(chosen) != 1:
@@ -321,7 +334,7 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     no_match = LATEST if values.get("startingOffsetsByTimestampStrategy") == "latest" else None
     _check_combinations(values)
     return SourceOptions(
-        bootstrap_servers=_bootstrap(values),
+        bootstrap_servers=bootstrap_servers(values),
         client=client,
         selection=Selection(chosen[0], values[chosen[0]]),
         start=_bound(values, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
@@ -365,16 +378,6 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
         )
 
 
-def parse_sink(options: Mapping[str, str]) -> SinkOptions:
-    """The options of a write. Raises InvalidArgument."""
-    from kafkalog.client.config import PRODUCER_SETTINGS, parse_producer
-
-    values = _values(options, WRITE)
-    client = _client_settings(options, PRODUCER_SETTINGS)
-    parse_producer(client)
-    return SinkOptions(_bootstrap(values), client, values.get("topic"))
-
-
 def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
     if {"kafka.group.id", "groupidprefix"} <= _lowered(options).keys():
@@ -399,7 +402,7 @@ def check_names(options: Mapping[str, str]) -> None:
             raise InvalidArgument(reason=f"the format kafkalog has no option '{name}'{hint}")
 
 
-def _client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
+def client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
     """Those client settings among the options that a table has, by dotted name; `kafkalog.` beats `kafka.`.
 
     A job may carry the producer's and the consumer's together: the others are left out. Their values are not checked.
@@ -424,7 +427,7 @@ def _lowered(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-def _values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]:
+def option_values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]:
     """Parsed values, by documented name, of the options given that apply to one of the uses."""
     given = _lowered(options)
     ours, kafkas = given.get(BOOTSTRAP), given.pop("kafka.bootstrap.servers", None)
@@ -441,7 +444,7 @@ def _values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]
     }
 
 
-def _bootstrap(values: Mapping[str, Any]) -> str:
+def bootstrap_servers(values: Mapping[str, Any]) -> str:
     if BOOTSTRAP not in values:
         raise InvalidArgument(reason=f"the option {BOOTSTRAP} is missing: host:port of a broker")
     return values[BOOTSTRAP]

@@ -1,89 +1,91 @@
-"""Writing: a batch's and a stream's writers, whose `write` runs in the tasks. Knows the client's producer.
-
-Delivery is at least once: a task writes straight into the log and returns when everything it wrote is acknowledged; a
-task that Spark runs again writes its rows again. Rows of one task keep their order within a partition.
+"""Writing: a batch's and a stream's writers, as Spark calls them: `write` in the tasks, `commit` and `abort` on the
+driver. Which way the rows go is the option delivery's to say: `staged.py` (exactly once) or `direct.py`.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kafkalog.errors import InvalidArgument, KafkalogError
-from pyspark_kafkalog.columns import batches_by_topic, sink_columns
-from pyspark_kafkalog.options import SinkOptions, parse_sink
+from kafkalog.errors import InvalidArgument
+from pyspark_kafkalog import staged
+from pyspark_kafkalog.columns import sink_columns
+from pyspark_kafkalog.direct import write_rows
+from pyspark_kafkalog.fingerprint import fingerprint
+from pyspark_kafkalog.sink_options import parse_sink
+from pyspark_kafkalog.staged import Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
-    from kafkalog.client.delivery import TableDelivery
-    from kafkalog.client.producer import Producer
-
-_producers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Producer] = {}
-"""This process's producers by process id (a forked child must not use its parent's), servers and settings. Spark's
-Python workers live through many tasks and micro-batches, one task at a time."""
-
-
-def write_rows(
-    batches: Iterator[pa.RecordBatch], options: SinkOptions, columns: tuple[str, ...]
-) -> WriterCommitMessage:
-    """Write a task's rows and wait until all are acknowledged; the first failure fails the task.
-
-    A producer is kept for the process's next task only if this one ends well: what a failed one still holds must not
-    reach the log later.
-    """
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
-    producer = _producers.pop(key, None) or _new_producer(options)
-    try:
-        unacknowledged: deque[TableDelivery] = deque()
-        for batch in batches:
-            for topic, records in batches_by_topic(batch, columns, options.topic):
-                unacknowledged.append(producer.send_arrow(topic, records))
-            while unacknowledged and unacknowledged[0].done():
-                unacknowledged.popleft().result()
-        producer.flush()
-        for delivery in unacknowledged:
-            delivery.result()
-    except BaseException:
-        with suppress(KafkalogError):  # of what is given up here; the failure that counts is on its way
-            producer.close(timeout=0)
-        raise
-    _producers[key] = producer
-    return WriterCommitMessage()
-
-
-def _new_producer(options: SinkOptions) -> Producer:
-    from kafkalog.client.producer import Producer
-
-    settings: dict[str, Any] = dict(options.client)
-    return Producer(options.bootstrap_servers, **settings)
+Messages = list[WriterCommitMessage | None]
+"""One for each of Spark's partitions; None for a task that failed, or never ran."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One batch write. Pickled whole into every task."""
+    """One batch write. Pickled whole into every task, and into the process that commits."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         if overwrite:
             raise InvalidArgument(reason="rows can only be added to a topic: write with mode('append')")
         self._options = parse_sink(options)
         self._columns = sink_columns(schema, self._options.topic)
+        self._write_id = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_rows(iterator, self._options, self._columns)
+        if not self._options.exactly_once:
+            return write_rows(iterator, self._options, self._columns)
+        task = staged.task_context()
+        return staged.stage_rows(iterator, self._options, self._columns, self._transaction(task), task.partitionId())
+
+    def commit(self, messages: Messages) -> None:
+        staged.commit(messages, self._options)
+
+    def abort(self, messages: Messages) -> None:
+        staged.discard(messages, self._options)
+
+    def _transaction(self, task: TaskContext) -> Transaction:
+        """Of this write alone, or the one of the user's version."""
+        txn = self._options.txn
+        if txn is None:
+            return Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, is_stream=False)
+        run_id = None
+        if task.getLocalProperty(staged.QUERY_ID):  # in foreachBatch: a run that another replaced writes nothing more
+            run_id = task.getLocalProperty(staged.RUN_ID)
+        return Transaction(
+            f"app-{txn.app_id}:{self._options.topic}",  # no topic's name has a colon, so no two pairs are alike
+            txn.version,
+            run_id or self._write_id,
+            is_stream=False,
+            skip_if_recorded=True,
+        )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One stream's write; micro-batches in complete mode are written whole each time, as by the Kafka sink."""
+    """One stream's write; micro-batches in complete mode are written whole each time, as by the Kafka sink.
+
+    Spark makes one for each micro-batch's tasks, and another on the driver to commit them.
+    """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
-        self._options = parse_sink(options)
+        self._options = parse_sink(options, stream=True)
         self._columns = sink_columns(schema, self._options.topic)
+        self._checkpoint = {name.lower(): text for name, text in options.items()}.get("checkpointlocation")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_rows(iterator, self._options, self._columns)
+        if not self._options.exactly_once:
+            return write_rows(iterator, self._options, self._columns)
+        task = staged.task_context()
+        transaction = staged.stream_transaction(task)
+        return staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        staged.commit(messages, self._options, fingerprint(self._checkpoint, batchId))
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        staged.discard(messages, self._options)

@@ -260,6 +260,7 @@ def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
         ([StructField("value", BinaryType())], None, "need the option topic, or a column 'topic'"),
         ([StructField("value", LongType())], "out", "'value' is of type bigint; it must be string or binary"),
         ([FULL["value"], StructField("key", LongType())], "out", "'key' is of type bigint"),
+        ([FULL["value"], FULL["key"], FULL["value"]], "out", "have a column 'value' more than once"),
         ([FULL["value"], StructField("topic", BinaryType())], None, "'topic' is of type binary; it must be string"),
         ([FULL["value"], StructField("partition", LongType())], "out", "'partition' is of type bigint; it must be int"),
         ([FULL["value"], StructField("headers", StringType())], "out", "'headers' is of type string"),

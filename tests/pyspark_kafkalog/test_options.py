@@ -8,7 +8,7 @@ import pytest
 
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog import options
+from pyspark_kafkalog import options, sink_options
 from pyspark_kafkalog.offsets import EARLIEST, LATEST
 
 SERVERS = {"kafkalog.bootstrap.servers": "one:9192, two:9194"}
@@ -50,9 +50,9 @@ def test_everything_given_is_parsed() -> None:
 
 @pytest.mark.parametrize("acks", ["-1", "all", "1", "0"])
 def test_acks_are_what_a_producer_takes(acks: str) -> None:
-    assert options.parse_sink({**SERVERS, "kafka.acks": acks}).client == {"acks": acks}
+    assert sink_options.parse_sink({**SERVERS, "kafka.acks": acks}).client == {"acks": acks}
     with pytest.raises(InvalidSetting, match="acks='2' is not valid"):
-        options.parse_sink({**SERVERS, "kafka.acks": "2"})
+        sink_options.parse_sink({**SERVERS, "kafka.acks": "2"})
 
 
 def test_a_pattern_is_found_anywhere_in_a_name() -> None:
@@ -97,7 +97,9 @@ def test_a_wrong_option_of_a_read_gets_one_clear_sentence(given: dict[str, str],
         ("kafkalog.bootstrap.server", "'kafkalog.bootstrap.server'"),
         ("kafkalog.linger.mss", "did you mean 'kafkalog.linger.ms'?"),
         ("kafka.auto.offset.reset", "set startingOffsets instead"),
-        ("kafka.key.serializer", "not supported"),
+        ("kafka.key.serializer", "keys are written as the bytes of the column"),
+        ("kafka.value.serializer", "values are written as the bytes of the column"),
+        ("kafka.partitioner.class", "a row goes where its column 'partition' says"),
     ],
 )
 def test_an_unknown_option_names_the_nearest_known_one(name: str, says: str) -> None:
@@ -119,17 +121,67 @@ def test_a_kafka_setting_that_means_nothing_here_is_warned_of(caplog: pytest.Log
 
 
 def test_client_settings_are_passed_on_and_ours_beat_kafkas() -> None:
-    parsed = options.parse_sink(
+    parsed = sink_options.parse_sink(
         {**SERVERS, "kafka.linger.ms": "5", "kafkalog.linger.ms": "6", "kafka.compression.type": "lz4", "kafka.x": "1"}
     )
     assert parsed.client == {"linger.ms": "6", "compression.type": "lz4"}
 
 
 def test_a_write_needs_only_servers() -> None:
-    assert options.parse_sink(SERVERS).topic is None
-    assert options.parse_sink({**SERVERS, "topic": " out "}).topic == "out"
+    assert sink_options.parse_sink(SERVERS).topic is None
+    assert sink_options.parse_sink({**SERVERS, "topic": " out "}).topic == "out"
     with pytest.raises(InvalidArgument, match="topic is empty"):
-        options.parse_sink({**SERVERS, "topic": " "})
+        sink_options.parse_sink({**SERVERS, "topic": " "})
+
+
+@pytest.mark.parametrize(
+    ("given", "exactly_once", "txn"),
+    [
+        ({}, True, None),
+        ({"delivery": "exactly-once"}, True, None),
+        ({"delivery": " At-Least-Once "}, False, None),
+        ({"txnAppId": " app ", "txnVersion": "0"}, True, ("app", 0)),
+        (
+            {"TXNAPPID": "app", "TxnVersion": str((1 << 63) - 1), "delivery": "exactly-once"},
+            True,
+            ("app", (1 << 63) - 1),
+        ),
+    ],
+)
+def test_a_write_is_exactly_once_unless_told_otherwise(
+    given: dict[str, str], exactly_once: bool, txn: tuple[str, int] | None
+) -> None:
+    parsed = sink_options.parse_sink({**SERVERS, "topic": "out", **given})
+    assert (parsed.exactly_once, parsed.txn) == (exactly_once, txn)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"delivery": "at-most-once"}, "it must be exactly-once or at-least-once"),
+        ({"txnAppId": "app"}, "the option txnAppId is nothing without txnVersion"),
+        ({"txnVersion": "1"}, "the option txnVersion is nothing without txnAppId"),
+        ({"txnAppId": " ", "txnVersion": "1"}, "the option txnAppId is empty"),
+        ({"txnAppId": "app", "txnVersion": "-1"}, "txnVersion='-1' is not valid: it must be a whole number"),
+        ({"txnAppId": "app", "txnVersion": "1.0"}, "txnVersion='1.0' is not valid"),
+        ({"txnAppId": "app", "txnVersion": str(1 << 63)}, "is not valid: it must be a whole number"),
+        ({"txnAppId": "app", "txnVersion": "1", "delivery": "at-least-once"}, "need delivery=exactly-once"),
+        ({"txnAppId": "app", "txnVersion": "1", "topic": None}, "need the option topic"),
+    ],
+)
+def test_a_wrong_option_of_a_write_gets_one_clear_sentence(given: dict[str, str | None], says: str) -> None:
+    options = {name: text for name, text in ({**SERVERS, "topic": "out"} | given).items() if text is not None}
+    with pytest.raises(InvalidArgument) as raised:
+        sink_options.parse_sink(options)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [{"txnAppId": "app", "txnVersion": "1"}, {"txnVersion": "1"}])
+def test_a_stream_has_no_versions_of_its_users(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="txnAppId and txnVersion are for batch writes, such as those in foreach"):
+        sink_options.parse_sink({**SERVERS, "topic": "out", **given}, stream=True)
+    assert sink_options.parse_sink({**SERVERS, "topic": "out"}, stream=True).exactly_once
 
 
 def test_the_docs_table_has_every_option_once() -> None:

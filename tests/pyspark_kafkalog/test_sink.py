@@ -12,41 +12,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Message, TopicPartition
+from kafkalog import Admin, Message, TopicPartition
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.errors import InvalidArgument, KafkalogError, RecordTooLarge, UnknownPartition, UnknownTopic
-from pyspark_kafkalog import sink
+from pyspark_kafkalog import direct
 from pyspark_kafkalog.sink import BatchWriter
 
+MessagesIn = Callable[[str], list[Message]]
 VALUES = StructType([StructField("value", StringType())])
 
 
-@pytest.fixture(scope="module")
-def admin(cluster: LocalCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap_servers) as admin:
-        yield admin
-
-
-@pytest.fixture
-def options(cluster: LocalCluster, topic: str) -> dict[str, str]:
-    return {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
-
-
-def messages_in(cluster: LocalCluster, topic: str) -> list[Message]:
-    """Every record of a topic, partition by partition."""
-    with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers) as consumer:
-        partitions = [TopicPartition(topic, each.partition) for each in admin.describe_topics([topic])[0].partitions]
-        ends = {
-            partition: each.offset
-            for partition, each in admin.list_offsets(dict.fromkeys(partitions, "latest")).items()
-        }
-        consumer.assign(dict.fromkeys(partitions, "earliest"))
-        found = list(consumer.messages(max_messages=sum(ends.values()), timeout=60))
-    return sorted(found, key=lambda message: (message.partition, message.offset))
-
-
 def test_rows_arrive_with_all_their_columns(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic, partitions=3)
     rows = spark.createDataFrame(
@@ -58,7 +35,7 @@ def test_rows_arrive_with_all_their_columns(
         "key string, value string, partition int, headers array<struct<key:string,value:binary>>, other int",
     )
     rows.coalesce(1).write.format("kafkalog").options(**options).mode("append").save()
-    assert [(m.partition, m.key, m.value, m.headers) for m in messages_in(cluster, topic)] == [
+    assert [(m.partition, m.key, m.value, m.headers) for m in messages_in(topic)] == [
         (0, None, None, ()),
         (2, b"k", b"a", (("h", b"1"), ("h", None))),
         (2, b"k2", "ü".encode(), ()),
@@ -66,7 +43,11 @@ def test_rows_arrive_with_all_their_columns(
 
 
 def test_rows_go_to_the_topic_that_they_name(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], new_topic: Callable[[], str]
+    spark: SparkSession,
+    admin: Admin,
+    options: dict[str, str],
+    new_topic: Callable[[], str],
+    messages_in: MessagesIn,
 ) -> None:
     one, two = new_topic(), new_topic()
     admin.create_topic(one)
@@ -76,17 +57,17 @@ def test_rows_go_to_the_topic_that_they_name(
         "cast(id AS string) AS value", f"if(id % 3 = 0, '{one}', '{two}') AS topic"
     )
     rows.write.format("kafkalog").options(**options).mode("append").save()
-    assert [int(m.value or b"") for m in messages_in(cluster, one)] == list(range(0, 1000, 3))
-    assert [int(m.value or b"") for m in messages_in(cluster, two)] == [n for n in range(1000) if n % 3]
+    assert [int(m.value or b"") for m in messages_in(one)] == list(range(0, 1000, 3))
+    assert [int(m.value or b"") for m in messages_in(two)] == [n for n in range(1000) if n % 3]
 
 
 def test_keys_choose_partitions_as_the_producer_does_and_order_is_kept(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic, partitions=4)
     rows = spark.range(0, 50_000, 1, 1).selectExpr("cast(id % 100 AS string) AS key", "cast(id AS string) AS value")
     rows.write.format("kafkalog").options(**options).mode("append").save()
-    messages = messages_in(cluster, topic)
+    messages = messages_in(topic)
     assert len(messages) == 50_000
     last = {}
     for message in messages:
@@ -97,7 +78,7 @@ def test_keys_choose_partitions_as_the_producer_does_and_order_is_kept(
 
 
 def test_rows_without_keys_are_spread(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, options: dict[str, str], topic: str
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic, partitions=2)
     rows = spark.range(0, 40_000, 1, 1).selectExpr("cast(id AS string) AS value")
@@ -115,6 +96,7 @@ def test_a_stream_writes_what_it_reads(
     options: dict[str, str],
     new_topic: Callable[[], str],
     topic: str,
+    messages_in: MessagesIn,
     tmp_path: Path,
 ) -> None:
     source = new_topic()
@@ -136,7 +118,7 @@ def test_a_stream_writes_what_it_reads(
         .start()
     )
     assert query.awaitTermination(120)
-    assert sorted(int(m.value or b"") for m in messages_in(cluster, topic)) == list(range(10_000))
+    assert sorted(int(m.value or b"") for m in messages_in(topic)) == list(range(10_000))
     assert [progress["sink"]["numOutputRows"] for progress in query.recentProgress] == [4000, 4000, 2000]
 
 
@@ -145,7 +127,12 @@ def test_a_failed_write_tells_one_sentence(spark: SparkSession, options: dict[st
         spark.range(1).selectExpr("'v' AS value").write.format("kafkalog").options(**options).mode("append").save()
 
 
-# --- the writer in a task --------------------------------------------------------------------------------------------
+# --- the writer in a task, at least once ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_least_once(options: dict[str, str]) -> dict[str, str]:
+    return {**options, "delivery": "at-least-once"}
 
 
 def batch_of(values: list[Any], **more: list[Any]) -> pa.RecordBatch:
@@ -156,9 +143,9 @@ def batch_of(values: list[Any], **more: list[Any]) -> pa.RecordBatch:
 
 
 def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
-    admin: Admin, options: dict[str, str], topic: str
+    admin: Admin, at_least_once: dict[str, str], topic: str
 ) -> None:
-    writer = BatchWriter(VALUES, options, overwrite=False)
+    writer = BatchWriter(VALUES, at_least_once, overwrite=False)
     with pytest.raises(UnknownTopic, match=topic):
         writer.write(iter([batch_of(["v"])]))
     admin.create_topic(topic, partitions=2, config={"max.message.bytes": 10_000})
@@ -166,20 +153,20 @@ def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
         writer.write(iter([batch_of(["v" * 20_000])]))
     with_partition = StructType([*VALUES.fields, StructField("partition", IntegerType())])
     with pytest.raises(UnknownPartition, match=f"'{topic}' has no partition 2"):
-        BatchWriter(with_partition, options, overwrite=False).write(iter([batch_of(["v"], partition=[2])]))
+        BatchWriter(with_partition, at_least_once, overwrite=False).write(iter([batch_of(["v"], partition=[2])]))
 
 
 def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
-    admin: Admin, options: dict[str, str], topic: str, cluster: LocalCluster
+    admin: Admin, at_least_once: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
-    options["kafkalog.linger.ms"] = "60000"
-    writer = BatchWriter(VALUES, options, overwrite=False)
-    before = set(sink._producers.values())
+    at_least_once["kafkalog.linger.ms"] = "60000"
+    writer = BatchWriter(VALUES, at_least_once, overwrite=False)
+    before = set(direct._producers.values())
     writer.write(iter([batch_of(["a"])]))
-    (kept,) = set(sink._producers.values()) - before
+    (kept,) = set(direct._producers.values()) - before
     writer.write(iter([]))
-    assert set(sink._producers.values()) - before == {kept}
+    assert set(direct._producers.values()) - before == {kept}
 
     def fails() -> Iterator[pa.RecordBatch]:
         yield batch_of(["b"])
@@ -187,21 +174,16 @@ def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
 
     with pytest.raises(InvalidArgument, match="the task failed"):
         writer.write(fails())
-    assert set(sink._producers.values()) == before
+    assert set(direct._producers.values()) == before
     with pytest.raises(KafkalogError):
         kept.send(topic, b"c")
     writer.write(iter([batch_of(["d"])]))
-    assert [m.value for m in messages_in(cluster, topic) if m.value != b"b"] == [b"a", b"d"]
+    assert [m.value for m in messages_in(topic) if m.value != b"b"] == [b"a", b"d"]
 
 
-def test_everything_is_acknowledged_when_write_returns(admin: Admin, options: dict[str, str], topic: str) -> None:
+def test_everything_is_acknowledged_when_write_returns(admin: Admin, at_least_once: dict[str, str], topic: str) -> None:
     admin.create_topic(topic)
     schema = StructType([StructField("value", StringType()), StructField("key", BinaryType())])
-    writer = BatchWriter(schema, {**options, "kafkalog.linger.ms": "60000"}, overwrite=False)
+    writer = BatchWriter(schema, {**at_least_once, "kafkalog.linger.ms": "60000"}, overwrite=False)
     writer.write(batch_of(["v"] * 1000, key=[b"k"] * 1000) for _ in range(5))
     assert admin.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset == 5000
-
-
-def test_overwrite_is_refused(options: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match="write with mode\\('append'\\)"):
-        BatchWriter(VALUES, options, overwrite=True)

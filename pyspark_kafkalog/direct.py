@@ -1,0 +1,63 @@
+"""Delivery at least once: a task writes straight into the log by the client's producer, and returns when everything it
+wrote is acknowledged. A task that Spark runs again writes its rows again. Rows of one task keep their order within a
+partition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from kafkalog.errors import KafkalogError
+from pyspark_kafkalog.columns import batches_by_topic
+from pyspark_kafkalog.sink_options import SinkOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkalog.client.delivery import TableDelivery
+    from kafkalog.client.producer import Producer
+
+_producers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Producer] = {}
+"""This process's producers by process id (a forked child must not use its parent's), servers and settings. Spark's
+Python workers live through many tasks and micro-batches, one task at a time."""
+
+
+def write_rows(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, columns: tuple[str, ...]
+) -> WriterCommitMessage:
+    """Write a task's rows and wait until all are acknowledged; the first failure fails the task.
+
+    A producer is kept for the process's next task only if this one ends well: what a failed one still holds must not
+    reach the log later.
+    """
+    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    producer = _producers.pop(key, None) or _new_producer(options)
+    try:
+        unacknowledged: deque[TableDelivery] = deque()
+        for batch in batches:
+            for topic, records in batches_by_topic(batch, columns, options.topic):
+                unacknowledged.append(producer.send_arrow(topic, records))
+            while unacknowledged and unacknowledged[0].done():
+                unacknowledged.popleft().result()
+        producer.flush()
+        for delivery in unacknowledged:
+            delivery.result()
+    except BaseException:
+        with suppress(KafkalogError):  # of what is given up here; the failure that counts is on its way
+            producer.close(timeout=0)
+        raise
+    _producers[key] = producer
+    return WriterCommitMessage()
+
+
+def _new_producer(options: SinkOptions) -> Producer:
+    from kafkalog.client.producer import Producer
+
+    settings: dict[str, Any] = dict(options.client)
+    return Producer(options.bootstrap_servers, **settings)

@@ -1,0 +1,67 @@
+"""The options of a write as one value: which rules hold between them. Text to typed values; pure.
+
+The options themselves are rows of the table in `options.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kafkalog.errors import InvalidArgument
+from pyspark_kafkalog.options import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    WRITE,
+    bootstrap_servers,
+    client_settings,
+    option_values,
+)
+
+
+class TxnVersion(NamedTuple):
+    """Which write of an application's this is: one with a version up to the last that was written is skipped."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a write was asked for. `topic` is None where the rows tell theirs; `txn` where no version was given."""
+
+    bootstrap_servers: str
+    client: dict[str, str]
+    topic: str | None
+    exactly_once: bool
+    txn: TxnVersion | None
+
+
+def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptions:
+    """The options of a write. Raises InvalidArgument."""
+    from kafkalog.client.config import PRODUCER_SETTINGS, parse_producer
+
+    values = option_values(options, WRITE)
+    client = client_settings(options, PRODUCER_SETTINGS)
+    parse_producer(client)
+    topic = values.get("topic")
+    delivery = values.get("delivery", EXACTLY_ONCE)
+    app_id, version = values.get("txnAppId"), values.get("txnVersion")
+    if stream and not (app_id is None and version is None):
+        raise InvalidArgument(
+            reason="the options txnAppId and txnVersion are for batch writes, such as those in foreachBatch; Spark "
+            "itself numbers a stream's batches"
+        )
+    if (app_id is None) != (version is None):
+        given, missing = ("txnVersion", "txnAppId") if app_id is None else ("txnAppId", "txnVersion")
+        raise InvalidArgument(reason=f"the option {given} is nothing without {missing}: give both, or neither")
+    if app_id is not None and delivery == AT_LEAST_ONCE:
+        raise InvalidArgument(reason=f"txnAppId and txnVersion need delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
+    if app_id is not None and topic is None:
+        raise InvalidArgument(
+            reason="txnAppId and txnVersion need the option topic: versions are counted for each topic, and a write of "
+            "rows that name their own could not tell which of them it has been skipped for"
+        )
+    txn = None if app_id is None or version is None else TxnVersion(app_id, version)
+    return SinkOptions(bootstrap_servers(values), client, topic, delivery == EXACTLY_ONCE, txn)

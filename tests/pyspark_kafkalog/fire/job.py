@@ -1,0 +1,102 @@
+"""A Spark driver under fire: `python -m tests.pyspark_kafkalog.fire.job JSON`. Starts Spark and warms it, says `ready`,
+waits for `go`, and copies the input topic to the output topic until all of it is copied. Ends with 0 then, with 3 when
+the query fails, its sentence in `failure-N`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource
+
+
+def session(config: dict[str, Any]) -> SparkSession:
+    builder = SparkSession.builder.appName("fire").config("spark.ui.enabled", "false")
+    settings = {
+        "spark.master": "local[2,4]",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "512m",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.streaming.minBatchesToRetain": "1000000",
+        f"spark.executorEnv.{FOLDER}": config["folder"],
+        f"spark.executorEnv.{DRIVER}": os.environ[DRIVER],
+        **config["spark"],
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def main(config: dict[str, Any]) -> int:
+    folder, number = Path(config["folder"]), os.environ[DRIVER]
+    spark = session(config)
+    gateway = spark.sparkContext._gateway
+    pids = folder / f"pids-{number}.new"
+    pids.write_text(json.dumps([gateway.proc.pid, os.getpid()]))
+    pids.rename(folder / f"pids-{number}")
+    spark.dataSource.register(FireSource)
+    servers = {"kafkalog.bootstrap.servers": config["servers"]}
+    warm = spark.range(0, 4, 1, 2).selectExpr("cast(id AS string) AS value")
+    warm.write.format("kafkalog").options(**servers, topic=config["warm"], delivery=config["delivery"]).mode(
+        "append"
+    ).save()
+    print("ready", flush=True)
+    if sys.stdin.readline() != "go\n":
+        return 1
+    threading.Thread(target=_end_with_stdin, args=[gateway.proc], daemon=True).start()
+    rows = (
+        spark.readStream.format(FORMAT)
+        .options(
+            **servers,
+            subscribe=config["input"],
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger=str(config["rows_per_batch"]),
+        )
+        .load()
+        .selectExpr(
+            "concat_ws('|', partition, offset, reflect('java.util.UUID', 'randomUUID')) AS value",
+            f"cast(offset % {config['partitions']} AS int) AS partition",
+        )
+    )
+    query = (
+        rows.writeStream.format(FORMAT)
+        .options(
+            **servers, topic=config["output"], delivery=config["delivery"], checkpointLocation=config["checkpoint"]
+        )
+        .start()
+    )
+    last = Path(config["checkpoint"], "commits", str(config["batches"] - 1))
+    try:
+        while not last.exists():
+            query.awaitTermination(0.05)
+        query.processAllAvailable()
+        query.stop()
+    except StreamingQueryException as error:
+        (folder / f"failure-{number}").write_text(str(error))
+        return 3
+    spark.stop()
+    return 0
+
+
+def _end_with_stdin(java: Any) -> None:
+    """Nothing outlives the test that started it."""
+    sys.stdin.read()
+    java.kill()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

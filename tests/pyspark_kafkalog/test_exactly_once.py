@@ -1,0 +1,410 @@
+"""Exactly once through Spark and a running cluster: what readers see, what a failed write leaves, checkpoints that are
+old or copied, runs that others replaced, numbered writes. Under fire it is in `test_fire.py`."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
+from kafkalog.errors import RunSuperseded
+from kafkalog.wire import transactions_pb2
+from pyspark_kafkalog import staged
+from pyspark_kafkalog.sink_options import SinkOptions, parse_sink
+from pyspark_kafkalog.staged import Staged, Transaction
+from tests.waiting import waited_for
+
+MessagesIn = Callable[[str], list[Message]]
+
+
+@pytest.fixture
+def brokers(cluster: LocalCluster) -> Iterator[Cluster]:
+    """To ask brokers what no client's method asks."""
+    asked = Cluster(cluster.bootstrap_servers)
+    yield asked
+    asked.close()
+
+
+def texts(messages: list[Message]) -> list[str]:
+    """The values, of records at offsets without a hole."""
+    at: dict[int, int] = {}
+    for message in messages:
+        assert message.offset == at.get(message.partition, 0), "a hole in the offsets"
+        at[message.partition] = message.offset + 1
+    return [(message.value or b"").decode() for message in messages]
+
+
+def staged_sets(brokers: Cluster, topic: str) -> list[transactions_pb2.StagedSet]:
+    """What is staged for a topic."""
+    request = transactions_pb2.ListStagedRequest()
+    answers = [brokers.call("ListStaged", request, broker_id=each.broker_id) for each in brokers.describe().brokers]
+    return [each for answer in answers for each in answer.sets if each.topic == topic]
+
+
+def write(rows: DataFrame, options: dict[str, str], **more: str) -> None:
+    rows.write.format("kafkalog").options(**{**options, **more}).mode("append").save()
+
+
+class Stream:
+    """A stream of text files into a topic, whose checkpoint can be copied and set back."""
+
+    def __init__(self, spark: SparkSession, options: dict[str, str], folder: Path) -> None:
+        self._spark = spark
+        self._options = options
+        self._input = folder / "input"
+        self._input.mkdir()
+        self.checkpoint = folder / "checkpoint"
+
+    def add(self, *lines: str) -> None:
+        """Lines for a micro-batch of their own."""
+        number = len(list(self._input.iterdir()))
+        hidden = self._input.parent / f"{number}.txt"
+        hidden.write_text("".join(f"{line}\n" for line in lines))
+        hidden.rename(self._input / hidden.name)
+
+    def run(self, checkpoint: Path | None = None, where: str = "true", **more: str) -> StreamingQuery:
+        """All that is there. Raises what fails the query."""
+        rows = self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._input)).where(where)
+        location = str(checkpoint or self.checkpoint)
+        writer = rows.writeStream.format("kafkalog").options(**{**self._options, **more}, checkpointLocation=location)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        return query
+
+
+@pytest.fixture
+def stream(spark: SparkSession, options: dict[str, str], tmp_path: Path) -> Stream:
+    return Stream(spark, options, tmp_path)
+
+
+# --- what readers see ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_can_be_read_before_all_tasks_have_ended_and_then_everything(
+    spark: SparkSession,
+    brokers: Cluster,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    gate = str(tmp_path / "gate")
+
+    def second_waits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        while context is not None and context.partitionId() == 1 and not Path(gate).exists():
+            threading.Event().wait(0.02)
+
+    rows = spark.range(0, 2000, 1, 2).selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
+    writer = threading.Thread(target=write, args=[rows.mapInArrow(second_waits, rows.schema), options])
+    writer.start()
+    try:
+        waited_for(lambda: sum(each.length for each in staged_sets(brokers, topic)) > 0, 60)
+        with Consumer(options["kafkalog.bootstrap.servers"]) as consumer:
+            consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(2)})
+            assert list(consumer.messages(timeout=0.3)) == []
+        assert messages_in(topic) == []
+    finally:
+        Path(gate).touch()
+        writer.join()
+    assert [int(text) for text in texts(messages_in(topic))] == [*range(0, 2000, 2), *range(1, 2000, 2)]
+
+
+def test_a_batchs_rows_are_in_the_order_of_its_tasks(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    write(spark.range(0, 800, 1, 8).selectExpr("cast(id AS string) AS value"), options)
+    assert [int(text) for text in texts(messages_in(topic))] == list(range(800))
+
+
+def test_a_failed_batch_write_leaves_nothing(
+    spark: SparkSession,
+    brokers: Cluster,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+) -> None:
+    admin.create_topic(topic)
+    rows = spark.range(0, 4000, 1, 4).selectExpr(
+        "if(id = 3999, raise_error('on purpose'), cast(id AS string)) AS value"
+    )
+    with pytest.raises(Exception, match="on purpose"):
+        write(rows, options)
+    assert messages_in(topic) == []
+    write(spark.range(1).selectExpr("'after' AS value"), options)
+    assert texts(messages_in(topic)) == ["after"]
+    waited_for(lambda: staged_sets(brokers, topic) == [], 30)
+
+
+# --- the writer's own calls, without Spark ---------------------------------------------------------------------------
+
+
+class Attempt:
+    """Stages and commits batches of a transaction, as a sink's processes do."""
+
+    def __init__(self, options: dict[str, str], transactional_id: str, run_id: str = "run") -> None:
+        self._options: SinkOptions = parse_sink(options)
+        self._transactional_id = transactional_id
+        self._run_id = run_id
+
+    def stage(self, batch_id: int, *values: str, part: int = 0) -> Staged:
+        batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+        transaction = Transaction(self._transactional_id, batch_id, self._run_id, is_stream=True)
+        return staged.stage_rows(iter([batch]), self._options, ("value",), transaction, part)
+
+    def commit(self, *messages: Staged | None, fingerprint: bytes = b"") -> None:
+        staged.commit(list(messages), self._options, fingerprint)
+
+    def abort(self, *messages: Staged | None) -> None:
+        staged.discard(list(messages), self._options)
+
+
+@pytest.fixture
+def transactional_id() -> str:
+    return f"spark-stream-{uuid.uuid4()}"
+
+
+def test_a_twins_rows_and_those_of_a_late_attempt_are_never_seen(
+    admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    attempt = Attempt(options, transactional_id)
+    attempt.stage(0, "twin of 0")
+    messages = [attempt.stage(0, "0"), attempt.stage(0, "1", part=1)]
+    attempt.stage(0, "twin of 1", part=1)
+    attempt.commit(*messages)
+    attempt.stage(0, "late")
+    attempt.commit(attempt.stage(1, "2"))
+    assert texts(messages_in(topic)) == ["0", "1", "2"]
+
+
+def test_an_abort_takes_back_nothing_that_was_committed(
+    admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    attempt = Attempt(options, transactional_id)
+    message = attempt.stage(0, "0")
+    attempt.commit(message)
+    attempt.abort(message, None)
+    assert texts(messages_in(topic)) == ["0"]
+    attempt.abort(attempt.stage(1, "1"), None)
+    attempt.abort(None)
+    assert texts(messages_in(topic)) == ["0"]
+
+
+def test_a_batch_that_is_tried_again_appears_as_its_first_commit_had_it(
+    admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    first, again = Attempt(options, transactional_id, "first"), Attempt(options, transactional_id, "again")
+    first.commit(first.stage(0, "0 of the first"), fingerprint=b"f" * 32)
+    again.commit(again.stage(0, "0 again"), fingerprint=b"f" * 32)
+    again.commit(again.stage(1, "1"))
+    assert texts(messages_in(topic)) == ["0 of the first", "1"]
+
+
+def test_a_run_that_was_replaced_fails(
+    admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    zombie, other = Attempt(options, transactional_id, "zombie"), Attempt(options, transactional_id, "other")
+    zombie.commit(zombie.stage(0, "0"))
+    late = [zombie.stage(1, "1 of the zombie"), zombie.stage(2, "2 of the zombie")]
+    other.commit(other.stage(1, "1"))
+    for message in late:
+        with pytest.raises(RunSuperseded, match="run zombie of transaction"):
+            zombie.commit(message)
+    other.commit(other.stage(2, "2"))
+    assert texts(messages_in(topic)) == ["0", "1", "2"]
+
+
+def test_an_open_transaction_delays_no_other_writer(
+    admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    attempt = Attempt(options, transactional_id)
+    message = attempt.stage(0, "staged first")
+    with Producer(options["kafkalog.bootstrap.servers"]) as producer:
+        producer.send(topic, b"sent").result(30)
+    other = Attempt(options, f"{transactional_id}-2")
+    other.commit(other.stage(0, "staged later"))
+    assert texts(messages_in(topic)) == ["sent", "staged later"]
+    attempt.commit(message)
+    assert texts(messages_in(topic)) == ["sent", "staged later", "staged first"]
+
+
+def test_what_is_staged_and_what_is_committed_outlive_a_killed_broker(tmp_path: Path) -> None:
+    with LocalCluster() as cluster:
+        options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
+        attempt = Attempt(options, "spark-stream-x")
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.create_topic("t")
+            attempt.commit(attempt.stage(0, "committed"))
+            message = attempt.stage(1, "staged")
+            cluster.brokers[0].kill()
+            cluster.brokers[0].start()
+            attempt.commit(message)
+            with Consumer(cluster.bootstrap_servers) as consumer:
+                consumer.assign({TopicPartition("t", 0): "earliest"})
+                assert texts(list(consumer.messages(max_messages=2, timeout=30))) == ["committed", "staged"]
+
+
+# --- streams and their checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_from_its_checkpoint_and_a_batch_without_rows_decides_nothing(
+    stream: Stream, brokers: Cluster, admin: Admin, topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    stream.add("a")
+    stream.add("b")
+    query = stream.run()
+    stream.add("filtered")
+    stream.run(where="value != 'filtered'")
+    request = transactions_pb2.ReadDecisionRequest(transactional_id=f"spark-stream-{query.id}")
+    assert brokers.call("ReadDecision", request).batch_id == 1
+    stream.add("c")
+    stream.run()
+    assert brokers.call("ReadDecision", request).batch_id == 3
+    assert texts(messages_in(topic)) == ["a", "b", "c"]
+
+
+def test_a_stream_that_failed_after_its_commit_writes_the_batch_no_second_time(
+    stream: Stream, admin: Admin, topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    for line in "abc":
+        stream.add(line)
+        stream.run()
+    for kept in ("2", ".2.crc"):
+        (stream.checkpoint / "commits" / kept).unlink(missing_ok=True)
+    stream.run()
+    stream.add("d")
+    stream.run()
+    assert texts(messages_in(topic)) == ["a", "b", "c", "d"]
+
+
+def test_an_old_checkpoint_fails_and_neither_skips_nor_doubles_rows(
+    stream: Stream, admin: Admin, topic: str, messages_in: MessagesIn, tmp_path: Path
+) -> None:
+    admin.create_topic(topic)
+    stream.add("a")
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "old")
+    for line in "bc":
+        stream.add(line)
+        stream.run()
+    with pytest.raises(StreamingQueryException, match="batch 1 of transaction 'spark-stream-"):
+        stream.run(tmp_path / "old")
+    stream.add("d")
+    stream.run()
+    assert texts(messages_in(topic)) == ["a", "b", "c", "d"]
+
+
+def test_a_copy_of_a_live_checkpoint_fails_although_its_batch_bears_the_same_number(
+    stream: Stream, admin: Admin, topic: str, messages_in: MessagesIn, tmp_path: Path
+) -> None:
+    admin.create_topic(topic)
+    stream.add("a")
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "copy")
+    stream.add("b")
+    stream.run()
+    with pytest.raises(StreamingQueryException, match="batch 1 of transaction 'spark-stream-"):
+        stream.run(tmp_path / "copy")
+    assert texts(messages_in(topic)) == ["a", "b"]
+
+
+def test_a_topic_made_anew_between_two_batches_takes_what_follows(
+    stream: Stream, admin: Admin, topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    stream.add("into the old one")
+    stream.run()
+    admin.delete_topic(topic)
+    admin.create_topic(topic)
+    stream.add("into the new one")
+    stream.run()
+    assert texts(messages_in(topic)) == ["into the new one"]
+
+
+# --- numbered writes -------------------------------------------------------------------------------------------------
+
+
+def test_a_write_whose_version_was_written_is_skipped(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+
+    def write_version(version: int, value: str, app_id: str = "app") -> None:
+        rows = spark.range(1).selectExpr(f"'{value}' AS value")
+        write(rows, options, txnAppId=app_id, txnVersion=str(version))
+
+    write_version(5, "first")
+    write_version(5, "again")
+    write_version(4, "older")
+    write_version(7, "next")
+    write_version(5, "another's", "other app")
+    assert texts(messages_in(topic)) == ["first", "next", "another's"]
+
+
+def test_two_writes_of_one_foreach_batch_both_land_and_once_when_the_batch_runs_again(
+    spark: SparkSession,
+    admin: Admin,
+    options: dict[str, str],
+    new_topic: Callable[[], str],
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    one, two = new_topic(), new_topic()
+    admin.create_topic(one)
+    admin.create_topic(two)
+    (tmp_path / "input").mkdir()
+    failures = ["the batch fails between its writes", "the batch fails after its writes"]
+
+    def write_both(rows: DataFrame, batch_id: int) -> None:
+        version = {"txnAppId": str(tmp_path), "txnVersion": str(batch_id)}
+        write(rows, options, topic=one, **version)
+        if len(failures) == 2:
+            raise RuntimeError(failures.pop(0))
+        write(rows, options, topic=two, **version)
+        if failures:
+            raise RuntimeError(failures.pop(0))
+
+    def run() -> Any:
+        query = (
+            spark.readStream.text(str(tmp_path / "input"))
+            .writeStream.foreachBatch(write_both)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    (tmp_path / "input" / "a").write_text("a\n")
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="the batch fails"):
+            run()
+    run()
+    (tmp_path / "input" / "b").write_text("b\n")
+    run()
+    assert texts(messages_in(one)) == texts(messages_in(two)) == ["a", "b"]
