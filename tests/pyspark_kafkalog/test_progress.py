@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
@@ -252,7 +253,7 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_stopped_and_after_available_now(
+def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_killed_and_after_available_now(
     spark: SparkSession, cluster: LocalCluster, admin: Admin, made: str, tmp_path: Path
 ) -> None:
     options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": made}
@@ -274,10 +275,14 @@ def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_stopped_and_af
     [member] = members(admin, group)
     send(4)
     until(lambda: published(admin, group) == {f"{made}-0": 12, f"{made}-1": 12}, 60)
-    query.stop()
-    assert members(admin, group) == [member]  # its process was ended without a word
+    [told] = admin.describe_group(group).members
+    os.kill(int(told.process.split(" ")[1]), signal.SIGKILL)  # the process of the source, which Spark started
+    send(2)
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    assert members(admin, group) == [member]
     send(20)
     query = started(availableNow=True)
     assert query.awaitTermination(120)
-    assert published(admin, group) == {f"{made}-0": 22, f"{made}-1": 22}
+    assert published(admin, group) == {f"{made}-0": 23, f"{made}-1": 23}
     assert members(admin, group) == []
