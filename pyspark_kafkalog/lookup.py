@@ -21,10 +21,12 @@ from kafkalog.errors import (
 )
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.committed import with_committed
 from pyspark_kafkalog.connections import cluster_of
 from pyspark_kafkalog.limits import shares
 from pyspark_kafkalog.losses import Losses
 from pyspark_kafkalog.offsets import (
+    COMMITTED,
     EARLIEST,
     LATEST,
     Bound,
@@ -148,10 +150,12 @@ class Lookup:
 
         Raises:
             InvalidArgument: the option lists other partitions, or a partition has no record as late as its timestamp.
+            NoCommittedOffset, CommittedOffsetGone: for a partition that starts where the group has committed.
         """
         position = position_of_each(bound, partitions)
         if not bound.by_time:
-            return position
+            options = self.options
+            return with_committed(connected(options), options.group, options.committed_fallback, position)
         # The end before the times: a record that comes in between is read, whichever way its partition starts.
         ends = self.at(LATEST, position) if bound.no_match == LATEST else {}
         found = self._by_time(position)
@@ -180,7 +184,7 @@ class Lookup:
         start = self.start(bound, listed)
         moving = symbols_in([start], LATEST)
         numbers = resolved(start, self.at(EARLIEST, symbols_in([start], EARLIEST)), self.at(LATEST, moving))
-        return numbers, bool(moving)
+        return numbers, bool(moving) or bound.position == COMMITTED
 
     def _by_time(self, times: PartitionOffsets) -> PartitionOffsets:
         """The first offset as late as its timestamp, of partitions that have one."""

@@ -19,7 +19,17 @@ from kafkalog.config import Table, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound, parse_assignment, parse_position, parse_timestamps
+from pyspark_kafkalog.committed import default_group, parse_fallback, parse_group
+from pyspark_kafkalog.offsets import (
+    COMMITTED,
+    EARLIEST,
+    LATEST,
+    Bound,
+    Position,
+    parse_assignment,
+    parse_position,
+    parse_timestamps,
+)
 from pyspark_kafkalog.times import parse_span_s, parse_timestamp
 
 log = get_logger(__name__)
@@ -138,6 +148,10 @@ def _pattern(name: str, text: str) -> str:
     return text
 
 
+def _start(name: str, text: str) -> Position:
+    return COMMITTED if text.strip().lower() == "committed" else parse_position(name, text)
+
+
 OPTIONS = (
     Option("kafkalog.bootstrap.servers", "host:port,...", "required", READ + WRITE, _addresses,
            "Any brokers of the cluster, by their gRPC ports; the others are found from them. "
@@ -148,10 +162,10 @@ OPTIONS = (
            "a stream picks up topics created later.", "Java's regular expressions there, Python's here"),
     Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
-    Option("startingOffsets", "earliest, latest or JSON", "batch: earliest, stream: latest", READ, parse_position,
+    Option("startingOffsets", "earliest, latest, committed or JSON", "batch: earliest, stream: latest", READ, _start,
            'Where to start; in JSON an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. Of a stream it counts only when its checkpoint is new; a batch can not start at "
-           "latest."),
+           "earliest and -1 for latest. `committed` is where the read's group is in each partition. Of a stream it counts "
+           "only when its checkpoint is new; a batch can not start at latest.", "no `committed`"),
     Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", READ, parse_timestamps,
            "Starts every partition at its first record that is as late as its time or later, whatever startingOffsets "
            "says; a time as for startingTimestamp.", "milliseconds only"),
@@ -161,6 +175,17 @@ OPTIONS = (
     Option("startingOffsetsByTimestampStrategy", "error or latest", "error", READ, _word("error", "latest"),
            "What to do with a partition that has no record so late: fail, or start at its end. It counts for both "
            "ways of starting by time."),
+    Option("kafkalog.group.id", "name", "from what is read", READ, parse_group,
+           "The group under which a stream publishes its position, and from which `startingOffsets=committed` takes "
+           "its start; `kafka.group.id` is another name for it. `subscribe` of one topic: `spark-TOPIC`; other reads: "
+           "their topics or pattern behind `spark-`, with a checksum.",
+           "`kafka.group.id`, by which its consumers fetch; nothing is committed there"),
+    Option("groupIdPrefix", "name", "spark", READ, parse_group,
+           "Begins the name of a group that is not given; kafkalog.group.id comes before it.",
+           "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
+    Option("committed.fallback", "error, earliest or latest", "error", READ, parse_fallback,
+           "Where `startingOffsets=committed` starts in a partition for which the group has committed nothing, or an "
+           "offset that the log has no longer; `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after the last record's. Earliest and latest of a batch are looked up anew "
            "each time that the DataFrame is run."),
@@ -205,11 +230,6 @@ OPTIONS = (
     Option("kafka.isolation.level", "read_uncommitted or read_committed", "read_uncommitted", READ,
            _word("read_uncommitted", "read_committed"),
            "Both are the same: what is not committed is in no partition.", "read_uncommitted shows what may be aborted"),
-    Option("kafka.group.id", "text", "none", READ, _text,
-           "Accepted: a read belongs to no group of consumers, and shares its partitions with nobody.",
-           "names the group that its consumers join"),
-    Option("groupIdPrefix", "text", "none", READ, _text, "Accepted, likewise; kafka.group.id comes before it.",
-           "begins the name of a generated group"),
     Option("topic", "topic", "column `topic`", WRITE, _text,
            "Topic that every row goes to, whatever its column `topic` says."),
     Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
@@ -225,6 +245,13 @@ OPTIONS = (
 
 _MAX_TRIGGER_DELAY_S = 900.0
 BOOTSTRAP = "kafkalog.bootstrap.servers"
+_OTHER_NAMES = {
+    "kafka.bootstrap.servers": BOOTSTRAP,
+    "kafka.group.id": "kafkalog.group.id",
+    "kafkalog.committed.fallback": "committed.fallback",
+    "kafka.committed.fallback": "committed.fallback",
+}
+"""Second names of options."""
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
@@ -243,7 +270,6 @@ _REFUSED = {
     "value.serializer": "values are written as the bytes of the column",
     "interceptor.classes": "there are no interceptors",
     "partitioner.class": "a row goes where its column 'partition' says, or else where its key belongs",
-    "committed.fallback": "a read starts where startingOffsets says",
 }
 """What the Kafka connector refuses, and what would have no effect on a read whose every offset is told."""
 
@@ -267,6 +293,11 @@ class Selection:
             return self.value
         return tuple(sorted({partition.topic for partition in self.value}))
 
+    def words(self) -> str:
+        """What is read, for a person's eyes."""
+        value = self.value if isinstance(self.value, str) else ", ".join(str(each) for each in self.value)
+        return f"{self.option} {value}"
+
     def takes(self, partition: TopicPartition) -> bool:
         """Whether a partition of one of its topics is read."""
         return self.option != "assign" or partition in self.value
@@ -285,6 +316,8 @@ class SourceOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     max_offsets_per_trigger: int | None
+    group: str
+    committed_fallback: str
     max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
@@ -353,6 +386,9 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         fetch_attempts=values.get("fetchOffset.numRetries", 3),
         fetch_retry_interval_ms=values.get("fetchOffset.retryIntervalMs", 1000),
         given=frozenset(values),
+        group=values.get("kafkalog.group.id")
+        or default_group(chosen[0], values[chosen[0]], values.get("groupIdPrefix", "spark")),
+        committed_fallback=values.get("committed.fallback", "error"),
     )
 
 
@@ -380,11 +416,11 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
 
 def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
-    if {"kafka.group.id", "groupidprefix"} <= _lowered(options).keys():
-        log.warning("option_ignored", option="groupIdPrefix", reason="kafka.group.id comes before it")
+    if "groupidprefix" in _lowered(options) and {"kafka.group.id", "kafkalog.group.id"} & _lowered(options).keys():
+        log.warning("option_ignored", option="groupIdPrefix", reason="kafkalog.group.id comes before it")
     for name in _lowered(options):
         prefix, _, setting = name.partition(".")
-        if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name == "kafka.bootstrap.servers":
+        if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name in _OTHER_NAMES:
             continue
         if prefix in ("kafkalog", "kafka") and setting in _REFUSED:
             raise InvalidArgument(reason=f"the option {name} is not supported: {_REFUSED[setting]}")
@@ -430,13 +466,11 @@ def _lowered(options: Mapping[str, str]) -> dict[str, str]:
 def option_values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]:
     """Parsed values, by documented name, of the options given that apply to one of the uses."""
     given = _lowered(options)
-    ours, kafkas = given.get(BOOTSTRAP), given.pop("kafka.bootstrap.servers", None)
-    if ours is not None and kafkas is not None and ours != kafkas:
-        raise InvalidArgument(
-            reason=f"{BOOTSTRAP} ({ours}) and kafka.bootstrap.servers ({kafkas}) differ: two names of one option"
-        )
-    if ours is None and kafkas is not None:
-        given[BOOTSTRAP] = kafkas
+    for other, name in _OTHER_NAMES.items():
+        if other in given and given.setdefault(name, given[other]) != given[other]:
+            raise InvalidArgument(
+                reason=f"{name} ({given[name]}) and {other} ({given[other]}) differ: two names of one option"
+            )
     return {
         option.name: option.parse(option.name, given[key])
         for key, option in _BY_KEY.items()

@@ -8,13 +8,15 @@ A stream's position is in Spark's checkpoint, as JSON; what this reader remember
 ids of its topics, the target of AvailableNow) is gone after a restart and must not be needed then. Spark calls
 `initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
 there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged: an
-empty first batch writes the position down before anything is read.
+empty first batch writes the position down before anything is read. A start at what a group has committed, which others
+may move, is held the same way.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
 from pyspark_kafkalog.limits import Gate, backlog, limited
-from pyspark_kafkalog.lookup import Lookup
+from pyspark_kafkalog.lookup import Lookup, connected
 from pyspark_kafkalog.losses import Losses
 from pyspark_kafkalog.offsets import (
     EARLIEST,
@@ -43,6 +45,7 @@ from pyspark_kafkalog.offsets import (
     whats_moved_back,
 )
 from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.reading import PlannedRange, read_ranges
 from pyspark_kafkalog.splitting import Split, pack, split, split_late_bound
 
@@ -139,6 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if refused := options.only_for_batches():
                 raise InvalidArgument(reason=f"{refused[0]} is for batch reads: a stream has no end, leave it out")
             self._session_once = _Session(options)
+            weakref.finalize(self, self._session_once.progress.end)
         return self._session_once
 
     def __getstate__(self) -> dict[str, object]:
@@ -156,10 +160,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_log(self._session.initial_position())
 
     def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
+        session, position = self._session, from_log(start)
+        session.progress.at(position)
         if isinstance(limit, ReadAllAvailable):
-            return to_log(self._session.next_position(from_log(start), everything=True))
-        max_offsets = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
-        return to_log(self._session.next_position(from_log(start), max_offsets))
+            end = session.next_position(position, everything=True)
+        else:
+            end = session.next_position(position, limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT)
+        if session.available_now and end == position:  # the last call: Spark ends this process once it has its answer
+            session.progress.finish()
+        return to_log(end)
+
+    def commit(self, end: LoggedOffsets) -> None:
+        self._session.progress.done(from_log(end))
+
+    def stop(self) -> None:
+        if self._session_once is not None:
+            self._session_once.progress.stop()
 
     def reportLatestOffset(self) -> LoggedOffsets:
         return to_log(self._session.latest)
@@ -179,12 +195,14 @@ class _Session:
     Attributes:
         available_now: the stream ends where the log ended at the first `next_position`.
         latest: where the partitions ended when that was last looked at.
+        progress: publishes its position under its group.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.available_now = False
         self.latest: PartitionOffsets = {}
+        self.progress = Progress(connected(options), options.group, options.selection.words())
         self._lookup = Lookup(options)
         self._losses = Losses(options.fail_on_data_loss)
         self._gate = Gate(options.min_offsets_per_trigger, options.max_trigger_delay_s, time.monotonic)
