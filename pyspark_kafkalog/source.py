@@ -249,13 +249,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partitions = self._partitions_now()
             told = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
             start = started(selected.options, told)
-            moving = symbols_in([told], LATEST) + symbols_in([told], COMMITTED)
+            moving = symbols_in([start], LATEST)
             self._initial = resolved(
-                start,
-                selected.at(EARLIEST, symbols_in([start], EARLIEST)),
-                selected.at(LATEST, symbols_in([start], LATEST)),
+                start, selected.at(EARLIEST, symbols_in([start], EARLIEST)), selected.at(LATEST, moving)
             )
-            self._hold_start = bool(moving)
+            self._hold_start = bool(moving or symbols_in([told], COMMITTED))
         return to_log(self._initial)
 
     def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
