@@ -61,7 +61,7 @@ def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
     lags: dict[TopicPartition, int] = {}
     for end, latest in _positions(progress):
         for partition, lag in behind(end, latest).items():
-            lags[partition] = max(lag, lags.get(partition, 0))
+            lags[partition] = max(lag, lags.get(partition, lag))
     return Lag(lags)
 
 
@@ -81,7 +81,7 @@ def _offsets(told: Any) -> PartitionOffsets | None:
     """A source's offsets, from JSON text or what was made of it; None if they are not ours."""
     try:
         parsed = json.loads(told) if isinstance(told, str) else told
-        return from_log(parsed) if isinstance(parsed, dict) else None
+        return from_log(parsed)
     except (ValueError, TypeError, AttributeError):
         return None
 

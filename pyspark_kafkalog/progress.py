@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 RENEW_S = 3.0
-"""How often a place among the live members, which lasts 10 s, is renewed."""
+"""How often a place among the live members is renewed."""
+_LEASE_S = 10.0  # how long it lasts: the brokers' rule
 _PAUSE_S = 0.2
 _FINISH_S = 5.0
 _END_S = 1.0
@@ -60,6 +61,7 @@ class Progress:
         self._ending = False
         self._thread: threading.Thread | None = None
         self._written: PartitionOffsets = {}  # the thread's own, as are those below
+        self._renewed_s = 0.0
         self._is_first: bool | None = None
         self._failing = False
 
@@ -133,11 +135,13 @@ class Progress:
 
     def _publish(self, position: PartitionOffsets) -> bool:
         """Renew the membership, and write the position if the group's is ours to write. False if that failed."""
-        from kafkalog.client.groups import GroupMember, keep_member, leave_group
-
-        me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
-        news = {partition: offset for partition, offset in position.items() if self._written.get(partition) != offset}
+        if time.monotonic() > self._renewed_s + _LEASE_S:  # meanwhile another may have come and gone
+            self._written = {}
         try:
+            from kafkalog.client.groups import GroupMember, keep_member, leave_group
+
+            me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
+            news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
             first = keep_member(self._cluster, self._group, me, news)
             if first.name != me.name and processes.has_ended(first.process):
                 leave_group(self._cluster, self._group, first.name)
@@ -146,6 +150,7 @@ class Progress:
             self._failed(error)
             return False
         self._failing = False
+        self._renewed_s = time.monotonic()
         self._is_first, was_first = first.name == me.name, self._is_first
         if self._is_first:
             self._written = position

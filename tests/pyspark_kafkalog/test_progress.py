@@ -22,6 +22,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import UnknownGroup
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
@@ -151,6 +152,7 @@ def test_a_copy_for_the_tasks_publishes_nothing(admin: Admin, reader: MakeReader
     end = stream.latestOffset(start, EVERYTHING)
     until(lambda: len(members(admin, made)) == 1)
     copy = pickle.loads(pickle.dumps(stream))
+    assert copy._progress_once is None
     assert sum(batch.num_rows for planned in stream.partitions(start, end) for batch in copy.read(planned)) == 20
     copy.stop()
     assert len(members(admin, made)) == 1
@@ -202,10 +204,31 @@ def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_
     until(lambda: len(members(admin, made)) == 2 and len(warnings()) == 1)
     first.latestOffset({made: {"0": 2, "1": 1}}, EVERYTHING)
     until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
+    for _ in range(3):
+        renewed_s = second._progress._renewed_s
+        until(lambda seen=renewed_s: second._progress._renewed_s > seen)  # type: ignore[misc]
     assert len(warnings()) == 1
     first.stop()
     until(lambda: published(admin, made) == {f"{made}-0": 7, f"{made}-1": 7})
     assert any("group_taken_over" in record.message for record in caplog.records)
+
+
+def test_a_stream_that_lost_its_place_for_a_while_publishes_again_where_it_stands(
+    client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "RENEW_S", 0.05)
+    at = TopicPartition(made, 0)
+    stalled, other = Progress(client, made, "stalled"), GroupMember("other", "", "", "")
+    stalled.at({at: 5})
+    until(lambda: published(admin, made) == {str(at): 5})
+    keep_member(client, made, other, {})
+    leave_group(client, made, stalled._name)  # as after 10 s of silence; its next renewal finds the other before it
+    until(lambda: members(admin, made)[0] == "other")
+    keep_member(client, made, other, {at: 9})
+    until(lambda: stalled._is_first is False)
+    leave_group(client, made, "other")
+    until(lambda: published(admin, made) == {str(at): 5})
+    stalled.stop()
 
 
 def test_a_successor_on_the_same_machine_does_not_wait_for_the_lease_of_a_killed_process(
@@ -215,6 +238,7 @@ def test_a_successor_on_the_same_machine_does_not_wait_for_the_lease_of_a_killed
 import sys, time
 from kafkalog import TopicPartition
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from pyspark_kafkalog.progress import Progress
 told = Progress(Cluster({cluster.bootstrap_servers!r}), {made!r}, "killed")
 told.at({{TopicPartition({made!r}, 0): 3}})
