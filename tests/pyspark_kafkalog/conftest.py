@@ -1,4 +1,4 @@
-"""What tests of the source and the sink share: an admin client, and a topic's records."""
+"""What tests of the Spark format share: clients of the cluster, and a topic's records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Message, TopicPartition
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from tests.pyspark_kafkalog.live import Live
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,14 @@ def messages_in(cluster: LocalCluster, admin: Admin) -> Callable[[str], list[Mes
         return sorted(found, key=lambda message: (message.partition, message.offset))
 
     return messages
+
+
+@pytest.fixture(scope="package")
+def clients(cluster: LocalCluster, admin: Admin) -> Iterator[tuple[Admin, Producer]]:
+    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+        yield admin, producer
+
+
+@pytest.fixture
+def live(cluster: LocalCluster, clients: tuple[Admin, Producer], new_topic: Callable[[], str]) -> Live:
+    return Live(cluster.bootstrap_servers, *clients, new_topic)
