@@ -11,12 +11,13 @@ through.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ROWS = 1200
 TASKS = 4
+HALF = ROWS // 2 + TASKS  # each partition's share is rounded down: two micro-batches take all
 HALTING_TASK = 0
 _HALT_SECONDS = 120.0
 """When a halted attempt gives up waiting for its end; long after a twin should have run."""
@@ -106,7 +108,7 @@ def run(
 
     stream = (
         spark.readStream.format("kafkalog")
-        .options(**servers, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=str(ROWS // 2))
+        .options(**servers, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=str(HALF))
         .load()
         .selectExpr("cast(key AS string) AS key", "cast(value AS string) AS value")
     )
@@ -125,6 +127,7 @@ def run(
         "target": differences(read(target)),
         "micro_batches": len({progress.batchId for progress in query.recentProgress}),
         "driver": sys.prefix,
+        "driver_has_kafkalog": importlib.util.find_spec("kafkalog") is not None,
         "prefixes": sorted({row.prefix for rows in places for row in rows}),
         "packages": sorted({row.package for rows in places for row in rows}),
         "pids": [sorted({row.pid for row in rows}) for rows in places],
