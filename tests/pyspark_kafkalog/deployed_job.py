@@ -99,7 +99,7 @@ def run(
         return rows.mapInArrow(halting, "key string, value string") if halt else rows
 
     written = spark.range(0, ROWS, 1, TASKS).selectExpr(
-        "cast(id % 7 AS string) AS key", "concat(id, ':', repeat('x', 1000)) AS value"
+        "cast(id % 97 AS string) AS key", "concat(id, ':', repeat('x', 1000)) AS value"
     )
     prepared(written).write.format("kafkalog").options(**sink, topic=source).mode("append").save()
 
@@ -122,7 +122,6 @@ def run(
     query.awaitTermination()
     places = [spark.range(0, TASKS, 1, TASKS).mapInArrow(place, PLACE).collect() for _ in range(2)]
     return {
-        "spark": spark.version,
         "source": differences(read(source)),
         "target": differences(read(target)),
         "micro_batches": len({progress.batchId for progress in query.recentProgress}),
