@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1200
-TASKS = 4
+TASKS = 2
 HALF = ROWS // 2 + TASKS  # each partition's share is rounded down: two micro-batches take all
 HALTING_TASK = 0
 _HALT_SECONDS = 120.0

@@ -20,12 +20,17 @@ from nbclient import NotebookClient
 from broker.local import LocalCluster
 from kafkalog import Admin
 from tests.borrowed_environment import borrowed_environment
-from tests.pyspark_kafkalog.deployed_job import HALTING_TASK
+from tests.pyspark_kafkalog.deployed_job import HALTING_TASK, TASKS
 from tests.pyspark_kafkalog.deployments import CONF, JOB, ROOT, SPARK_HOME, Running, environment, options
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 
-QUIET = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a Java that does not live a minute
+COMMON = {
+    "spark.ui.enabled": "false",
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+}
 SUBMIT = str(SPARK_HOME / "bin" / "spark-submit")
 EQUAL = {"missing": 0, "foreign": 0, "doubled": 0}
 
@@ -60,7 +65,7 @@ def topics(cluster: LocalCluster, new_topic: Callable[[], str]) -> Callable[[], 
         pair = [new_topic(), new_topic()]
         with Admin(cluster.bootstrap_servers) as admin:
             for topic in pair:
-                admin.create_topic(topic, partitions=4)
+                admin.create_topic(topic, partitions=TASKS)
         return ":".join(pair)
 
     return make
@@ -83,7 +88,7 @@ def test_local_cluster_by_spark_submit_with_conf_and_separate_environments(
     driver, executors = (ours(tmp_path / name, told) for name in ("driver", "executors"))
     # A name, not a path: each machine's PATH says which Python it is there.
     path = os.environ["PATH"]
-    settings = {**QUIET, "spark.executorEnv.PATH": f"{executors}:{path}"}
+    settings = {**COMMON, "spark.executorEnv.PATH": f"{executors}:{path}"}
     command = [SUBMIT, "--master", "local-cluster[2,1,1024]", "--properties-file", str(CONF), *options(settings)]
     variables = environment(PYTHONPATH="", PYSPARK_PYTHON="python3", PATH=f"{driver}:{path}")
     job = [str(JOB), cluster.bootstrap_servers, str(tmp_path), topics()]
@@ -106,7 +111,11 @@ def test_local_cluster_by_spark_submit_with_conf_and_separate_environments(
 def standalone(tmp_path: Path) -> Iterator[str]:
     """The address of a standalone master with two workers, each a host of its own to Spark, which starts a twin only
     where the first attempt does not run."""
-    variables = environment(SPARK_MASTER_OPTS="-Dspark.master.rest.enabled=false", SPARK_DAEMON_MEMORY="256m")
+    variables = environment(
+        SPARK_MASTER_OPTS="-Dspark.master.rest.enabled=false",
+        SPARK_DAEMON_MEMORY="256m",
+        SPARK_DAEMON_JAVA_OPTS=QUICK,
+    )
     spark_class = [str(SPARK_HOME / "bin" / "spark-class"), "org.apache.spark.deploy"]
     names = ["--port", "0", "--webui-port", "0", "--host"]
     with ExitStack() as stack:
@@ -131,7 +140,7 @@ def test_standalone_with_speculation_twins_run_and_nothing_is_missing(
     events = tmp_path / "events"
     events.mkdir()
     settings = {
-        **QUIET,
+        **COMMON,
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.quantile": "0.5",
@@ -172,7 +181,7 @@ def test_spark_connect_with_conf_and_a_client_that_has_no_kafkalog(
     cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path
 ) -> None:
     settings = {
-        **QUIET,
+        **COMMON,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
     }
@@ -212,13 +221,13 @@ assert spark.range(1).mapInArrow(same, "same boolean").collect()[0].same
 def test_notebook_on_local_cores_without_conf_and_without_reuse_of_workers(
     cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**QUIET, "spark.python.worker.reuse": "false"}
+    settings = {**COMMON, "spark.python.worker.reuse": "false"}
     submit = shlex.join(["--master", "local[2]", *options(settings), "pyspark-shell"])
     arguments = ["job", cluster.bootstrap_servers, str(tmp_path), topics()]
     cells = [f"import sys; sys.argv = {arguments!r}", IN_A_CELL, JOB.read_text()]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute(env=environment(PYSPARK_SUBMIT_ARGS=submit))
     printed = "".join(output["text"] for output in notebook.cells[-1].outputs if output.get("name") == "stdout")
