@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from contextlib import ExitStack
 from importlib import metadata
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.borrowed_environment import borrowed_environment
 from tests.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,15 +52,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment's bin: the wheel is installed in it, and what it requires is borrowed from ours."""
     home = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
+    borrowed_environment(home)
     python = home / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     # With the checkout on PYTHONPATH (an earlier test's Spark sets it) pip would take the project for installed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*install, "--ignore-installed", str(wheel)], check=True, timeout=120, env=environment)
-    [packages] = home.glob("lib/python*/site-packages")
-    # Only a path: what is installed editable there (the checkout) is found by .pth files, which are not read from here.
-    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin"
 
 

@@ -179,13 +179,15 @@ print(json.dumps(told))
 
 def check_workers_python() -> Iterator[Finding]:
     """The Pythons that Spark starts: PYSPARK_PYTHON, or `python3` on PATH, for its workers, and PYSPARK_DRIVER_PYTHON,
-    if it is set, for what plans a read or write.
+    if it is set, for what plans a read or write, and by the same path on the executors for what carries it out.
     """
     workers = os.environ.get("PYSPARK_PYTHON", "python3")
     planners = os.environ.get("PYSPARK_DRIVER_PYTHON", workers)
     yield from _check_python("workers' python", workers, f"export PYSPARK_PYTHON={sys.executable}")
     if planners != workers:
         yield from _check_python("planners' python", planners, f"export PYSPARK_DRIVER_PYTHON={sys.executable}")
+        found = f"tasks that read or write run {planners}, all others {workers}, on every executor"
+        yield Finding("executors' python", "warning", found, "unset PYSPARK_DRIVER_PYTHON, but if this is meant")
 
 
 def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:

@@ -568,6 +568,20 @@ def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytes
     assert findings[0].state == "failed" and "lacks pyarrow" in findings[0].found
 
 
+def test_doctor_tells_that_the_drivers_python_also_reads_and_writes_in_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+    assert {finding.state for finding in doctor.check_workers_python()} == {"ok"}
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter-that-is-not-there")
+    findings = {finding.check: finding for finding in doctor.check_workers_python()}
+    assert findings["planners' python"].state == "failed"
+    assert findings["executors' python"].state == "warning"
+    assert "jupyter-that-is-not-there" in findings["executors' python"].found
+    assert "unset PYSPARK_DRIVER_PYTHON" in findings["executors' python"].advice
+
+
 @pytest.mark.parametrize(
     "text, major", [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_292"', 8), ("no java", None)]
 )
