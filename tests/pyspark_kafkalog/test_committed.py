@@ -61,6 +61,12 @@ def test_a_group_of_the_user_s_is_taken_under_either_name() -> None:
         parse_source({**READ, "kafkalog.group.id": "a/b"})
 
 
+def test_a_prefix_begins_the_name_of_a_group_that_is_not_given() -> None:
+    assert parse_source({**READ, "groupIdPrefix": "etl"}).group == "etl-t"
+    assert parse_source({**READ, "groupIdPrefix": "etl", "kafka.group.id": "mine"}).group == "mine"
+    assert is_valid_name(parse_source({**READ, "subscribe": "a,b", "groupIdPrefix": "p" * 249}).group)
+
+
 @pytest.mark.parametrize("name", ["committed.fallback", "kafkalog.committed.fallback"])
 def test_the_fallback_is_taken_under_either_name(name: str) -> None:
     assert parse_source(READ).committed_fallback == "error"

@@ -256,7 +256,7 @@ def test_a_stream_refuses_an_end_at_its_first_call(live: Live, option: str, firs
         ({"fetchOffset.numRetries": "0"}, "fetchOffset.numRetries='0'"),
         ({"fetchOffset.retryIntervalMs": "-5"}, "fetchOffset.retryIntervalMs='-5'"),
         ({"kafka.isolation.level": "read_all"}, "it must be read_uncommitted or read_committed"),
-        ({"kafka.group.id": " "}, "kafka.group.id is empty"),
+        ({"kafka.group.id": " "}, "kafkalog.group.id=' ' is no group name"),
         ({"columns": "value,colour"}, "columns: a read has no column 'colour'"),
         ({"columns": "value,value"}, "columns names a column twice"),
         ({"columns": " ,"}, "names no column"),
