@@ -14,7 +14,7 @@ import platform
 import sys
 from collections.abc import Iterable
 
-BENCHMARKS = ("producer", "consumer", "spark_read", "spark_write")
+BENCHMARKS = ("producer", "consumer", "spark_read", "spark_write", "spark_stream")
 
 
 def machine() -> dict[str, object]:
