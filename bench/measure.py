@@ -10,6 +10,10 @@ from functools import partial
 from kafkalog import Admin
 
 
+class NotAvailable(Exception):
+    """What a benchmark needs and this machine has not, in one sentence: there are no figures then."""
+
+
 def seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()

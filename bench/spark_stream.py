@@ -25,26 +25,24 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 
 PARTITIONS = 2
-WARMUP_BATCHES = 5
-BATCHES = 30
 ROUNDS = 5
 _DROPS_ALL = "offset < 0"
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
-    batches = max(3, int(BATCHES * scale))
+    warmups, batches = batch_counts(scale)
     with LocalCluster() as cluster, spark_session() as spark:
-        fill(cluster.bootstrap_servers, "trickle", WARMUP_BATCHES + batches)
+        fill(cluster.bootstrap_servers, "trickle", warmups + batches)
         servers = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
         source = {**servers, "subscribe": "trickle", "startingOffsets": "earliest", "maxOffsetsPerTrigger": PARTITIONS}
         sink = {**servers, "topic": "out"}
         with Admin(cluster.bootstrap_servers) as admin:
             fresh_topic(admin, "out", PARTITIONS)
-        memory = {"partitions": PARTITIONS, "batches": WARMUP_BATCHES + batches}
+        memory = {"partitions": PARTITIONS, "batches": warmups + batches}
         times = by_turns(
             {
-                "kafkalog": lambda: batch_time(spark, batches, "kafkalog", source, "kafkalog", sink),
-                "memory": lambda: batch_time(spark, batches, "memory_benchmark", memory, "memory_benchmark", {}),
+                "kafkalog": lambda: batch_time(spark, scale, "kafkalog", source, "kafkalog", sink),
+                "memory": lambda: batch_time(spark, scale, "memory_benchmark", memory, "memory_benchmark", {}),
             },
             scale,
             runs=ROUNDS,
@@ -61,6 +59,11 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     }
 
 
+def batch_counts(scale: float) -> tuple[int, int]:
+    """How many micro-batches of a query are not counted, and how many are."""
+    return (5, 30) if scale >= 0.1 else (1, 2)
+
+
 def fill(bootstrap_servers: str, topic: str, count: int) -> None:
     """Make a topic of so many records in each partition, each a batch of its own, as a trickle would leave them."""
     with Admin(bootstrap_servers) as admin:
@@ -73,7 +76,7 @@ def fill(bootstrap_servers: str, topic: str, count: int) -> None:
 
 def batch_time(
     spark: SparkSession,
-    batches: int,
+    scale: float,
     source: str,
     source_options: Mapping[str, object],
     sink: str,
@@ -81,7 +84,7 @@ def batch_time(
 ) -> float:
     """Median seconds of a micro-batch of a query of its own, after some that are not counted.
 
-    The source has to have `WARMUP_BATCHES + batches` of them to give.
+    The source has to have as many of them to give as `batch_counts` says.
     """
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as checkpoint:
         rows = spark.readStream.format(source).options(**source_options).load().where(_DROPS_ALL).select("value")
@@ -92,5 +95,6 @@ def batch_time(
             ran = [each.durationMs for each in query.recentProgress if "addBatch" in each.durationMs]
         finally:
             query.stop()
-    assert len(ran) == WARMUP_BATCHES + batches, f"{len(ran)} micro-batches ran"
-    return statistics.median(durations["triggerExecution"] for durations in ran[WARMUP_BATCHES:]) / 1000
+    warmups, batches = batch_counts(scale)
+    assert len(ran) == warmups + batches, f"{len(ran)} micro-batches ran"
+    return statistics.median(durations["triggerExecution"] for durations in ran[warmups:]) / 1000
