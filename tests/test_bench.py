@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import BENCHMARKS
+from bench.spark_conf import MEASURED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,6 +42,12 @@ def test_kafka_without_its_jars_is_one_sentence(tmp_path: Path) -> None:
     assert line["benchmark"] == "kafka"
     assert line["skipped"].startswith("Kafka's jars can not be had from here: ")
     assert "\n" not in line["skipped"]
+
+
+def test_every_setting_of_the_spark_defaults_is_measured() -> None:
+    lines = (ROOT / "conf" / "spark-defaults.conf").read_text().splitlines()
+    settings = {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
+    assert settings <= set(MEASURED)
 
 
 def test_an_unknown_benchmark_is_named() -> None:
