@@ -9,7 +9,7 @@ Small batches are joined before they go to Spark: every batch costs it about 0.2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,19 +46,37 @@ _LARGE_BYTES = JOINED_BYTES // 4
 Fetched = Iterable[list[tuple[BatchHeader, pa.RecordBatch]]]
 
 
-def source_schema(include_headers: bool) -> str:
-    """A read's schema as Spark's DDL."""
-    columns = {**SOURCE_COLUMNS, "headers": HEADERS_TYPE} if include_headers else SOURCE_COLUMNS
-    return ", ".join(f"{name} {type_name}" for name, type_name in columns.items())
+def source_schema(include_headers: bool, picked: Sequence[str] | None = None) -> str:
+    """A read's schema as Spark's DDL: all columns, or those of the option columns. Raises InvalidArgument."""
+    known = {**SOURCE_COLUMNS, "headers": HEADERS_TYPE}
+    names = list(SOURCE_COLUMNS if picked is None else picked)
+    if include_headers and "headers" not in names:
+        names.append("headers")
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(reason=f"columns: a read has no column '{name}'; its columns are {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise InvalidArgument(reason=f"columns names a column twice: {', '.join(names)}")
+    return ", ".join(f"{name} {known[name]}" for name in names)
 
 
-def check_projection(schema: StructType) -> None:
+def check_projection(schema: StructType, picked: Sequence[str] | None = None, include_headers: bool = False) -> None:
     """Whether a schema (the source's, or the user's) asks only for columns that there are.
 
+    Args:
+        picked: the option columns; a schema of the user's must agree with it.
+
     Raises:
-        InvalidArgument: an unknown column, another type, or NOT NULL where there may be nulls.
+        InvalidArgument: an unknown column, another type, NOT NULL where there may be nulls, or not those picked.
     """
     known = {**SOURCE_COLUMNS, "headers": HEADERS_TYPE}
+    if picked is not None:
+        wanted = [column.split(" ")[0] for column in source_schema(include_headers, picked).split(", ")]
+        if schema.names != wanted:
+            raise InvalidArgument(
+                reason=f"the schema ({', '.join(schema.names)}) and the option columns ({', '.join(wanted)}) differ; "
+                "give one of them"
+            )
     if not schema.fields:
         raise InvalidArgument(reason=f"the schema has no column; it may have {', '.join(known)}")
     if len(set(schema.names)) < len(schema.names):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KafkalogDataSource(DataSource):
-    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (README has the table)."""
+    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (docs/SPARK.md)."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         from pyspark_kafkalog.options import check_names
@@ -39,7 +39,8 @@ class KafkalogDataSource(DataSource):
         from pyspark_kafkalog.columns import source_schema
         from pyspark_kafkalog.options import parse_source
 
-        return source_schema(parse_source(self.options).include_headers)
+        options = parse_source(self.options)
+        return source_schema(options.include_headers, options.columns)
 
     def reader(self, schema: StructType) -> BatchReader:
         from pyspark_kafkalog.source import BatchReader

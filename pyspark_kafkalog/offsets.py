@@ -1,5 +1,5 @@
-"""Offsets of many partitions: reading them from options, resolving, limiting, cutting into input ranges, writing them
-to Spark's offset log. Pure: no broker, no Spark.
+"""Offsets of many partitions: reading them from options, comparing them, writing them to Spark's offset log. Pure: no
+broker, no Spark.
 
 An offset names the next record to read, so a range is [start, end). Two symbols stand for offsets that only the broker
 knows, with the Kafka connector's numbers: EARLIEST and LATEST.
@@ -8,11 +8,12 @@ knows, with the Kafka connector's numbers: EARLIEST and LATEST.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.times import timestamp_us
 
 LATEST = -1
 EARLIEST = -2
@@ -23,6 +24,21 @@ PartitionOffsets = dict[TopicPartition, int]
 
 Position = int | PartitionOffsets
 """One symbol for every partition, or an offset or symbol for each."""
+
+
+class Bound(NamedTuple):
+    """Where a read starts or ends, and which option says so.
+
+    Attributes:
+        position: offsets and symbols; with `by_time` timestamps in microseconds, each standing for the first record
+            that is as late or later.
+        no_match: the symbol for a partition without such a record; None: that is an error.
+    """
+
+    option: str
+    position: Position
+    by_time: bool = False
+    no_match: int | None = None
 
 
 class InputRange(NamedTuple):
@@ -46,19 +62,40 @@ def parse_position(option: str, text: str) -> Position:
     if symbol is not None:
         return symbol
     example = '{"topicA": {"0": 23, "1": -1}} (-2 is earliest, -1 latest)'
-    by_topic = _parse_object(option, text, f"earliest, latest or {example}")
-    offsets: PartitionOffsets = {}
-    for topic, by_partition in by_topic.items():
+    return _by_partition(option, text, f"earliest, latest or {example}", "an offset", example, _offset)
+
+
+def parse_timestamps(option: str, text: str) -> PartitionOffsets:
+    """The value of startingOffsetsByTimestamp or endingOffsetsByTimestamp, in microseconds.
+
+    Raises:
+        InvalidArgument: naming the option.
+    """
+    example = '{"topicA": {"0": 1772366400000, "1": "2026-03-01T12:00:00Z"}} (milliseconds or ISO-8601)'
+    return _by_partition(option, text, example, "a timestamp", example, timestamp_us)
+
+
+def _offset(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= EARLIEST else None
+
+
+def _by_partition(
+    option: str, text: str, expected: str, what: str, example: str, parse: Callable[[Any], int | None]
+) -> PartitionOffsets:
+    """JSON with a value for every partition of every topic; `parse` gives None for what is none."""
+    values: PartitionOffsets = {}
+    for topic, by_partition in _parse_object(option, text, expected).items():
         if not isinstance(by_partition, dict):
-            raise InvalidArgument(reason=f"{option}: '{topic}' must have an offset for each partition, as in {example}")
-        for number, offset in by_partition.items():
-            if not number.isdecimal() or not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
+            raise InvalidArgument(reason=f"{option}: '{topic}' must have {what} for each partition, as in {example}")
+        for number, value in by_partition.items():
+            parsed = parse(value)
+            if not number.isdecimal() or parsed is None:
                 raise InvalidArgument(
-                    reason=f"{option}: '{number}': {json.dumps(offset)} of topic '{topic}' is no partition "
-                    f"and offset, as in {example}"
+                    reason=f"{option}: '{number}': {json.dumps(value)} of topic '{topic}' is no partition "
+                    f"and {what.split()[1]}, as in {example}"
                 )
-            offsets[TopicPartition(topic, int(number))] = offset
-    return offsets
+            values[TopicPartition(topic, int(number))] = parsed
+    return values
 
 
 def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
@@ -117,18 +154,20 @@ def from_log(logged: Mapping[str, Mapping[str, int]] | None) -> PartitionOffsets
 # --- resolving -----------------------------------------------------------------------------------------------------
 
 
-def position_of_each(option: str, position: Position, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
-    """The offset or symbol for every partition that is read.
+def position_of_each(bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+    """The offset, symbol or timestamp for every partition that is read.
 
     Raises:
         InvalidArgument: the option lists other partitions than those read.
     """
     wanted = sorted(partitions)
+    position = bound.position
     if isinstance(position, int):
         return dict.fromkeys(wanted, position)
     if position.keys() != set(wanted):
+        symbols = "" if bound.by_time else " (-2 for earliest, -1 for latest)"
         raise InvalidArgument(
-            reason=f"{option} must list exactly the partitions that are read (-2 for earliest, -1 for latest): "
+            reason=f"{bound.option} must list exactly the partitions that are read{symbols}: "
             f"listed are {partition_names(position)}, read are {partition_names(wanted)}"
         )
     return {partition: position[partition] for partition in wanted}
@@ -148,59 +187,56 @@ def resolved(offsets: PartitionOffsets, earliest: PartitionOffsets, latest: Part
     }
 
 
-def check_batch_positions(starting: Position, ending: Position) -> None:
+def check_batch_bounds(start: Bound, end: Bound) -> None:
     """What can be known to be wrong with a batch's range before any broker is asked.
 
     Raises:
-        InvalidArgument: starts at latest, ends at earliest, or explicit starts and ends do not fit each other.
+        InvalidArgument: starts at latest, ends at earliest, or starts and ends that are told do not fit each other.
     """
-    for name, position, symbol, word in (
-        ("startingOffsets", starting, LATEST, "latest"),
-        ("endingOffsets", ending, EARLIEST, "earliest"),
-    ):
-        if position == symbol:
-            raise InvalidArgument(reason=f"{name} of a batch read can not be {word}: nothing would be read")
-        if isinstance(position, dict) and (named := symbols_in([position], symbol)):
-            raise InvalidArgument(reason=f"{name} of a batch read can not be {word} ({symbol}) for {named[0]}")
-    if isinstance(starting, dict) and isinstance(ending, dict):
-        if starting.keys() != ending.keys():
+    for bound, symbol, word in ((start, LATEST, "latest"), (end, EARLIEST, "earliest")):
+        if bound.by_time:
+            continue
+        if bound.position == symbol:
+            raise InvalidArgument(reason=f"{bound.option} of a batch read can not be {word}: nothing would be read")
+        if isinstance(bound.position, dict) and (named := symbols_in([bound.position], symbol)):
+            raise InvalidArgument(reason=f"{bound.option} of a batch read can not be {word} ({symbol}) for {named[0]}")
+    first, last = start.position, end.position
+    if isinstance(first, dict) and isinstance(last, dict) and first.keys() != last.keys():
+        raise InvalidArgument(
+            reason=f"{start.option} and {end.option} must list the same partitions: "
+            f"{partition_names(first)} and {partition_names(last)}"
+        )
+    if start.by_time and end.by_time:
+        check_order(start, end, "timestamp", first, last)
+    elif not start.by_time and not end.by_time and isinstance(first, dict) and isinstance(last, dict):
+        check_order(start, end, "offset", first, last)
+
+
+def check_order(start: Bound, end: Bound, what: str, first: Position, last: Position) -> None:
+    """Raises InvalidArgument if a partition's range ends before it starts; symbols are not compared."""
+    if isinstance(first, int) and isinstance(last, int):
+        pairs = [("", first, last)]
+    else:
+        partitions = sorted(first if isinstance(first, dict) else last if isinstance(last, dict) else ())
+        pairs = [(f" of {each}", _at(first, each), _at(last, each)) for each in partitions]
+    for where, begins, ends in pairs:
+        if 0 <= ends < begins:
+            unit = " us" if what == "timestamp" else ""
             raise InvalidArgument(
-                reason="startingOffsets and endingOffsets must list the same partitions: "
-                f"{partition_names(starting)} and {partition_names(ending)}"
+                reason=f"the start {what} {begins}{unit}{where} ({start.option}) is greater than its end {what} "
+                f"{ends}{unit} ({end.option})"
             )
-        for partition, start in sorted(starting.items()):
-            if start >= 0 and 0 <= ending[partition] < start:
-                raise InvalidArgument(
-                    reason=f"the start offset {start} of {partition} is greater than its end offset {ending[partition]}"
-                )
+
+
+def _at(position: Position, partition: TopicPartition) -> int:
+    return position if isinstance(position, int) else position[partition]
 
 
 def partition_names(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(str(partition) for partition in sorted(partitions)) or "none"
 
 
-# --- limits and ranges ---------------------------------------------------------------------------------------------
-
-
-def limited(start: PartitionOffsets, end: PartitionOffsets, max_offsets: int) -> PartitionOffsets:
-    """The end offsets of a batch of about `max_offsets` records, shared out in proportion to each partition's backlog.
-
-    The Kafka connector's rule: a share is rounded down from 1 on and up below 1, so that every partition with a backlog
-    moves on and the sum may miss the limit a little either way. A partition that `start` does not have begins at 0.
-    """
-    backlog = {p: offset - start.get(p, 0) for p, offset in end.items() if offset > start.get(p, 0)}
-    total = sum(backlog.values())
-    if total <= max_offsets:
-        return dict(end)
-    ends = {}
-    for partition, offset in end.items():
-        size = backlog.get(partition, 0)
-        if size == 0:
-            ends[partition] = offset
-        else:  # whole numbers: a float would lose offsets beyond 2**53
-            share = max_offsets * size // total or 1
-            ends[partition] = min(start.get(partition, 0) + share, offset)
-    return ends
+# --- comparing two positions ---------------------------------------------------------------------------------------
 
 
 def input_ranges(start: PartitionOffsets, end: PartitionOffsets) -> list[InputRange]:
@@ -212,15 +248,17 @@ def input_ranges(start: PartitionOffsets, end: PartitionOffsets) -> list[InputRa
     ]
 
 
-def whats_lost(start: PartitionOffsets, end: PartitionOffsets) -> str | None:
-    """Why the log can not have what a stream knew of, `start`, if it now ends at `end`; None if it can."""
+def whats_gone(start: PartitionOffsets, end: PartitionOffsets) -> list[str]:
+    """What is lost of a position `start` if there are only the partitions of `end` any more: at most one sentence."""
     gone = start.keys() - end.keys()
-    if gone:
-        return f"the stream reads {partition_names(gone)}, deleted since"
-    for partition, offset in sorted(end.items()):
-        if partition in start and offset < start[partition]:
-            return (
-                f"the stream knows of offset {start[partition]} of {partition}, which now ends at {offset}: either "
-                "the topic was deleted and created again, or the start was set beyond the end"
-            )
-    return None
+    return [f"the stream reads {partition_names(gone)}, deleted since"] if gone else []
+
+
+def whats_moved_back(start: PartitionOffsets, end: PartitionOffsets) -> list[str]:
+    """What is lost of a position `start` if partitions now end before it, a sentence each."""
+    return [
+        f"the stream knows of offset {start[partition]} of {partition}, which now ends at {offset}: either the topic "
+        "was deleted and created again, or the start was set beyond the end"
+        for partition, offset in sorted(end.items())
+        if partition in start and offset < start[partition]
+    ]

@@ -1,5 +1,5 @@
-"""The options of the `kafkalog` format, declared once: parsing, errors and README's table are made from `OPTIONS`.
-Text to typed values; pure.
+"""The options of the `kafkalog` format, declared once: parsing, errors and the table of docs/SPARK.md are made from
+`OPTIONS`. Text to typed values; pure.
 
 Names and meanings are those of Spark's Kafka connector. Spark hands option names over in lower case, so they are
 compared that way and named in errors as the docs spell them. `kafkalog.` in front of a client setting passes it on
@@ -19,7 +19,8 @@ from kafkalog.config import Table, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, Position, parse_assignment, parse_position
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound, parse_assignment, parse_position, parse_timestamps
+from pyspark_kafkalog.times import parse_span_s, parse_timestamp
 
 log = get_logger(__name__)
 
@@ -27,6 +28,8 @@ BATCH_READ = "batch read"
 STREAM_READ = "stream read"
 BATCH_WRITE = "batch write"
 STREAM_WRITE = "stream write"
+SAME = "the same"
+OURS = "not there"
 READ = (BATCH_READ, STREAM_READ)
 WRITE = (BATCH_WRITE, STREAM_WRITE)
 
@@ -42,6 +45,7 @@ class Option:
         used_by: the uses that it applies to; others ignore it.
         parse: typed value of (name, text); raises InvalidArgument.
         why: one sentence.
+        kafka: how it compares with the option of that name of Spark's Kafka connector; `SAME`, `OURS`, or in words.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Option:
     used_by: tuple[str, ...]
     parse: Callable[[str, str], Any]
     why: str
+    kafka: str = SAME
 
 
 def _text(name: str, text: str) -> str:
@@ -80,6 +85,32 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
+def _milliseconds(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or not 0 < int(text) < 1 << 31:
+        raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be a number of milliseconds, at least 1")
+    return int(text)
+
+
+def _pause(name: str, text: str) -> int:
+    return 0 if text.strip() == "0" else _milliseconds(name, text)
+
+
+def _word(*words: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.strip().lower() not in words:
+            raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be {' or '.join(words)}")
+        return text.strip().lower()
+
+    return parse
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    columns = tuple(column.strip() for column in text.split(",") if column.strip())
+    if not columns:
+        raise InvalidArgument(reason=f"{name}='{text}' names no column")
+    return columns
+
+
 def _topics(name: str, text: str) -> tuple[str, ...]:
     topics = {topic.strip() for topic in text.split(",") if topic.strip()}
     if not topics:
@@ -98,27 +129,80 @@ def _pattern(name: str, text: str) -> str:
 OPTIONS = (
     Option("kafkalog.bootstrap.servers", "host:port,...", "required", READ + WRITE, _addresses,
            "Any brokers of the cluster, by their gRPC ports; the others are found from them. "
-           "`kafka.bootstrap.servers` is another name for it."),
+           "`kafka.bootstrap.servers` is another name for it.", "`kafka.bootstrap.servers`; the addresses differ"),
     Option("subscribe", "topic,topic", "one of these three", READ, _topics, "Topics to read, every partition."),
     Option("subscribePattern", "regular expression", "one of these three", READ, _pattern,
            "Reads the topics in whose name it is found anywhere (write `^flights$` for just one); "
-           "a stream picks up topics created later."),
+           "a stream picks up topics created later.", "Java's regular expressions there, Python's here"),
     Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest or JSON", "batch: earliest, stream: latest", READ, parse_position,
            'Where to start; in JSON an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
            "earliest and -1 for latest. Of a stream it counts only when its checkpoint is new; a batch can not start at "
            "latest."),
+    Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", READ, parse_timestamps,
+           "Starts every partition at its first record that is as late as its time or later, whatever startingOffsets "
+           "says; a time as for startingTimestamp.", "milliseconds only"),
+    Option("startingTimestamp", "milliseconds or ISO-8601", "none", READ, parse_timestamp,
+           "The same with one time for every partition; it comes before the other two. `1772366400000` or "
+           "`2026-03-01T12:00:00+01:00`, UTC where it names no zone.", "milliseconds only"),
+    Option("startingOffsetsByTimestampStrategy", "error or latest", "error", READ, _word("error", "latest"),
+           "What to do with a partition that has no record so late: fail, or start at its end. It counts for both "
+           "ways of starting by time."),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after the last record's. Earliest and latest of a batch are looked up anew "
            "each time that the DataFrame is run."),
+    Option("endingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", (BATCH_READ,), parse_timestamps,
+           "Ends every partition before its first record that is as late as its time or later, at its end if there is "
+           "none, whatever endingOffsets says.", "milliseconds only"),
+    Option("endingTimestamp", "milliseconds or ISO-8601", "none", (BATCH_READ,), parse_timestamp,
+           "The same with one time for every partition; it comes before the other two.",
+           "milliseconds only; a stream ignores it there, and refuses it here"),
     Option("includeHeaders", "true or false", "false", READ, _truth, "Adds the column `headers`."),
+    Option("columns", "column,column", "all", READ, _columns,
+           "Reads just these, in this order: `value,offset`. The same as `.schema(...)` with their types.", OURS),
     Option("maxOffsetsPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
-           "Records of one micro-batch, shared out over the partitions in proportion to what each has left."),
+           "Records of one micro-batch, shared out over the partitions in proportion to what each has left: rounded "
+           "down, but at least 1. Trigger.Once ignores it."),
+    Option("maxBytesPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
+           "The same in bytes of the log, to within `index.interval.bytes` for each partition. With both, the smaller "
+           "counts.", OURS),
+    Option("minOffsetsPerTrigger", "whole number", "any", (STREAM_READ,), _count,
+           "There is no micro-batch before so many records are there or maxTriggerDelay is over; the first after a "
+           "start does not wait. Trigger.Once and AvailableNow ignore it."),
+    Option("maxTriggerDelay", "time, as in 5s or 15m", "15m", (STREAM_READ,), parse_span_s,
+           "How long minOffsetsPerTrigger may hold a micro-batch back; a bare number is milliseconds."),
+    Option("minPartitions", "whole number", "none", READ, _count,
+           "About how many input splits there are at least: large offset ranges are cut to get there. Without it a "
+           "partition of the log is one split."),
+    Option("maxRecordsPerPartition", "whole number", "none", READ, _count,
+           "Offset ranges of more records than that are cut into even pieces."),
+    Option("maxInputPartitions", "whole number", "none", READ, _count,
+           "How many input splits there are at most: several offset ranges are packed into one, for topics of many small "
+           "partitions, as each split costs a Python task of 20 to 55 ms.", OURS),
+    Option("failOnDataLoss", "true or false", "true", READ, _truth,
+           "Whether to fail when records that were to be read are gone, or to tell of it in the log and go on with what "
+           "is there."),
+    Option("kafkaConsumer.pollTimeoutMs", "milliseconds", "`retry.timeout.ms`", READ, _milliseconds,
+           "How long a task tries to get records from brokers that do not answer.",
+           "`spark.network.timeout` by default"),
+    Option("fetchOffset.numRetries", "whole number", "3", READ, _count,
+           "How often topics and offsets are asked for before a topic is believed to be missing, or records to be lost. "
+           "Brokers that can not be reached are tried for `kafkalog.retry.timeout.ms` each time."),
+    Option("fetchOffset.retryIntervalMs", "milliseconds", "1000", READ, _pause, "The pause in between."),
+    Option("kafka.isolation.level", "read_uncommitted or read_committed", "read_uncommitted", READ,
+           _word("read_uncommitted", "read_committed"),
+           "Both are the same: what is not committed is in no partition.", "read_uncommitted shows what may be aborted"),
+    Option("kafka.group.id", "text", "none", READ, _text,
+           "Accepted: a read belongs to no group of consumers, and shares its partitions with nobody.",
+           "names the group that its consumers join"),
+    Option("groupIdPrefix", "text", "none", READ, _text, "Accepted, likewise; kafka.group.id comes before it.",
+           "begins the name of a generated group"),
     Option("topic", "topic", "column `topic`", WRITE, _text,
            "Topic that every row goes to, whatever its column `topic` says."),
 )  # fmt: skip
 
+_MAX_TRIGGER_DELAY_S = 900.0
 BOOTSTRAP = "kafkalog.bootstrap.servers"
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
@@ -168,24 +252,50 @@ class Selection:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a read was asked for. Positions are None where nothing was given: the default depends on batch or stream."""
+    """What a read was asked for. `start` and `end` are None where nothing was given: the default depends on batch or
+    stream. Limits and numbers of splits are None where there are none."""
 
     bootstrap_servers: str
     client: dict[str, str]
     selection: Selection
-    starting: Position | None
-    ending: Position | None
+    start: Bound | None
+    end: Bound | None
     include_headers: bool
+    columns: tuple[str, ...] | None
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_input_partitions: int | None
+    fail_on_data_loss: bool
+    poll_timeout_ms: int | None
+    fetch_attempts: int
+    fetch_retry_interval_ms: int
+    given: frozenset[str]
+    """The names of all options that were given, as documented."""
 
-    def batch_positions(self) -> tuple[Position, Position]:
+    def batch_bounds(self) -> tuple[Bound, Bound]:
         """Start and end of a batch read."""
-        starting = EARLIEST if self.starting is None else self.starting
-        return starting, LATEST if self.ending is None else self.ending
+        start = Bound("startingOffsets", EARLIEST) if self.start is None else self.start
+        return start, Bound("endingOffsets", LATEST) if self.end is None else self.end
 
-    def stream_start(self) -> Position:
+    def stream_start(self) -> Bound:
         """Start of a stream whose checkpoint is new."""
-        return LATEST if self.starting is None else self.starting
+        return Bound("startingOffsets", LATEST) if self.start is None else self.start
+
+    def only_for_streams(self) -> list[str]:
+        """The options given that a batch read ignores."""
+        return sorted(
+            option.name for option in OPTIONS if option.used_by == (STREAM_READ,) and option.name in self.given
+        )
+
+    def only_for_batches(self) -> list[str]:
+        """The options given that mean nothing to a stream, which has no end."""
+        return sorted(
+            option.name for option in OPTIONS if option.used_by == (BATCH_READ,) and option.name in self.given
+        )
 
 
 @dataclass(frozen=True)
@@ -208,15 +318,51 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     if len(chosen) != 1:
         number = "only one" if chosen else "one"
         raise InvalidArgument(reason=f"a read needs {number} of the options {', '.join(chosen or _SELECTIONS)}")
+    no_match = LATEST if values.get("startingOffsetsByTimestampStrategy") == "latest" else None
+    _check_combinations(values)
     return SourceOptions(
         bootstrap_servers=_bootstrap(values),
         client=client,
         selection=Selection(chosen[0], values[chosen[0]]),
-        starting=values.get("startingOffsets"),
-        ending=values.get("endingOffsets"),
+        start=_bound(values, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
+        end=_bound(values, "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", LATEST),
         include_headers=values.get("includeHeaders", False),
+        columns=values.get("columns"),
         max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
+        min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
+        max_trigger_delay_s=values.get("maxTriggerDelay", _MAX_TRIGGER_DELAY_S),
+        min_partitions=values.get("minPartitions"),
+        max_records_per_partition=values.get("maxRecordsPerPartition"),
+        max_input_partitions=values.get("maxInputPartitions"),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
+        poll_timeout_ms=values.get("kafkaConsumer.pollTimeoutMs"),
+        fetch_attempts=values.get("fetchOffset.numRetries", 3),
+        fetch_retry_interval_ms=values.get("fetchOffset.retryIntervalMs", 1000),
+        given=frozenset(values),
     )
+
+
+def _bound(
+    values: Mapping[str, Any], by_time: str, by_times: str, by_offsets: str, no_match: int | None
+) -> Bound | None:
+    """Where a read starts or ends: one time comes before times by partition, and those before offsets."""
+    for name in (by_time, by_times):
+        if name in values:
+            return Bound(name, values[name], by_time=True, no_match=no_match)
+    return Bound(by_offsets, values[by_offsets]) if by_offsets in values else None
+
+
+def _check_combinations(values: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for options that contradict each other."""
+    for low, high in (("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")):
+        if low in values and high in values and values[low] > values[high]:
+            raise InvalidArgument(reason=f"{low} ({values[low]}) is greater than {high} ({values[high]})")
+    if "maxRecordsPerPartition" in values and "maxInputPartitions" in values:
+        raise InvalidArgument(
+            reason="maxRecordsPerPartition and maxInputPartitions contradict each other: a bounded number of splits can "
+            "not each have a bounded number of records; give one of them"
+        )
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
@@ -231,6 +377,8 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
 
 def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
+    if {"kafka.group.id", "groupidprefix"} <= _lowered(options).keys():
+        log.warning("option_ignored", option="groupIdPrefix", reason="kafka.group.id comes before it")
     for name in _lowered(options):
         prefix, _, setting = name.partition(".")
         if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name == "kafka.bootstrap.servers":
@@ -300,13 +448,13 @@ def _bootstrap(values: Mapping[str, Any]) -> str:
 
 
 def markdown() -> str:
-    """README's table of the options."""
+    """The options, with how each compares with the Kafka connector's, as docs/SPARK.md has them."""
     return "\n".join(_markdown_rows()) + "\n"
 
 
 def _markdown_rows() -> Iterator[str]:
-    yield "| option | value | default | used by | what it does |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| option | value | default | used by | what it does | in the Kafka connector |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for option in OPTIONS:
         uses = {READ + WRITE: "all", READ: "read", WRITE: "write"}.get(option.used_by, ", ".join(option.used_by))
-        yield f"| `{option.name}` | {option.type} | {option.default} | {uses} | {option.why} |"
+        yield f"| `{option.name}` | {option.type} | {option.default} | {uses} | {option.why} | {option.kafka} |"

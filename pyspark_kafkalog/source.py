@@ -1,5 +1,5 @@
-"""Reading: a batch's and a stream's readers, on the driver and in the tasks. Knows the client; the arithmetic of
-offsets is `offsets.py`'s, the making of rows `columns.py`'s.
+"""Reading: a batch's and a stream's readers, as Spark calls them on the driver. What brokers tell is `lookup.py`'s to
+ask, how much is taken `limits.py`'s to say, how it is cut `splitting.py`'s, and reading it `reading.py`'s.
 
 A batch is bound late: its partitions carry earliest and latest as symbols that each task looks up when it reads, for
 Spark plans a DataFrame once and runs the same plan again and again. A stream's partitions carry numbers.
@@ -13,187 +13,111 @@ empty first batch writes the position down before anything is read.
 
 from __future__ import annotations
 
-import os
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from kafkalog.errors import DataLost, InvalidArgument, OffsetOutOfRange, UnknownTopic, UnknownTopicId
+from kafkalog.errors import DataLost, InvalidArgument, UnknownTopic
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.columns import Fetched, Rows, check_projection
+from pyspark_kafkalog.columns import check_projection
+from pyspark_kafkalog.limits import Gate, backlog, limited
+from pyspark_kafkalog.lookup import Lookup
+from pyspark_kafkalog.losses import Losses
 from pyspark_kafkalog.offsets import (
     EARLIEST,
     LATEST,
     InputRange,
     PartitionOffsets,
-    check_batch_positions,
+    check_batch_bounds,
+    check_order,
     from_log,
     input_ranges,
-    limited,
     partition_names,
-    position_of_each,
-    resolved,
-    symbols_in,
     to_log,
-    whats_lost,
+    whats_gone,
+    whats_moved_back,
 )
 from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.reading import PlannedRange, read_ranges
+from pyspark_kafkalog.splitting import Split, pack, split, split_late_bound
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafkalog.client.cluster import Cluster
-
 log = get_logger(__name__)
 
 NO_LIMIT = (1 << 63) - 1
 _IDLE_WAIT_S = 0.2
-_IDLE_CHECKS = 4
-_LOSS_PAUSES_S = (0.1, 0.5)
+_IDLE_PAUSE_S = 0.05
 
 LoggedOffsets = dict[str, dict[str, int]]
 """Offsets as `offsets.to_log` makes them."""
-
-_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
-"""This process's connections by process id (a forked child must not use its parent's), servers and settings. Spark's
-Python workers live through many tasks and micro-batches."""
-
-
-def connected(options: SourceOptions) -> Cluster:
-    """This process's connections to the cluster."""
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
-    cluster = _clusters.get(key)
-    if cluster is None:
-        from kafkalog.client.cluster import Cluster
-        from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
-
-        settings = connection_settings(CONSUMER_SETTINGS.parse(options.client))
-        cluster = _clusters[key] = Cluster(options.bootstrap_servers, settings)
-    return cluster
-
-
-def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:
-    """The offset that each partition's EARLIEST or LATEST stands for now."""
-    from kafkalog.client.admin import list_offsets
-
-    if not symbols:
-        return {}
-    words = {EARLIEST: "earliest", LATEST: "latest"}
-    listed = list_offsets(cluster, {partition: words[symbol] for partition, symbol in symbols.items()})
-    return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
-
-
-class PlannedRange(NamedTuple):
-    """What travels to a task: a range, and the topic's id where a topic made anew under the name must not be read."""
-
-    range: InputRange
-    topic_id: bytes | None
-
-
-class Selected:
-    """The partitions that a read selects, as the brokers tell of them now."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self.options = options
-        self._warned = False
-
-    def partitions(self) -> dict[TopicPartition, bytes]:
-        """The id of its topic, by selected partition.
-
-        Raises:
-            UnknownTopic: a topic named by subscribe or assign is not there.
-        """
-        cluster = connected(self.options)
-        selection = self.options.selection
-        if selection.option == "subscribePattern":
-            topics = [topic for topic in cluster.describe_topics() if selection.matches(topic.name)]
-        else:
-            topics = cluster.describe_topics(selection.topics())
-        found = {
-            TopicPartition(topic.name, partition.partition): topic.topic_id
-            for topic in topics
-            for partition in topic.partitions
-        }
-        if selection.option == "assign" and not self._warned and (missing := set(selection.value) - found.keys()):
-            self._warned = True
-            log.warning("assigned_partitions_not_there", partitions=partition_names(missing))
-        return {partition: found[partition] for partition in sorted(found) if selection.takes(partition)}
-
-    def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
-        """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""
-        return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))
-
-
-def read_rows(options: SourceOptions, schema: StructType, planned: PlannedRange) -> Iterator[pa.RecordBatch]:
-    """Spark's batches of a planned range, in a task.
-
-    Raises:
-        OffsetOutOfRange, DataLost: the log has not, or not any more, all that the range names.
-    """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from kafkalog.client.fetcher import fetch_range
-
-    cluster = connected(options)
-    partition, start, end = planned.range
-    if planned.topic_id not in (None, cluster.topic(partition.topic).topic_id):
-        cluster.describe_topics([partition.topic])  # this worker's view is older than the driver's
-    if start == EARLIEST:
-        start = offsets_at(cluster, {partition: EARLIEST})[partition]
-    latest = offsets_at(cluster, {partition: LATEST})[partition]
-    if end == LATEST:
-        end = latest
-    elif end > latest:  # else the fetch would wait for what may never come
-        earliest = offsets_at(cluster, {partition: EARLIEST})[partition]
-        raise OffsetOutOfRange(partition=str(partition), offset=end, start_offset=earliest, end_offset=latest)
-    if start > end:
-        raise InvalidArgument(reason=f"the start offset {start} of {partition} is greater than its end offset {end}")
-    rows = Rows(to_arrow_schema(schema, timezone="UTC"), partition.topic, partition.partition)
-    fetched = fetch_range(cluster, partition, planned.topic_id, start, end)
-    yield from rows.batches(_whole(fetched, partition, start, end), start)
-
-
-def _whole(fetched: Fetched, partition: TopicPartition, start: int, end: int) -> Fetched:
-    """The same batches, with proof at their end that they reach the range's."""
-    position = start
-    for group in fetched:
-        if group:
-            position = group[-1][0].end_offset
-        yield group
-    if position < end:
-        raise DataLost(reason=f"{partition} was read up to offset {position} instead of {end}")
 
 
 class BatchReader(DataSourceReader):
     """One batch read. Pickled whole into every task."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
-        check_projection(schema)
         self._schema = schema
         self._options = parse_source(options)
-        check_batch_positions(*self._options.batch_positions())
-        if self._options.max_offsets_per_trigger is not None:
-            log.warning("option_ignored_in_a_batch_read", option="maxOffsetsPerTrigger")
+        check_projection(schema, self._options.columns, self._options.include_headers)
+        check_batch_bounds(*self._options.batch_bounds())
+        for name in self._options.only_for_streams():
+            log.warning("option_ignored_in_a_batch_read", option=name)
 
     def partitions(self) -> list[InputPartition]:
-        partitions = Selected(self._options).partitions()
-        starting, ending = self._options.batch_positions()
-        starts = position_of_each("startingOffsets", starting, partitions)
-        ends = position_of_each("endingOffsets", ending, partitions)
+        lookup = Lookup(self._options)
+        ranges = lookup.asked_again(lambda _: self._ranges(lookup), Losses(fail=True))
+        options = self._options
+        splits = split_late_bound(
+            ranges, lambda: _numbers(lookup, ranges), options.min_partitions, options.max_records_per_partition
+        )
+        most = options.max_input_partitions
+        if most is not None and len(splits) > most:
+            numbers = iter(_numbers(lookup, [each for one_split in splits for each in one_split]))
+            splits = pack([(each, _records(list(itertools.islice(numbers, len(each))))) for each in splits], most)
+        whole = set(ranges)
         return [
-            InputPartition(PlannedRange(InputRange(partition, starts[partition], ends[partition]), None))
-            for partition in partitions
+            InputPartition([PlannedRange(each, is_piece=each not in whole) for each in one_split])
+            for one_split in splits
         ]
+
+    def _ranges(self, lookup: Lookup) -> list[InputRange]:
+        """A range for each partition that is read, with symbols where the options say so."""
+        start, end = self._options.batch_bounds()
+        partitions = lookup.partitions()
+        starts = lookup.start(start, partitions)
+        ends = lookup.end(end, partitions)
+        check_order(start, end, "offset", starts, ends)
+        return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's stand-in where nothing was planned
             return iter(())
-        return read_rows(self._options, self._schema, partition.value)
+        return read_ranges(self._options, self._schema, partition.value)
+
+
+def _numbers(lookup: Lookup, ranges: Sequence[InputRange]) -> list[InputRange]:
+    """Ranges with their symbols replaced by what they stand for now; the start is looked up before the end."""
+    earliest = lookup.at(EARLIEST, {each.partition for each in ranges if each.start == EARLIEST})
+    latest = lookup.at(LATEST, {each.partition for each in ranges if each.end == LATEST})
+    return [
+        each._replace(
+            start=earliest[each.partition] if each.start == EARLIEST else each.start,
+            end=latest[each.partition] if each.end == LATEST else each.end,
+        )
+        for each in ranges
+    ]
+
+
+def _records(ranges: Sequence[InputRange]) -> int:
+    return sum(max(0, each.end - each.start) for each in ranges)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -205,142 +129,269 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._schema = schema
         self._given = dict(options)
-        self._selected_once: Selected | None = None
-        self._initial: PartitionOffsets | None = None
-        self._hold_start = False
-        self._latest: PartitionOffsets = {}
-        self._topic_ids: dict[str, bytes] = {}
-        self._available_now = False
-        self._target: PartitionOffsets | None = None
+        self._session_once: _Session | None = None
 
     @property
-    def _selected(self) -> Selected:
-        if self._selected_once is None:
-            check_projection(self._schema)
+    def _session(self) -> _Session:
+        if self._session_once is None:
             options = parse_source(self._given)
-            if options.ending is not None:
-                raise InvalidArgument(reason="endingOffsets is for batch reads; a stream has no end")
-            self._selected_once = Selected(options)
-        return self._selected_once
+            check_projection(self._schema, options.columns, options.include_headers)
+            if refused := options.only_for_batches():
+                raise InvalidArgument(reason=f"{refused[0]} is for batch reads: a stream has no end, leave it out")
+            self._session_once = _Session(options)
+        return self._session_once
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs; what the stream remembers stays on the driver."""
+        return {"_schema": self._schema, "_given": self._given, "_session_once": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Never ReadAllAvailable, even without a limit: that is what Trigger.Once sends.
-        return ReadMaxRows(self._selected.options.max_offsets_per_trigger or NO_LIMIT)
+        return ReadMaxRows(self._session.options.max_offsets_per_trigger or NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        # The target is taken at the first latestOffset: what is replayed before may end beyond the log's end now.
-        assert self._selected  # wrong options rise here first
-        self._available_now = True
+        self._session.available_now = True
 
     def initialOffset(self) -> LoggedOffsets:
-        if self._initial is None:
-            selected = self._selected
-            partitions = self._partitions_now()
-            start = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
-            moving = symbols_in([start], LATEST)
-            self._initial = resolved(
-                start, selected.at(EARLIEST, symbols_in([start], EARLIEST)), selected.at(LATEST, moving)
-            )
-            self._hold_start = bool(moving)
-        return to_log(self._initial)
+        return to_log(self._session.initial_position())
 
     def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
-        position = from_log(start)
-        once = isinstance(limit, ReadAllAvailable)
-        latest = self._latest_from(position)
-        if latest == position and not once and not self._available_now:
-            latest = self._waited(position)
-        self._latest = latest
-        if self._available_now:
+        if isinstance(limit, ReadAllAvailable):
+            return to_log(self._session.next_position(from_log(start), everything=True))
+        max_offsets = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
+        return to_log(self._session.next_position(from_log(start), max_offsets))
+
+    def reportLatestOffset(self) -> LoggedOffsets:
+        return to_log(self._session.latest)
+
+    def partitions(self, start: LoggedOffsets, end: LoggedOffsets) -> Sequence[InputPartition]:
+        return [InputPartition(planned) for planned in self._session.planned(from_log(start), from_log(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:
+            return iter(())
+        return read_ranges(self._session.options, self._schema, partition.value)
+
+
+class _Session:
+    """What a stream remembers from its start in this process on, and decides by.
+
+    Attributes:
+        available_now: the stream ends where the log ended at the first `next_position`.
+        latest: where the partitions ended when that was last looked at.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.available_now = False
+        self.latest: PartitionOffsets = {}
+        self._lookup = Lookup(options)
+        self._losses = Losses(options.fail_on_data_loss)
+        self._gate = Gate(options.min_offsets_per_trigger, options.max_trigger_delay_s, time.monotonic)
+        self._initial: PartitionOffsets | None = None
+        self._hold_start = False
+        self._went_on = False
+        self._topic_ids: dict[str, bytes] = {}
+        # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
+        self._target: PartitionOffsets | None = None
+
+    # --- where it starts -----------------------------------------------------------------------------------------
+
+    def initial_position(self) -> PartitionOffsets:
+        """Where a stream with a new checkpoint starts; the same at every call."""
+        if self._initial is None:
+
+            def look(losses: Losses) -> tuple[PartitionOffsets, bool]:
+                partitions = self._lookup.partitions()
+                for partition, topic_id in partitions.items():
+                    self._topic_ids.setdefault(partition.topic, topic_id)
+                return self._lookup.stream_start(self.options.stream_start(), partitions)
+
+            self._initial, self._hold_start = self._lookup.asked_again(look, self._losses)
+        return self._initial
+
+    # --- how far it goes -----------------------------------------------------------------------------------------
+
+    def next_position(
+        self, position: PartitionOffsets, max_offsets: int = NO_LIMIT, *, everything: bool = False
+    ) -> PartitionOffsets:
+        """Where the next micro-batch ends; the position itself if there is none to be.
+
+        Args:
+            max_offsets: records that it may have.
+            everything: no limit of the options counts either (Trigger.Once).
+        """
+        self._went_on = True
+        latest = self._look(position)
+        if self.available_now:
             latest = self._up_to_target(latest)
         if self._hold_start:
             self._hold_start = False
             if position == self._initial:
-                return to_log(position)
-        if isinstance(limit, ReadMaxRows):
-            latest = limited(position, latest, limit.max_rows)
-        return to_log(latest)
+                self._gate.opens(0)
+                return position
+        if everything:
+            return latest or position
+        if not self.available_now:
+            latest = self._awaited(position, latest)
+        return self._within_limits(position, latest, max_offsets) or position  # never {} once there was a partition
 
-    def reportLatestOffset(self) -> LoggedOffsets:
-        return to_log(self._latest)
-
-    def partitions(self, start: LoggedOffsets, end: LoggedOffsets) -> Sequence[InputPartition]:
-        ranges = input_ranges(from_log(start), from_log(end))
-        topic_ids = self._partitions_now([each.partition for each in ranges])
-        gone = {each.partition for each in ranges} - topic_ids.keys()
-        if gone:
-            raise DataLost(reason=f"the batch reads {partition_names(gone)}, deleted since")
-        return [InputPartition(PlannedRange(each, topic_ids[each.partition])) for each in ranges]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from read_rows(self._selected.options, self._schema, partition.value)
-        except (OffsetOutOfRange, UnknownTopic, UnknownTopicId) as error:
-            raise DataLost(reason=str(error)) from error
-
-    def _waited(self, position: PartitionOffsets) -> PartitionOffsets:
-        """Where the partitions end, once they have more than the position, at the latest after a while.
+    def _awaited(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
+        """Where the partitions end once there is enough for a micro-batch; the position if there is not after a while.
 
         An idle stream would else ask 90 times a second: Spark's pause between two calls is 10 ms.
         """
-        latest = position
-        for _ in range(_IDLE_CHECKS):
-            # Spark ends this process to stop the query, so nothing has to be able to wake it.
-            time.sleep(_IDLE_WAIT_S / _IDLE_CHECKS)
-            latest = self._latest_from(position)
-            if latest != position:
-                break
-        return latest
+        deadline = time.monotonic() + _IDLE_WAIT_S
+        while True:
+            opens = self._gate.opens(sum(backlog(self._with_new(position, latest), latest).values()))
+            if opens and latest != position:
+                return latest
+            asked = time.monotonic()
+            if asked >= deadline:
+                return position
+            before = latest
+            self._lookup.wait(latest, deadline - asked)
+            latest = self._look(position)
+            if latest == before:  # woken for nothing
+                time.sleep(max(0.0, min(asked + _IDLE_PAUSE_S, deadline) - time.monotonic()))
+
+    def _within_limits(
+        self, position: PartitionOffsets, latest: PartitionOffsets, max_offsets: int
+    ) -> PartitionOffsets:
+        """Both limits' ends, whichever comes first in a partition."""
+        start = self._with_new(position, latest)
+        end = limited(start, latest, max_offsets)
+        if self.options.max_bytes_per_trigger is not None:
+            by_bytes = self._lookup.limited_by_bytes(start, latest, self.options.max_bytes_per_trigger)
+            end = {partition: min(offset, by_bytes[partition]) for partition, offset in end.items()}
+        return end
+
+    def _with_new(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
+        """The position with the partitions that it lacks, at their first record."""
+        new = sorted(latest.keys() - position.keys())
+        return {**dict.fromkeys(new, 0), **self._lookup.earliest_of_those_there(new), **position} if new else position
 
     def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:
         """Where AvailableNow ends: what the log had at the first call, as long as it still has it."""
         if self._target is None:
             self._target = latest
-        elif lost := whats_lost(self._target, latest):
-            raise DataLost(reason=lost)
+        self._check_has(latest, self._target)
         return self._target
 
-    def _partitions_now(self, known: Iterable[TopicPartition] = ()) -> dict[TopicPartition, bytes]:
-        """The selected partitions.
+    def _check_has(self, latest: PartitionOffsets, wanted: PartitionOffsets) -> None:
+        """Raises DataLost if the log has not any more what AvailableNow is to read, whatever failOnDataLoss says."""
+        for lost in (*whats_gone(wanted, latest), *whats_moved_back(wanted, latest)):
+            raise DataLost(
+                reason=f"{lost}; Trigger.AvailableNow had set out to read it (failOnDataLoss does not count)"
+            )
 
-        Raises:
-            DataLost: a topic of those that the stream knows was deleted, or created again since this process began.
-        """
-        try:
-            partitions = self._selected.partitions()
-        except UnknownTopic as error:
-            topic = error.facts["topic"]
-            if not any(partition.topic == topic for partition in known):
-                raise
-            raise DataLost(reason=f"topic '{topic}', which the stream reads, was deleted") from error
-        for partition, topic_id in partitions.items():
-            if self._topic_ids.setdefault(partition.topic, topic_id) != topic_id:
-                raise DataLost(reason=f"topic '{partition.topic}' was deleted and created again")
-        return partitions
+    # --- what is there -------------------------------------------------------------------------------------------
 
-    def _latest_from(self, position: PartitionOffsets) -> PartitionOffsets:
-        """Where the selected partitions end now.
+    def _look(self, position: PartitionOffsets) -> PartitionOffsets:
+        """Where the selected partitions end now, looked at again before a loss is believed."""
+        self.latest = self._lookup.asked_again(lambda losses: self._checked(position, losses), self._losses)
+        return self.latest
 
-        Raises:
-            DataLost: the log has no longer what follows a position. Asked several times before: a broker that has not
-                heard yet of a new partition, which another told of, has it neither.
-        """
-        for pause in _LOSS_PAUSES_S:
-            try:
-                return self._latest_checked(position)
-            except DataLost as error:
-                log.warning("data_loss_suspected", reason=str(error))
-                time.sleep(pause)  # for a broker's watch to fire elsewhere: nothing here is told of it
-        return self._latest_checked(position)
-
-    def _latest_checked(self, position: PartitionOffsets) -> PartitionOffsets:
-        partitions = self._partitions_now(position)
-        selected = self._selected
-        latest = selected.at(LATEST, partitions)
-        if lost := whats_lost(position, latest):
-            raise DataLost(reason=lost)
-        added = partitions.keys() - position.keys()
-        for partition, earliest in sorted(selected.at(EARLIEST, added).items()):
-            if earliest > 0:
-                raise DataLost(reason=f"partition {partition}, new to the stream, starts at {earliest}, not at 0")
+    def _checked(self, position: PartitionOffsets, losses: Losses) -> PartitionOffsets:
+        partitions, made_anew = self._partitions(position, losses)
+        latest = self._lookup.at(LATEST, partitions)
+        for lost in (*whats_gone(position, latest), *whats_moved_back(position, latest)):
+            losses.found(lost)
+        new = sorted(latest.keys() - position.keys())
+        earliest = self._earliest_of_new(new, losses)
+        for partition in new:
+            if partition not in earliest:
+                del latest[partition]
+        # The position goes back to the start of a topic that was made anew, by an empty batch: so it is written down.
+        again = [partition for partition in latest if partition.topic in made_anew and partition in position]
+        latest.update(self._lookup.at(EARLIEST, again))
+        for partition in partitions:
+            self._topic_ids[partition.topic] = partitions[partition]
         return latest
+
+    def _partitions(self, known: PartitionOffsets, losses: Losses) -> tuple[dict[TopicPartition, bytes], set[str]]:
+        """The selected partitions, and those topics among them that were made anew since they were last seen here."""
+
+        def missing(error: UnknownTopic) -> None:
+            topic = error.facts["topic"]
+            if any(partition.topic == topic for partition in known):
+                losses.found(f"topic '{topic}', which the stream reads, was deleted")
+            elif losses.fail:
+                raise error
+            else:
+                losses.found(str(error))
+
+        partitions = self._lookup.partitions(missing)
+        made_anew = {
+            partition.topic
+            for partition, topic_id in partitions.items()
+            if self._topic_ids.get(partition.topic, topic_id) != topic_id
+        }
+        for topic in sorted(made_anew):
+            losses.found(f"topic '{topic}' was deleted and created again")
+        return partitions, made_anew
+
+    def _earliest_of_new(self, new: list[TopicPartition], losses: Losses) -> PartitionOffsets:
+        """Where partitions that are new to the stream start; those that are gone already are left out."""
+        earliest = self._lookup.earliest_of_those_there(new) if new else {}
+        if gone := set(new) - earliest.keys():
+            losses.found(f"{partition_names(gone)}, new to the stream, disappeared before the first offset was known")
+        for partition, offset in sorted(earliest.items()):
+            if offset > 0:
+                losses.found(f"partition {partition}, new to the stream, starts at {offset}, not at 0")
+        return earliest
+
+    # --- what its tasks read -------------------------------------------------------------------------------------
+
+    def planned(self, start: PartitionOffsets, end: PartitionOffsets) -> list[list[PlannedRange]]:
+        """A micro-batch's splits: between two positions, as they were logged."""
+        if self._target is not None and end != self._initial:
+            self._check_end(self._target, end)
+        # A first batch that is planned again after a restart: it ends where it was logged, which may be before the
+        # start that was looked up anew. What lies between is no loss, the next batch starts at that end.
+        if not (start == self._initial and not self._went_on):
+            for lost in (*whats_gone(start, end), *whats_moved_back(start, end)):
+                self._losses.found(lost)
+        ranges, topic_ids = self._lookup.asked_again(lambda losses: self._ranges(start, end, losses), self._losses)
+        options = self.options
+        splits: list[Split] = [
+            [each] for each in split(ranges, options.min_partitions, options.max_records_per_partition)
+        ]
+        most = options.max_input_partitions
+        if most is not None and len(splits) > most:
+            splits = pack([(each, _records(each)) for each in splits], most)
+        return [[PlannedRange(each, topic_ids[each.partition]) for each in one_split] for one_split in splits]
+
+    def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
+        """Raises DataLost if a micro-batch of AvailableNow ends where it can not, whatever failOnDataLoss says."""
+        if end.keys() != target.keys():
+            raise DataLost(
+                reason=f"a micro-batch of Trigger.AvailableNow ends in {partition_names(end)}, and it had set out to "
+                f"read {partition_names(target)}"
+            )
+        for partition, offset in sorted(end.items()):
+            if offset > target[partition]:
+                raise DataLost(
+                    reason=f"a micro-batch of Trigger.AvailableNow ends at offset {offset} of {partition}, and it had "
+                    f"set out to read up to {target[partition]}"
+                )
+        self._lookup.asked_again(
+            lambda losses: self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end),
+            Losses(fail=True),
+        )
+
+    def _ranges(
+        self, start: PartitionOffsets, end: PartitionOffsets, losses: Losses
+    ) -> tuple[list[InputRange], dict[TopicPartition, bytes]]:
+        """The ranges between two positions that are there to be read, and the ids of their topics."""
+        new = sorted(partition for partition, offset in end.items() if partition not in start and offset > 0)
+        known = {partition: end[partition] for partition in end if partition not in new}
+        partitions, made_anew = self._partitions(known, losses)
+        earliest = self._earliest_of_new(new, losses)
+        there = {partition: offset for partition, offset in end.items() if partition in start or partition in earliest}
+        ranges = input_ranges({**earliest, **start}, there)
+        gone = [each.partition for each in ranges if each.partition not in partitions]
+        if gone:
+            losses.found(f"the batch reads {partition_names(gone)}, deleted since")
+        left = [each for each in ranges if each.partition in partitions and each.partition.topic not in made_anew]
+        return left, partitions

@@ -32,7 +32,7 @@ def test_protobuf_code_is_that_of_the_proto_files(tmp_path: Path) -> None:
         assert kept[path] == text, f"{path} is out of date: ./run proto"
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/OPERATIONS.md", "conf/broker.properties"])
+@pytest.mark.parametrize("path", ["README.md", "docs/OPERATIONS.md", "docs/SPARK.md", "conf/broker.properties"])
 def test_documents_have_the_tables_of_the_code(path: str) -> None:
     assert (ROOT / path).read_text() == script("docs/generate").generated()[ROOT / path], "out of date: ./run docs"
 

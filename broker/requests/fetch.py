@@ -13,6 +13,7 @@ from broker.replica.partition import Partition
 from broker.storage.file_slice import FileSlice, Hint
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.broker_pb2 import ListOffsetsRequest
 from kafkalog.wire.frames import error_to_wire
 
 _BODY_MAX = (1 << 32) - 1  # of a frame
@@ -97,12 +98,12 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
     return length
 
 
-def hosted(request: pb.FetchRequest, catalog: Catalog) -> list[Partition]:
-    """The partitions of a fetch that are led here: those to wait at."""
+def hosted(request: pb.FetchRequest | ListOffsetsRequest, catalog: Catalog) -> list[Partition]:
+    """The partitions of a request that are led here: those to wait at."""
     found = []
     for part in request.partitions:
         try:
             found.append(catalog.leader_of(part.topic_id, part.partition))
         except KafkalogError:
-            continue  # the fetch itself tells
+            continue  # the answer itself tells
     return found

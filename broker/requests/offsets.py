@@ -1,8 +1,11 @@
-"""Offsets of partitions led here: list them (earliest, latest, by timestamp), and delete what is before one."""
+"""Offsets of partitions led here: list them (earliest, latest, by timestamp, by bytes), and delete what is before one.
+
+Nothing waits here: whoever answers a listing decides by `has_news` whether to wait for more."""
 
 from __future__ import annotations
 
 from broker.replica.catalog import Catalog
+from broker.storage.reading import reach
 from kafkalog.errors import InvalidRequest, KafkalogError, OffsetOutOfRange
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -15,7 +18,7 @@ def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOff
         listed = reply.partitions.add()
         try:
             log = catalog.leader_of(wanted.topic_id, wanted.partition).log
-            listed.size_bytes = log.size_bytes
+            listed.size_bytes = log.view.size_bytes
             if wanted.at == pb.ListOffset.EARLIEST:
                 listed.found, listed.offset = True, log.start_offset
             elif wanted.at == pb.ListOffset.LATEST:
@@ -25,12 +28,26 @@ def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOff
                 if found is not None:
                     listed.found = True
                     listed.offset, listed.timestamp_us = found
+            elif wanted.at == pb.ListOffset.AFTER_BYTES:
+                listed.found = True
+                listed.offset, listed.size_bytes = reach(log.view, wanted.from_offset, wanted.max_bytes)
             else:
                 raise InvalidRequest(reason=f"{wanted.at} is no place to list an offset at")
         except KafkalogError as error:
             listed.Clear()
             listed.error.CopyFrom(error_to_wire(error))
     return reply
+
+
+def has_news(request: pb.ListOffsetsRequest, catalog: Catalog) -> bool:
+    """Whether some partition ends elsewhere than at its known offset, or fails."""
+    for wanted in request.partitions:
+        try:
+            if catalog.leader_of(wanted.topic_id, wanted.partition).log.visible_offset != wanted.known_offset:
+                return True
+        except KafkalogError:
+            return True
+    return False
 
 
 def delete_records(request: pb.DeleteRecordsRequest, catalog: Catalog) -> pb.DeleteRecordsReply:

@@ -127,8 +127,8 @@ class Log:
         return self._flushed_offset
 
     @property
-    def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._view.segments)
+    def view(self) -> View:
+        return self._view
 
     @property
     def needs_flush_for_ack(self) -> bool:

@@ -29,11 +29,42 @@ class View(NamedTuple):
     visible_offset: int
     visible_position: int
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
     def limit(self, number: int) -> tuple[int, int]:
         """Where the bytes of a segment end, and the offset there."""
         if number == len(self.segments) - 1:
             return self.end_position, self.end_offset
         return self.segments[number].size, self.bases[number + 1]
+
+
+def reach(view: View, offset: int, max_bytes: int) -> tuple[int, int]:
+    """How far the batches from an offset on go in about so many bytes, as the indexes know it: nothing is read.
+
+    Returns:
+        (offset, bytes up to it). The offset is where an index entry stands, so that it misses the limit by
+        `index.interval.bytes` at most, or the visible end. One entry's worth comes whatever the limit is, so that who
+        reads in such steps always gets on.
+    """
+    offset = max(offset, view.start_offset)
+    if offset >= view.visible_offset:
+        return view.visible_offset, 0
+    number = bisect_right(view.bases, offset) - 1
+    position, _ = view.segments[number].index.before(offset)
+    counted = 0
+    for segment in view.segments[number:]:
+        end_position = view.visible_position if segment is view.segments[-1] else segment.size
+        if end_position - position > max_bytes - counted:
+            (at, reached), behind = segment.index.around(position + max_bytes - counted)
+            if reached <= offset:  # in the first segment only
+                at, reached = behind or (end_position, segment.end_offset)
+            if reached < view.visible_offset:
+                return reached, counted + at - position
+        counted += end_position - position
+        position = 0
+    return view.visible_offset, counted
 
 
 class Reader:

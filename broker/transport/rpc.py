@@ -4,8 +4,9 @@ Turns messages into calls of `broker/requests` and errors into statuses; knows n
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
-`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer. At most 4 of them wait for data or for that
-memory; an `Append` that waits for its flush and a change of topics (10 s) may hold any.
+`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer. At most 4 of them wait for data, for a
+partition's end to move, or for that memory; an `Append` that waits for its flush and a change of topics (10 s) may hold
+any.
 """
 
 from __future__ import annotations
@@ -123,6 +124,16 @@ class BrokerService:
         return offsets.delete_records(request, self._catalog)
 
     def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
+        if request.max_wait_ms and self._waiting.acquire(blocking=False):  # else it is answered at once
+            try:
+                self._wait(
+                    lambda: offsets.has_news(request, self._catalog) or self._stopping.is_set(),
+                    fetch.hosted(request, self._catalog),
+                    min(request.max_wait_ms, self._settings.fetch_max_wait_ms),
+                    context,
+                )
+            finally:
+                self._waiting.release()
         return offsets.list_offsets(request, self._catalog)
 
     def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:

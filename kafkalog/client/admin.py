@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.cluster import Cluster, ClusterInfo, TopicInfo, topic_info
-from kafkalog.errors import BrokerUnreachable, InvalidArgument, LeaderNotAvailable, NotLeader, UnknownTopicId
+from kafkalog.errors import (
+    BrokerUnreachable,
+    InvalidArgument,
+    KafkalogError,
+    LeaderNotAvailable,
+    NotLeader,
+    UnknownTopicId,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
@@ -24,11 +31,18 @@ class AtTimestamp(NamedTuple):
     timestamp_us: int
 
 
+class AfterBytes(NamedTuple):
+    """How far the batches from an offset on go in about so many bytes, by the index: never nowhere, but at the end."""
+
+    from_offset: int
+    max_bytes: int
+
+
 class ListedOffset(NamedTuple):
     """An offset that was asked for.
 
     `offset` is None if it was asked by timestamp and there is no such record; `timestamp_us` is that record's, else
-    None. `size_bytes` is that of the whole partition on disk.
+    None. `size_bytes` is that of the whole partition on disk; with AfterBytes that of the batches up to `offset`.
     """
 
     offset: int | None
@@ -40,9 +54,9 @@ _AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
 
 
 def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp]
+    cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes]
 ) -> dict[TopicPartition, ListedOffset]:
-    """Where partitions start or end now, or reach a timestamp; one request to each leader.
+    """Where partitions start or end now, or reach a timestamp or size; one request to each leader.
 
     Raises:
         UnknownTopic, UnknownPartition: of the partitions asked for.
@@ -77,13 +91,43 @@ def list_offsets(
     return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, attempt)
 
 
-def _say_where(each: pb.ListOffset, spec: str | AtTimestamp) -> None:
+def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> None:
     if isinstance(spec, AtTimestamp):
         each.at, each.timestamp_us = pb.ListOffset.TIMESTAMP, spec.timestamp_us
+    elif isinstance(spec, AfterBytes):
+        each.at, each.from_offset, each.max_bytes = pb.ListOffset.AFTER_BYTES, spec.from_offset, spec.max_bytes
     elif spec in _AT:
         each.at = _AT[spec]
     else:
-        raise InvalidArgument(reason=f"{spec!r} is no place in a partition: 'earliest', 'latest' or AtTimestamp(us)")
+        raise InvalidArgument(
+            reason=f"{spec!r} is no place in a partition: 'earliest', 'latest', AtTimestamp(us) or "
+            "AfterBytes(from_offset, max_bytes)"
+        )
+
+
+def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_wait_ms: int) -> bool:
+    """Wait until a partition ends elsewhere than at its known offset; less if a broker has too many who wait.
+
+    One leader waits at a time, and each gets its part of the time.
+
+    Returns:
+        Whether some partition does, for all that is known.
+    """
+    by_leader: dict[int, pb.ListOffsetsRequest] = {}
+    try:
+        for partition, offset in known.items():
+            topic, leader = cluster.leader_of(partition)
+            request = by_leader.setdefault(leader.broker_id, pb.ListOffsetsRequest())
+            request.partitions.add(topic_id=topic.topic_id, partition=partition.partition, known_offset=offset)
+        for broker_id, request in by_leader.items():
+            request.max_wait_ms = max_wait_ms // len(by_leader)
+            reply = cluster.call("ListOffsets", request, broker_id=broker_id, patient=False)
+            for wanted, listed in zip(request.partitions, reply.partitions, strict=True):
+                if listed.HasField("error") or listed.offset != wanted.known_offset:
+                    return True
+    except KafkalogError:  # told by whoever asks next
+        return True
+    return False
 
 
 def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callable[[], _Answer]) -> _Answer:
@@ -209,7 +253,9 @@ class Admin:
 
         return with_fresh_leaders(self._cluster, [partition.topic], attempt)
 
-    def list_offsets(self, wanted: Mapping[TopicPartition, str | AtTimestamp]) -> dict[TopicPartition, ListedOffset]:
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes]
+    ) -> dict[TopicPartition, ListedOffset]:
         """Where partitions start ("earliest") or end ("latest") now, or reach a timestamp.
 
         Raises:

@@ -171,30 +171,40 @@ class DeleteRecordsReply(_message.Message):
     def __init__(self, log_start_offset: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsRequest(_message.Message):
-    __slots__ = ("partitions",)
+    __slots__ = ("partitions", "max_wait_ms")
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     partitions: _containers.RepeatedCompositeFieldContainer[ListOffset]
-    def __init__(self, partitions: _Optional[_Iterable[_Union[ListOffset, _Mapping]]] = ...) -> None: ...
+    max_wait_ms: int
+    def __init__(self, partitions: _Optional[_Iterable[_Union[ListOffset, _Mapping]]] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
 
 class ListOffset(_message.Message):
-    __slots__ = ("topic_id", "partition", "at", "timestamp_us")
+    __slots__ = ("topic_id", "partition", "at", "timestamp_us", "from_offset", "max_bytes", "known_offset")
     class At(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LATEST: _ClassVar[ListOffset.At]
         EARLIEST: _ClassVar[ListOffset.At]
         TIMESTAMP: _ClassVar[ListOffset.At]
+        AFTER_BYTES: _ClassVar[ListOffset.At]
     LATEST: ListOffset.At
     EARLIEST: ListOffset.At
     TIMESTAMP: ListOffset.At
+    AFTER_BYTES: ListOffset.At
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
+    FROM_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     at: ListOffset.At
     timestamp_us: int
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., at: _Optional[_Union[ListOffset.At, str]] = ..., timestamp_us: _Optional[int] = ...) -> None: ...
+    from_offset: int
+    max_bytes: int
+    known_offset: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., at: _Optional[_Union[ListOffset.At, str]] = ..., timestamp_us: _Optional[int] = ..., from_offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., known_offset: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsReply(_message.Message):
     __slots__ = ("partitions",)

@@ -209,11 +209,11 @@ def test_append_cut_short_by_a_full_disk_leaves_no_byte() -> None:
     disk = FailingDisk(1 << 60, 1, errno.ENOSPC, partly=50)
     log = open_log(open_directory(disk))
     log.append([numbered(0)])
-    size = log.size_bytes
+    size = log.view.size_bytes
     disk.first = disk.tried
     refused = log.append([numbered(1), numbered(2)])
     assert [type(outcome) for outcome in refused] == [DiskFull, DiskFull]
-    assert disk.file_size(log.directory / f"{0:020d}.log") == size == log.size_bytes
+    assert disk.file_size(log.directory / f"{0:020d}.log") == size == log.view.size_bytes
     assert log.end_offset == 1
 
 

@@ -214,7 +214,7 @@ def check_folder(disk: MemoryDisk, log: Log) -> None:
     names = disk.names(log.directory)
     assert not [name for name in names if name.endswith(".tmp")]
     segments = [name for name in names if name.endswith(".log")]
-    assert sum(disk.file_size(log.directory / name) for name in segments) == log.size_bytes
+    assert sum(disk.file_size(log.directory / name) for name in segments) == log.view.size_bytes
     assert all(int(name[:20]) > log.start_offset for name in segments[1:])
 
 

@@ -191,14 +191,14 @@ class LogMachine(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([-1, 0, 3000, 20_000]))
     def apply_retention(self, limit: int) -> None:
         self.log.update_settings(self.settings.with_({"retention.bytes": limit}))
-        before = self.log.size_bytes
+        before = self.log.view.size_bytes
         deleted = self.log.apply_retention()
         assert self.start <= self.log.start_offset <= len(self.records)
         assert self.log.start_offset > self.start or not deleted
         if limit >= 0:
             newest = max(name for name in self.disk.names(self.log.directory) if name.endswith(".log"))
-            assert self.log.size_bytes <= max(limit, self.disk.file_size(self.log.directory / newest))
-        assert self.log.size_bytes <= before
+            assert self.log.view.size_bytes <= max(limit, self.disk.file_size(self.log.directory / newest))
+        assert self.log.view.size_bytes <= before
         self.start = self.log.start_offset
 
     @rule(at=OFFSETS)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import offsets
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound, InputRange
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
@@ -76,14 +74,14 @@ def test_a_log_entry_from_before_any_topic_matched_has_no_partition(logged: dict
 
 
 def test_a_symbol_stands_for_every_partition() -> None:
-    assert offsets.position_of_each("startingOffsets", EARLIEST, [B0, A0]) == {A0: EARLIEST, B0: EARLIEST}
+    assert offsets.position_of_each(Bound("startingOffsets", EARLIEST), [B0, A0]) == {A0: EARLIEST, B0: EARLIEST}
 
 
 def test_listed_offsets_must_be_those_of_the_partitions_read() -> None:
-    assert offsets.position_of_each("startingOffsets", {A0: 3, A1: LATEST}, [A1, A0]) == {A0: 3, A1: LATEST}
+    assert offsets.position_of_each(Bound("startingOffsets", {A0: 3, A1: LATEST}), [A1, A0]) == {A0: 3, A1: LATEST}
     for listed in ({A0: 3}, {A0: 3, A1: 4, B0: 5}, {}):
         with pytest.raises(InvalidArgument, match="read are a-0, a-1"):
-            offsets.position_of_each("startingOffsets", listed, [A0, A1])
+            offsets.position_of_each(Bound("startingOffsets", listed), [A0, A1])
 
 
 def test_symbols_are_replaced_and_offsets_kept() -> None:
@@ -99,12 +97,12 @@ def test_symbols_are_replaced_and_offsets_kept() -> None:
         (EARLIEST, EARLIEST, "endingOffsets of a batch read can not be earliest"),
         (EARLIEST, {A1: EARLIEST}, r"can not be earliest \(-2\) for a-1"),
         ({A0: 1}, {A1: 2}, "must list the same partitions: a-0 and a-1"),
-        ({A0: 3}, {A0: 2}, "start offset 3 of a-0 is greater than its end offset 2"),
+        ({A0: 3}, {A0: 2}, r"start offset 3 of a-0 \(startingOffsets\) is greater than its end offset 2"),
     ],
 )
 def test_a_batch_range_that_can_not_be_is_refused(starting: object, ending: object, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        offsets.check_batch_positions(starting, ending)  # type: ignore[arg-type]
+        offsets.check_batch_bounds(Bound("startingOffsets", starting), Bound("endingOffsets", ending))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -112,45 +110,11 @@ def test_a_batch_range_that_can_not_be_is_refused(starting: object, ending: obje
     [(EARLIEST, LATEST), ({A0: 3}, {A0: 3}), ({A0: 3}, {A0: LATEST}), ({A0: EARLIEST}, {A0: 0}), ({A0: 3}, LATEST)],
 )
 def test_a_batch_range_that_can_be_is_accepted(starting: object, ending: object) -> None:
-    offsets.check_batch_positions(starting, ending)  # type: ignore[arg-type]
-
-
-def test_a_limit_is_shared_in_proportion_and_rounded_down() -> None:
-    # What Spark's Kafka connector was seen to do: a limit of 5 over backlogs of 10 and 5 is 3 + 1.
-    assert offsets.limited({A0: 0, A1: 100}, {A0: 10, A1: 105}, 5) == {A0: 3, A1: 101}
-
-
-def test_a_share_below_one_is_rounded_up_so_that_a_small_partition_moves_on() -> None:
-    assert offsets.limited({A0: 0, A1: 0}, {A0: 1_000_000, A1: 1}, 10) == {A0: 9, A1: 1}
-
-
-def test_a_partition_without_backlog_stays_where_it_is() -> None:
-    assert offsets.limited({A0: 5, A1: 0}, {A0: 5, A1: 10}, 4) == {A0: 5, A1: 4}
+    offsets.check_batch_bounds(Bound("startingOffsets", starting), Bound("endingOffsets", ending))  # type: ignore[arg-type]
 
 
 def test_a_partition_new_to_the_stream_begins_at_zero() -> None:
-    assert offsets.limited({A0: 0}, {A0: 10, A1: 10}, 10) == {A0: 5, A1: 5}
     assert offsets.input_ranges({A0: 10}, {A0: 10, A1: 4}) == [InputRange(A1, 0, 4)]
-
-
-@given(
-    st.dictionaries(
-        st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 4)),
-        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)),
-    ),
-    st.integers(1, 2**62),
-)
-def test_a_limited_batch_moves_on_and_stays_within_bounds(
-    ranges: dict[TopicPartition, tuple[int, int]], limit: int
-) -> None:
-    start = {partition: first for partition, (first, _) in ranges.items()}
-    end = {partition: first + size for partition, (first, size) in ranges.items()}
-    ends = offsets.limited(start, end, limit)
-    assert ends.keys() == end.keys()
-    for partition, offset in ends.items():
-        assert start[partition] <= offset <= end[partition]
-        assert (offset > start[partition]) == (end[partition] > start[partition])
-    assert sum(ends.values()) - sum(start.values()) <= limit + len(ends)
 
 
 def test_ranges_are_in_order_and_have_records() -> None:
@@ -164,6 +128,8 @@ def test_a_start_beyond_the_end_gives_no_range() -> None:
 
 
 def test_a_position_ahead_of_the_log_or_without_its_partition_is_a_loss() -> None:
-    assert offsets.whats_lost({A0: 5}, {A0: 5, A1: 0}) is None
-    assert "offset 5 of a-0, which now ends at 4" in (offsets.whats_lost({A0: 5}, {A0: 4}) or "")
-    assert "a-1, b-0, deleted since" in (offsets.whats_lost({A0: 5, A1: 0, B0: 2}, {A0: 5}) or "")
+    assert offsets.whats_gone({A0: 5}, {A0: 5, A1: 0}) == offsets.whats_moved_back({A0: 5}, {A0: 5, A1: 0}) == []
+    [says] = offsets.whats_moved_back({A0: 5, B0: 1}, {A0: 4})
+    assert "offset 5 of a-0, which now ends at 4" in says
+    [says] = offsets.whats_gone({A0: 5, A1: 0, B0: 2}, {A0: 4})
+    assert "a-1, b-0, deleted since" in says

@@ -19,8 +19,8 @@ def test_a_read_with_nothing_but_the_needful_has_the_connectors_defaults() -> No
     parsed = options.parse_source(READ)
     assert parsed.bootstrap_servers == "one:9192,two:9194"
     assert parsed.selection.topics() == ("flights",)
-    assert parsed.batch_positions() == (EARLIEST, LATEST)
-    assert parsed.stream_start() == LATEST
+    assert [bound.position for bound in parsed.batch_bounds()] == [EARLIEST, LATEST]
+    assert parsed.stream_start().position == LATEST
     assert (parsed.include_headers, parsed.max_offsets_per_trigger) == (False, None)
 
 
@@ -44,7 +44,7 @@ def test_everything_given_is_parsed() -> None:
     assert parsed.bootstrap_servers == "[::1]:9192"
     assert parsed.selection.topics() == ("a", "b")
     assert [p for p in (a0, b1, TopicPartition("a", 1)) if parsed.selection.takes(p)] == [a0, b1]
-    assert parsed.batch_positions() == ({a0: 5, b1: EARLIEST}, LATEST)
+    assert [bound.position for bound in parsed.batch_bounds()] == [{a0: 5, b1: EARLIEST}, LATEST]
     assert parsed.include_headers
 
 

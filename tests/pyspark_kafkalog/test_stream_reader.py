@@ -39,7 +39,10 @@ def append(cluster: LocalCluster) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def reader(cluster: LocalCluster) -> Callable[..., StreamReader]:
-    return lambda **options: StreamReader(SCHEMA, {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, **options})
+    return lambda **options: StreamReader(
+        SCHEMA,
+        {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "fetchOffset.retryIntervalMs": "20", **options},
+    )
 
 
 Append = Callable[..., None]

@@ -13,6 +13,7 @@ from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
+from broker.storage.reading import reach
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
@@ -390,7 +391,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
     log = open_log(directory)
     for offset in range(6):
         log.append([numbered(offset, timestamps_us=100 * offset)])
-    length = log.size_bytes // 6
+    length = log.view.size_bytes // 6
     with open(log.directory / f"{0:020d}.log", "r+b") as file:
         file.seek(2 * length + 100)  # in a body
         file.write(b"\xff" * 8)
@@ -515,7 +516,7 @@ def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> No
     log = open_log(directory, topic(retention_bytes=9000))
     fill(log, 60)
     log.apply_retention()
-    assert log.size_bytes <= 9000
+    assert log.view.size_bytes <= 9000
     log.update_settings(topic(retention_bytes=0))
     log.apply_retention()
     assert len(list(log.directory.glob("*.log"))) == 1
@@ -545,7 +546,7 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
     assert isinstance(appended, Appended) and appended.base_offset == 30 and not appended.duplicate
     assert read_all(log)[31] == b"%020d" % 31
     assert log.truncate_to(0) == 0
-    assert log.size_bytes == 0
+    assert log.view.size_bytes == 0
     with pytest.raises(OffsetOutOfRange):
         log.truncate_to(-1)
 
@@ -557,3 +558,24 @@ def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirect
     log.truncate_to(5)
     assert log.offset_for_timestamp(80) == (1, 90)
     assert log.offset_for_timestamp(91) is None
+
+
+def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(directory: LogDirectory) -> None:
+    log = open_log(directory, topic(index_interval_bytes=64))
+    ends = [0]
+    for first in range(0, 40, 4):
+        [appended] = log.append([numbered(first, 4, size=300)])
+        ends.append(appended.end_offset)
+    view = log.view
+    assert len(view.segments) > 2
+    size = view.size_bytes // 10
+    for start in range(10):
+        assert reach(view, ends[start], 1 << 62) == (40, (10 - start) * size)
+        for count in range(1, 11 - start):
+            assert reach(view, ends[start], count * size) == (ends[start + count], count * size)
+            assert reach(view, ends[start], count * size + size // 2) == reach(view, ends[start], count * size)
+        assert reach(view, ends[start], 0) == (ends[start + 1], size)
+    log.delete_before(22)
+    assert reach(log.view, 0, size) == (24, size)
+    half = log.view._replace(visible_offset=36, visible_position=log.view.end_position - size)
+    assert reach(half, 28, 1 << 62) == (36, 2 * size)

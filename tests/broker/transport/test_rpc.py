@@ -274,6 +274,25 @@ def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker
     assert pull(broker, topic, 51, max_wait_ms=10, min_bytes=1).body == b""
 
 
+def test_an_offset_is_listed_by_the_bytes_up_to_it(broker: RunningBroker) -> None:
+    topic = broker.new_topic(index_interval_bytes=64)
+    sizes = [len(a_batch([bytes(100)] * count)) for count in (1, 2, 3, 4)]
+    for count in (1, 2, 3, 4):
+        append(broker, topic, a_batch([bytes(100)] * count))
+
+    def after(from_offset: int, max_bytes: int) -> tuple[int, int]:
+        wanted = bpb.ListOffset(topic_id=topic, at=3, from_offset=from_offset, max_bytes=max_bytes)
+        found = broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted]), timeout=30).partitions[0]
+        return found.offset, found.size_bytes
+
+    assert after(0, 1 << 62) == (10, sum(sizes))
+    assert after(3, 1 << 62) == (10, sizes[2] + sizes[3])
+    assert after(0, sizes[0] + sizes[1] + 1) == (3, sizes[0] + sizes[1])
+    assert after(1, sizes[1]) == (3, sizes[1])
+    assert after(1, 1) == (3, sizes[1])  # a batch at least
+    assert after(10, 1000) == after(99, 1000) == (10, 0)
+
+
 def test_waiting_pulls_leave_threads_for_other_calls(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     part = pb.FetchPartition(topic_id=topic)
@@ -283,6 +302,42 @@ def test_waiting_pulls_leave_threads_for_other_calls(broker: RunningBroker) -> N
     append(broker, topic, a_batch())
     for call in calls:
         call.result()
+
+
+def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    append(broker, topic, a_batch())
+    wanted = bpb.ListOffset(topic_id=topic, known_offset=1)
+    waiting = broker.stub.ListOffsets.future(
+        bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=30_000), timeout=30
+    )
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    pause = threading.Event()
+    while not partition.waiting:
+        pause.wait(0.01)
+    assert not waiting.done()
+    append(broker, topic, a_batch())
+    assert waiting.result().partitions[0].offset == 2
+    assert partition.waiting == 0
+    # What is known no more, or in vain, is answered: a listing never fails by waiting.
+    for known, wait_ms in ((1, 30_000), (2, 10)):
+        wanted.known_offset = known
+        reply = broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=wait_ms), timeout=20)
+        assert reply.partitions[0].offset == 2
+    gone = bpb.ListOffset(topic_id=bytes(16))
+    reply = broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[gone], max_wait_ms=30_000), timeout=20)
+    assert isinstance(error_from_wire(reply.partitions[0].error), errors.UnknownTopicId)
+
+
+def test_listings_beyond_those_that_may_wait_are_answered_at_once(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=30_000)
+    calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(12)]
+    pause = threading.Event()
+    while sum(call.done() for call in calls) < 8:
+        pause.wait(0.01)
+    append(broker, topic, a_batch())
+    assert sorted(call.result().partitions[0].offset for call in calls) == [0] * 8 + [1] * 4
 
 
 def test_answers_that_nobody_reads_take_no_more_than_their_budget(

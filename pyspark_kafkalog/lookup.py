@@ -1,0 +1,237 @@
+"""What the brokers tell a read: which partitions there are, and where each starts, ends or reaches a time or a size.
+The one place where a `Bound` becomes offsets.
+
+On the driver a topic that is missing and records that are gone are asked for again (fetchOffset.numRetries) before it
+is believed: a broker's view of a new topic may lag behind the one that told of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kafkalog.errors import (
+    DataLost,
+    InvalidArgument,
+    LeaderNotAvailable,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from kafkalog.log import get_logger
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog.limits import shares
+from pyspark_kafkalog.losses import Losses
+from pyspark_kafkalog.offsets import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    PartitionOffsets,
+    partition_names,
+    position_of_each,
+    resolved,
+    symbols_in,
+)
+from pyspark_kafkalog.options import SourceOptions
+
+if TYPE_CHECKING:
+    from kafkalog.client.cluster import Cluster
+
+log = get_logger(__name__)
+
+GONE = (UnknownTopic, UnknownTopicId, UnknownPartition)
+"""What a broker says of a partition that is not there (any more, or yet)."""
+
+_DOUBTFUL = (*GONE, DataLost, LeaderNotAvailable)
+_WAIT_AT_LEAST_S = 0.05
+_Answer = TypeVar("_Answer")
+
+_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
+"""This process's connections by process id (a forked child must not use its parent's), servers and settings. Spark's
+Python workers live through many tasks and micro-batches."""
+
+
+def connected(options: SourceOptions, settings: Mapping[str, str] | None = None) -> Cluster:
+    """This process's connections to the cluster.
+
+    Args:
+        settings: of the client, by dotted name; those of the options if None.
+    """
+    given = options.client if settings is None else settings
+    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(given.items())))
+    cluster = _clusters.get(key)
+    if cluster is None:
+        from kafkalog.client.cluster import Cluster
+        from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
+
+        parsed = connection_settings(CONSUMER_SETTINGS.parse(given))
+        cluster = _clusters[key] = Cluster(options.bootstrap_servers, parsed)
+    return cluster
+
+
+def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:
+    """The offset that each partition's EARLIEST or LATEST stands for now."""
+    from kafkalog.client.admin import list_offsets
+
+    if not symbols:
+        return {}
+    words = {EARLIEST: "earliest", LATEST: "latest"}
+    listed = list_offsets(cluster, {partition: words[symbol] for partition, symbol in symbols.items()})
+    return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
+
+
+class Lookup:
+    """What a read on the driver asks the brokers."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._warned = False
+
+    def asked_again(self, attempt: Callable[[Losses], _Answer], losses: Losses) -> _Answer:
+        """What an attempt gives, made again while it finds something missing or lost.
+
+        Args:
+            attempt: given what to do about losses: fail, but for the last time, when it is what was asked for.
+        """
+        for _ in range(self.options.fetch_attempts - 1):
+            try:
+                return attempt(Losses(fail=True))
+            except _DOUBTFUL as error:
+                log.warning("asking_again", reason=str(error))
+                time.sleep(self.options.fetch_retry_interval_ms / 1000)  # a broker's watch fires somewhere else
+        return attempt(losses)
+
+    def partitions(self, missing: Callable[[UnknownTopic], None] | None = None) -> dict[TopicPartition, bytes]:
+        """The id of its topic, by selected partition, in order.
+
+        Args:
+            missing: called with what is wrong with a topic that subscribe or assign names and that is not there; it may
+                raise. None: UnknownTopic rises.
+        """
+        cluster = connected(self.options)
+        selection = self.options.selection
+        if selection.option == "subscribePattern":
+            topics = [topic for topic in cluster.describe_topics() if selection.matches(topic.name)]
+        else:
+            names = list(selection.topics())
+            topics = []
+            while names:
+                try:
+                    topics = cluster.describe_topics(names)
+                    break
+                except UnknownTopic as error:
+                    if missing is None:
+                        raise
+                    missing(error)
+                    names.remove(error.facts["topic"])
+        found = {
+            TopicPartition(topic.name, partition.partition): topic.topic_id
+            for topic in topics
+            for partition in topic.partitions
+        }
+        if selection.option == "assign" and not self._warned and (not_there := set(selection.value) - found.keys()):
+            self._warned = True
+            log.warning("assigned_partitions_not_there", partitions=partition_names(not_there))
+        return {partition: found[partition] for partition in sorted(found) if selection.takes(partition)}
+
+    def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+        """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""
+        return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))
+
+    def earliest_of_those_there(self, partitions: Sequence[TopicPartition]) -> PartitionOffsets:
+        """Where partitions start now; those that are not there are left out."""
+        try:
+            return self.at(EARLIEST, partitions)
+        except GONE:
+            found: PartitionOffsets = {}
+            for partition in partitions:
+                try:
+                    found.update(self.at(EARLIEST, [partition]))
+                except GONE:
+                    continue
+            return found
+
+    def start(self, bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+        """Where each partition's reading starts: offsets and, of options that name them, symbols.
+
+        Raises:
+            InvalidArgument: the option lists other partitions, or a partition has no record as late as its timestamp.
+        """
+        position = position_of_each(bound, partitions)
+        if not bound.by_time:
+            return position
+        # The end before the times: a record that comes in between is read, whichever way its partition starts.
+        ends = self.at(LATEST, position) if bound.no_match == LATEST else {}
+        found = self._by_time(position)
+        for partition in position.keys() - found.keys():
+            if partition not in ends:
+                raise InvalidArgument(
+                    reason=f"{partition} has no record at or after timestamp {position[partition]} us "
+                    f"({bound.option}): startingOffsetsByTimestampStrategy=latest starts such partitions at their end"
+                )
+            found[partition] = ends[partition]
+        return {partition: found[partition] for partition in position}
+
+    def end(self, bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+        """Where each partition's reading ends, looked up after its start so that it never lies before that."""
+        position = position_of_each(bound, partitions)
+        if not bound.by_time:
+            return position
+        found = self._by_time(position)
+        return {**self.at(LATEST, position.keys() - found.keys()), **found}
+
+    def stream_start(self, bound: Bound, partitions: Iterable[TopicPartition]) -> tuple[PartitionOffsets, bool]:
+        """Where a stream starts, in numbers, and whether another look later could give another place further on."""
+        listed = list(partitions)
+        if bound.by_time:
+            return self.start(bound, listed), bound.no_match == LATEST
+        start = self.start(bound, listed)
+        moving = symbols_in([start], LATEST)
+        numbers = resolved(start, self.at(EARLIEST, symbols_in([start], EARLIEST)), self.at(LATEST, moving))
+        return numbers, bool(moving)
+
+    def _by_time(self, times: PartitionOffsets) -> PartitionOffsets:
+        """The first offset as late as its timestamp, of partitions that have one."""
+        from kafkalog.client.admin import AtTimestamp, list_offsets
+
+        if not times:
+            return {}
+        listed = list_offsets(connected(self.options), {each: AtTimestamp(when) for each, when in times.items()})
+        return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
+
+    def limited_by_bytes(self, start: PartitionOffsets, end: PartitionOffsets, max_bytes: int) -> PartitionOffsets:
+        """The end offsets of a micro-batch of about `max_bytes`, shared out in proportion to what each has left."""
+        whole = self._after_bytes({p: (start[p], _EVERYTHING) for p, offset in end.items() if offset > start[p]})
+        sizes = {partition: size for partition, (_, size) in whole.items()}
+        if sum(sizes.values()) <= max_bytes:
+            return end
+        reached = self._after_bytes({p: (start[p], share) for p, share in shares(sizes, max_bytes).items()})
+        return {p: min(offset, reached[p][0]) if p in reached else offset for p, offset in end.items()}
+
+    def _after_bytes(self, wanted: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, tuple[int, int]]:
+        """(offset reached, bytes up to it) of (offset, bytes at most)."""
+        from kafkalog.client.admin import AfterBytes, list_offsets
+
+        if not wanted:
+            return {}
+        listed = list_offsets(connected(self.options), {each: AfterBytes(*what) for each, what in wanted.items()})
+        return {partition: (each.offset or 0, each.size_bytes) for partition, each in listed.items()}
+
+    def wait(self, ends: PartitionOffsets, seconds: float) -> None:
+        """Wait until a partition ends elsewhere, at most that long.
+
+        The broker waits; if it has no room for one more who does, this pauses, so that whoever asks in a loop does not
+        spin. Nothing has to be able to wake it: Spark ends this process to stop the query.
+        """
+        from kafkalog.client.admin import wait_for_records
+
+        started = time.monotonic()
+        if ends and wait_for_records(connected(self.options), ends, max(1, int(seconds * 1000))):
+            return
+        waited = time.monotonic() - started
+        time.sleep(max(0.0, min(_WAIT_AT_LEAST_S, seconds) - waited))
+
+
+_EVERYTHING = (1 << 63) - 1

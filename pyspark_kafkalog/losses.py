@@ -1,0 +1,28 @@
+"""What happens when records that were to be read are gone: failOnDataLoss says, and every such place asks here."""
+
+from __future__ import annotations
+
+from kafkalog.errors import DataLost
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+
+class Losses:
+    """Fails on a loss, or tells of it once and goes on.
+
+    Args:
+        fail: the option failOnDataLoss.
+    """
+
+    def __init__(self, fail: bool) -> None:
+        self.fail = fail
+        self._told: set[str] = set()
+
+    def found(self, reason: str) -> None:
+        """Raises DataLost, if losses are to fail the read."""
+        if self.fail:
+            raise DataLost(reason=f"{reason} (failOnDataLoss=false goes on with what is there)")
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("data_lost", reason=reason)

@@ -1,0 +1,201 @@
+"""What a task does: read its ranges, one after the other, into batches for Spark. Knows the client; what it reads was
+planned on the driver.
+
+Symbols become numbers here. The start is looked up before the end, so that no record that comes or goes in between puts
+one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafkalog.errors import (
+    CorruptBatch,
+    DataLost,
+    InvalidArgument,
+    KafkalogError,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownTopic,
+)
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog.columns import Fetched, Rows
+from pyspark_kafkalog.lookup import GONE, connected, offsets_at
+from pyspark_kafkalog.losses import Losses
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange, PartitionOffsets
+from pyspark_kafkalog.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from kafkalog.client.cluster import Cluster
+
+_REQUEST_TIMEOUT_MS = 30_000
+
+
+class PlannedRange(NamedTuple):
+    """What travels to a task: a range, and what must be so for it to be read.
+
+    Attributes:
+        topic_id: where a topic made anew under the name must not be read; else None.
+        is_piece: cut from a larger range: its end may have been left behind by the log's start.
+    """
+
+    range: InputRange
+    topic_id: bytes | None = None
+    is_piece: bool = False
+
+
+def read_ranges(
+    options: SourceOptions, schema: StructType, planned: Sequence[PlannedRange]
+) -> Iterator[pa.RecordBatch]:
+    """Spark's batches of planned ranges.
+
+    Raises:
+        DataLost: the log has not, or not any more, all that a range names, and failOnDataLoss is true.
+        RequestTimedOut: nothing came for kafkaConsumer.pollTimeoutMs.
+    """
+    try:
+        yield from _read_ranges(options, schema, planned)
+    except KafkalogError as error:
+        if options.poll_timeout_ms is None or not error.retriable:
+            raise
+        names = ", ".join(str(each.range.partition) for each in planned)
+        raise RequestTimedOut(
+            what=f"a read of {names} (kafkaConsumer.pollTimeoutMs; {error})",
+            address=options.bootstrap_servers,
+            timeout_ms=options.poll_timeout_ms,
+        ) from error
+
+
+def _read_ranges(
+    options: SourceOptions, schema: StructType, planned: Sequence[PlannedRange]
+) -> Iterator[pa.RecordBatch]:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    cluster = connected(options, _task_settings(options))
+    losses = Losses(options.fail_on_data_loss)
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    for each in planned:
+        _see_topic(cluster, each)
+    wanted = [each.range.partition for each in planned]
+    from_first = [each.range.partition for each in planned if each.range.start == EARLIEST]
+    earliest = _offsets(cluster, from_first, EARLIEST, losses)
+    latest = _offsets(cluster, wanted, LATEST, losses)
+    for each in planned:
+        partition = each.range.partition
+        if partition not in latest or (each.range.start == EARLIEST and partition not in earliest):
+            continue
+        rows = Rows(arrow_schema, partition.topic, partition.partition)
+        yield from _RangeRead(cluster, each, earliest, latest, losses).batches(rows)
+
+
+def _see_topic(cluster: Cluster, planned: PlannedRange) -> None:
+    """Ask for a topic anew if this worker's view of it is older than the driver's."""
+    known = cluster.known_topic(planned.range.partition.topic)
+    if known is not None and planned.topic_id not in (None, known.topic_id):
+        try:
+            cluster.describe_topics([known.name])
+        except UnknownTopic:
+            pass  # told where its partitions are looked up
+
+
+def _task_settings(options: SourceOptions) -> Mapping[str, str]:
+    """The client's settings, with kafkaConsumer.pollTimeoutMs for how long it goes on without an answer."""
+    timeout_ms = options.poll_timeout_ms
+    if timeout_ms is None:
+        return options.client
+    given = int(options.client.get("request.timeout.ms", _REQUEST_TIMEOUT_MS))
+    return {
+        **options.client,
+        "retry.timeout.ms": str(timeout_ms),
+        "bootstrap.timeout.ms": str(timeout_ms),
+        "request.timeout.ms": str(min(given, timeout_ms)),
+    }
+
+
+def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], symbol: int, losses: Losses) -> PartitionOffsets:
+    """Where partitions start or end now; those that are gone are left out, if that is allowed."""
+    try:
+        return offsets_at(cluster, dict.fromkeys(partitions, symbol))
+    except GONE as error:
+        if len(partitions) == 1:
+            losses.found(f"{partitions[0]} is not there any more: {error}")
+            return {}
+    found: PartitionOffsets = {}
+    for partition in partitions:
+        found.update(_offsets(cluster, [partition], symbol, losses))
+    return found
+
+
+class _RangeRead:
+    """One range being read: where it is, and what to do when what comes next is gone."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        planned: PlannedRange,
+        earliest: PartitionOffsets,
+        latest: PartitionOffsets,
+        losses: Losses,
+    ) -> None:
+        self._cluster = cluster
+        self._partition, start, end = planned.range
+        self._topic_id = planned.topic_id
+        self._losses = losses
+        self._from_first = start == EARLIEST
+        self._position = earliest[self._partition] if self._from_first else start
+        self._end = latest[self._partition] if end == LATEST else end
+        self._lost: KafkalogError | None = None
+        if self._end > latest[self._partition]:  # else the fetch would wait for what may never come
+            self._losses.found(
+                f"{self._partition} ends at offset {latest[self._partition]} and was to be read up to {self._end}"
+            )
+            self._end = latest[self._partition]
+        elif self._position > self._end and not (self._from_first and planned.is_piece):
+            raise InvalidArgument(
+                reason=f"the start offset {self._position} of {self._partition} is greater than its end offset "
+                f"{self._end}"
+            )
+
+    def batches(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        while self._position < self._end:
+            start, self._lost = self._position, None
+            yield from rows.batches(self._fetched(), start)  # once for each run without a gap
+            if self._lost is None:
+                if self._position < self._end:
+                    raise DataLost(reason=f"{self._partition} was read to offset {self._position}, not to {self._end}")
+                return
+            self._go_on_behind(self._lost, start)
+
+    def _fetched(self) -> Fetched:
+        """Batches from the position on. A loss ends it quietly, so that what was fetched before is handed on."""
+        from kafkalog.client.fetcher import fetch_range
+
+        try:
+            for group in fetch_range(self._cluster, self._partition, self._topic_id, self._position, self._end):
+                if group:
+                    self._position = group[-1][0].end_offset
+                yield group
+        except (OffsetOutOfRange, CorruptBatch, *GONE) as error:
+            self._lost = error
+
+    def _go_on_behind(self, lost: KafkalogError, start: int) -> None:
+        """Move behind what is gone, never back: to the first record there is, or to the end."""
+        if isinstance(lost, GONE):
+            self._losses.found(f"{self._partition} is not there any more: {lost}")
+            self._position = self._end
+        elif isinstance(lost, CorruptBatch):
+            behind = lost.facts.get("end_offset")
+            if self._losses.fail or behind is None:
+                raise lost
+            self._losses.found(str(lost))
+            self._position = max(self._position, behind)
+        else:
+            if not (self._from_first and start == self._position):  # nothing was read yet: the first is what there is
+                self._losses.found(str(lost))
+            first = _offsets(self._cluster, [self._partition], EARLIEST, self._losses)
+            behind = first.get(self._partition, self._end)
+            self._position = behind if behind > self._position else self._end
