@@ -1,4 +1,4 @@
-"""Run benchmarks by name (all if none is given) and print one JSON line a figure.
+"""Run benchmarks by name (all if none is given) and print one JSON line a figure, or one that says why there is none.
 
 A benchmark is a module of this package with `run(scale: float) -> Iterable[dict]`; `scale` shrinks its record counts,
 so that tests can run it small. Every line has the machine and the command; figures are medians of interleaved runs.
@@ -14,7 +14,9 @@ import platform
 import sys
 from collections.abc import Iterable
 
-BENCHMARKS = ("producer", "consumer", "spark_read", "spark_write")
+from bench.measure import NotAvailable
+
+BENCHMARKS = ("producer", "consumer", "spark_read", "spark_write", "spark_stream", "spark_small", "spark_conf", "kafka")
 
 
 def machine() -> dict[str, object]:
@@ -30,8 +32,11 @@ def machine() -> dict[str, object]:
 def lines(names: Iterable[str], scale: float) -> Iterable[dict[str, object]]:
     """One dict a figure, of each benchmark in turn."""
     for name in names:
-        for figure in importlib.import_module(f"bench.{name}").run(scale):
-            yield {"benchmark": name, **figure, "scale": scale, **machine(), "command": f"./run bench {name}"}
+        try:
+            for figure in importlib.import_module(f"bench.{name}").run(scale):
+                yield {"benchmark": name, **figure, "scale": scale, **machine(), "command": f"./run bench {name}"}
+        except NotAvailable as reason:
+            yield {"benchmark": name, "skipped": str(reason), "command": f"./run bench {name}"}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from kafkalog import Admin
+
+
+class NotAvailable(Exception):
+    """What a benchmark needs and this machine has not, in one sentence: there are no figures then."""
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -22,7 +27,19 @@ def interleaved(
     warmups: int = 1,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each run of each candidate, A B A B ..., after some runs of each that are not counted.
+    """Seconds of each run of each candidate, as by `by_turns`."""
+    timed = {name: partial(seconds, function) for name, function in candidates.items()}
+    return by_turns(timed, scale, runs, warmups, before)
+
+
+def by_turns(
+    candidates: Mapping[str, Callable[[], float]],
+    scale: float,
+    runs: int = 5,
+    warmups: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """What each run of each candidate measured of itself, A B A B ..., after some runs of each that are not counted.
 
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
 
@@ -33,14 +50,14 @@ def interleaved(
     """
     if scale < 0.1:
         runs, warmups = 1, 0
-    times: dict[str, list[float]] = {name: [] for name in candidates}
+    measured: dict[str, list[float]] = {name: [] for name in candidates}
     for run in range(-warmups, runs):
         for name, function in candidates.items():
             before()
-            taken = seconds(function)
+            taken = function()
             if run >= 0:
-                times[name].append(taken)
-    return times
+                measured[name].append(taken)
+    return measured
 
 
 def fresh_topic(admin: Admin, name: str, partitions: int) -> None:
@@ -56,7 +73,10 @@ def rate(count: int, times: list[float]) -> float:
 
 
 def ratio(ours: list[float], reference: list[float]) -> float:
-    """How fast we are as a share of the reference: median of the pairwise ratios of interleaved runs."""
+    """How fast we are as a share of the reference: median of the pairwise ratios of interleaved runs.
+
+    The other way round, `ratio(reference, ours)`, it is how much longer we take.
+    """
     return statistics.median(theirs / mine for mine, theirs in zip(ours, reference, strict=True))
 
 

@@ -27,14 +27,14 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 yield from _figures(name, spark, cluster.bootstrap_servers, count, schema, scale)
 
 
-def fill(bootstrap_servers: str, topic: str, count: int) -> None:
+def fill(bootstrap_servers: str, topic: str, count: int, partitions: int = PARTITIONS) -> None:
     """Make a topic of `count` records in batches of 10,000, partition by partition."""
     values = pa.array([os.urandom(RECORD_BYTES) for _ in range(10_000)], pa.binary())
     with Admin(bootstrap_servers) as admin:
-        admin.create_topic(topic, partitions=PARTITIONS)
+        admin.create_topic(topic, partitions=partitions)
     with Producer(bootstrap_servers) as producer:
         for sent in range(0, count, len(values)):
-            partition = pa.repeat(pa.scalar(sent // len(values) % PARTITIONS, pa.int32()), len(values))
+            partition = pa.repeat(pa.scalar(sent // len(values) % partitions, pa.int32()), len(values))
             producer.send_arrow(topic, pa.record_batch([values, partition], names=["value", "partition"]))
 
 
@@ -49,7 +49,7 @@ def _figures(
         .option("partitions", PARTITIONS)
     )
     times = interleaved(
-        {"kafkalog": _to_noop(ours, schema), "memory": _to_noop(memory, schema)}, scale, runs=RUNS, warmups=WARMUPS
+        {"kafkalog": to_noop(ours, schema), "memory": to_noop(memory, schema)}, scale, runs=RUNS, warmups=WARMUPS
     )
     yield {
         "name": f"Spark batch read, {name}",
@@ -63,7 +63,8 @@ def _figures(
     }
 
 
-def _to_noop(reader: DataFrameReader, schema: str | None) -> Callable[[], None]:
+def to_noop(reader: DataFrameReader, schema: str | None = None) -> Callable[[], None]:
+    """A batch read that throws its rows away: all columns, or those of a schema."""
     if schema:
         reader = reader.schema(schema)
     return lambda: reader.load().write.format("noop").mode("overwrite").save()

@@ -1,11 +1,11 @@
 """A Spark session for benchmarks and the sources and sinks that Spark is measured against: rows made in memory, rows
-thrown away. They set the limit that a Python data source has; kafkalog is measured as a share of it."""
+thrown away, in batch and streaming. They set the limit that a Python data source has; kafkalog is measured by it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +32,11 @@ RUNS = 7
 
 
 @contextmanager
-def spark_session() -> Iterator[SparkSession]:
-    """local[2], with this checkout in the workers' path and the settings of conf/spark-defaults.conf."""
+def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """local[2], with this checkout in the workers' path and the settings of conf/spark-defaults.conf, but for those
+    that are given."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     builder = SparkSession.builder.master("local[2]").appName("kafkalog benchmark")
@@ -41,9 +46,8 @@ def spark_session() -> Iterator[SparkSession]:
         "spark.driver.memory": "2g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.python.unix.domain.socket.enabled": "true",
     }
-    for name, value in settings.items():
+    for name, value in (settings | dict(given or {})).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -55,7 +59,10 @@ def spark_session() -> Iterator[SparkSession]:
 
 
 class Memory(DataSource):
-    """`rows` rows of `bytes`-byte values over `partitions` partitions, made in memory; writes are thrown away."""
+    """`rows` rows of `bytes`-byte values over `partitions` partitions, made in memory; writes are thrown away.
+
+    As a stream it has no rows: its offset goes up by one with every micro-batch, until there were `batches` of them.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -69,6 +76,12 @@ class Memory(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Discard:
         return Discard()
+
+    def streamReader(self, schema: StructType) -> EmptyStream:
+        return EmptyStream(*(int(self.options[name]) for name in ("batches", "partitions")))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DiscardStream:
+        return DiscardStream()
 
 
 class MemoryReader(DataSourceReader):
@@ -100,6 +113,36 @@ class MemoryReader(DataSourceReader):
 
 
 class Discard(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[object]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class EmptyStream(DataSourceStreamReader):
+    def __init__(self, batches: int, partitions: int) -> None:
+        self._batches, self._partitions = batches, partitions
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(1)
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"batch": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"batch": min(start["batch"] + 1, self._batches)}
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return {"batch": self._batches}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(partition) for partition in range(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[object]:
+        return iter(())
+
+
+class DiscardStream(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[object]) -> WriterCommitMessage:
         for _ in iterator:
             pass

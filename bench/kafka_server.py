@@ -1,0 +1,185 @@
+"""An Apache Kafka broker to be measured beside: its jars by their Maven coordinates, the server as a child process.
+
+The jars come from where Ivy's own settings say (Maven Central) through the Ivy that lies in pyspark, and stay in the
+cache that Spark's `--packages` uses. The server is one KRaft node over a temporary folder. It dies with the thread that
+started it, and a sweeper removes its folder once it is gone, however this process ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from types import TracebackType
+from xml.sax.saxutils import quoteattr
+
+from bench.measure import NotAvailable
+from broker.ports import free_port
+from broker.sweeper import swept_folder
+from broker.zookeeper import die_with_parent, find_java
+
+SERVER_VERSION = "4.1.2"
+CONNECTOR_VERSION = "4.2.0"
+CLIENT_VERSION = "3.9.2"
+
+SERVER = ((f"org.apache.kafka:kafka_2.13:{SERVER_VERSION}", True), ("org.slf4j:slf4j-simple:1.7.36", True))
+"""Coordinates, and whether what they need in turn is to come too."""
+
+CONNECTOR = (
+    (f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR_VERSION}", False),
+    # For delegation tokens, which are not used here; in a version that also partial mirrors of Maven Central have.
+    ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", False),
+    (f"org.apache.kafka:kafka-clients:{CLIENT_VERSION}", False),
+    ("org.apache.commons:commons-pool2:2.13.1", False),
+)
+"""The connector and what its own pom names but Spark has not."""
+
+_START_TIMEOUT = 60.0
+_STOP_TIMEOUT = 30.0
+_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+"""Heap and collector of Kafka's own start script."""
+
+
+def jars(coordinates: tuple[tuple[str, bool], ...], timeout: float) -> list[str]:
+    """Paths of the jars of some coordinates, fetched if need be within so many seconds. Raises NotAvailable."""
+    with tempfile.TemporaryDirectory(prefix="kafkalog-ivy-") as folder:
+        wanted, found = Path(folder, "ivy.xml"), Path(folder, "classpath")
+        wanted.write_text(_ivy_module(coordinates))
+        cache = Path.home() / ".ivy2.5.2" / "cache"
+        command = [find_java(), "-jar", _ivy_jar(), "-warn", "-cache", str(cache), "-ivy", str(wanted)]
+        command += ["-confs", "default", "-cachepath", str(found)]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise NotAvailable(f"Kafka's jars had not all come after {timeout:g} s") from None
+        if ran.returncode or not found.exists():
+            missing = [line.strip(" :\t") for line in ran.stdout.splitlines() if line.rstrip().endswith(": not found")]
+            raise NotAvailable(
+                f"Kafka's jars can not be had from here: {'; '.join(dict.fromkeys(missing)) or ran.stderr}"
+            )
+        return found.read_text().strip().split(os.pathsep)
+
+
+def _ivy_module(coordinates: tuple[tuple[str, bool], ...]) -> str:
+    lines = []
+    for coordinate, transitive in coordinates:
+        org, name, rev = map(quoteattr, coordinate.split(":"))
+        conf = "default->default" if transitive else "default->master"
+        lines.append(
+            f'<dependency org={org} name={name} rev={rev} conf="{conf}" transitive="{str(transitive).lower()}"/>'
+        )
+    return (
+        '<ivy-module version="2.0"><info organisation="kafkalog" module="bench"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{"".join(lines)}</dependencies>'
+        "</ivy-module>"
+    )
+
+
+def _ivy_jar() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    found = sorted(folder.glob("ivy-*.jar"))
+    if not found:
+        raise NotAvailable(f"there is no Ivy among pyspark's jars in {folder}, to get Kafka's with")
+    return str(found[-1])
+
+
+class KafkaServer:
+    """One broker, as a context manager: it serves inside the block. `bootstrap_servers` is its host:port.
+
+    Args:
+        jars: those of `SERVER`.
+        settings: of the broker, on top of those that make it a node of its own.
+    """
+
+    def __init__(self, jars: list[str], settings: dict[str, object]) -> None:
+        self._java = [find_java(), *_HEAP, "-cp", os.pathsep.join(jars)]
+        self._settings = settings
+        self._port = free_port("127.0.0.1", "Kafka's port")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.bootstrap_servers = f"127.0.0.1:{self._port}"
+
+    def __enter__(self) -> KafkaServer:
+        folder, self._sweeper, keep_fd = swept_folder("kafkalog-kafka-")
+        try:
+            self._log = folder / "server.log"
+            config = folder / "server.properties"
+            config.write_text("".join(f"{name}={value}\n" for name, value in self._node(folder).items()))
+            cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            self._run(keep_fd, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+            assert self._process is not None
+            if self._process.wait(_START_TIMEOUT) != 0:
+                raise NotAvailable(f"Kafka's storage could not be made: {self._last_line()}")
+            self._run(keep_fd, "kafka.Kafka", str(config))
+            self._wait_ready()
+        except BaseException:
+            os.close(keep_fd)
+            self._stop()
+            raise
+        os.close(keep_fd)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _node(self, folder: Path) -> dict[str, object]:
+        controller = f"127.0.0.1:{free_port('127.0.0.1', 'the port of its controller')}"
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": f"1@{controller}",
+            "log.dirs": folder / "data",
+            "offsets.topic.replication.factor": 1,
+            **self._settings,
+        }
+
+    def _run(self, keep_fd: int, *command: str) -> None:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*self._java, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(keep_fd,),
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
+                return
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise NotAvailable(f"Kafka does not start here: {self._last_line()}") from None
+            time.sleep(0.05)
+
+    def _last_line(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it logged nothing"
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._sweeper.wait()
