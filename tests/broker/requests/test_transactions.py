@@ -216,6 +216,7 @@ def test_a_discard_forgets_parts_but_no_prepared_one(broker: RunningBroker) -> N
     request.partitions.add(topic_id=topic, uuids=[part.uuid for each in (write, failed) for part in each.parts[0]])
     broker.stub.Discard(request, timeout=30)
     assert [each.commit_uuid for each in listed(broker)] == [write.commit_uuid]
+    assert write.prepare() == [None]  # its parts are looked for again
     assert write.apply() == [1]
 
 
