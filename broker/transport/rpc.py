@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
-from broker.requests import append, cluster, fetch, groups, offsets, topics
+from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
 from kafkalog.clock import Clock
@@ -39,7 +39,7 @@ from kafkalog.errors import (
     RequestTooLarge,
 )
 from kafkalog.log import get_logger
-from kafkalog.wire import broker_pb2
+from kafkalog.wire import broker_pb2, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 from kafkalog.wire.service import METHODS, SERVICE
@@ -133,6 +133,18 @@ class BrokerService:
 
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
+
+    def ReadDecision(self, request: transactions_pb2.ReadDecisionRequest, context: Any) -> Any:
+        return decisions.read_decision(request, self._catalog)
+
+    def Decide(self, request: transactions_pb2.DecideRequest, context: Any) -> Any:
+        return decisions.decide(request, self._catalog)
+
+    def ListDecisions(self, request: transactions_pb2.ListDecisionsRequest, context: Any) -> Any:
+        return decisions.list_decisions(request, self._catalog)
+
+    def ForgetDecision(self, request: transactions_pb2.ForgetDecisionRequest, context: Any) -> Any:
+        return decisions.forget_decision(request, self._catalog)
 
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:
