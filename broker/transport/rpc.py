@@ -24,7 +24,11 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
+<<<<<<< HEAD
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics
+=======
+from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
+>>>>>>> stage
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
 from kafkalog.clock import Clock
@@ -104,7 +108,7 @@ class BrokerService:
             pid=os.getpid(),
             version=self._version,
             zookeeper_connected=self._catalog.session.connected,
-            counters=self._counters(),
+            counters=self._counters() | {"staged.bytes": transactions.staged_bytes(self._catalog)},
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
@@ -134,6 +138,24 @@ class BrokerService:
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
 
+<<<<<<< HEAD
+=======
+    def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
+        return transactions.prepare(request, self._catalog)
+
+    def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
+        return transactions.apply(request, self._catalog)
+
+    def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
+        return transactions.release(request, self._catalog)
+
+    def Discard(self, request: transactions_pb2.DiscardRequest, context: Any) -> Any:
+        return transactions.discard(request, self._catalog)
+
+    def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
+        return transactions.list_staged(request, self._catalog)
+
+>>>>>>> stage
     def ReadDecision(self, request: transactions_pb2.ReadDecisionRequest, context: Any) -> Any:
         return decisions.read_decision(request, self._catalog)
 
