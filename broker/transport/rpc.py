@@ -24,11 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
-<<<<<<< HEAD
-from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics
-=======
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
->>>>>>> stage
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
 from kafkalog.clock import Clock
@@ -138,8 +134,6 @@ class BrokerService:
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
 
-<<<<<<< HEAD
-=======
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
         return transactions.prepare(request, self._catalog)
 
@@ -155,7 +149,6 @@ class BrokerService:
     def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
         return transactions.list_staged(request, self._catalog)
 
->>>>>>> stage
     def ReadDecision(self, request: transactions_pb2.ReadDecisionRequest, context: Any) -> Any:
         return decisions.read_decision(request, self._catalog)
 
