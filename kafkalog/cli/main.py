@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from kafkalog.cli import cluster, doctor, groups, log, records, topics
+from kafkalog.cli import cluster, doctor, groups, log, records, topics, transactions
 from kafkalog.errors import KafkalogError
 
 
@@ -48,6 +48,7 @@ kafkalog.add_command(records.produce)
 kafkalog.add_command(records.consume)
 kafkalog.add_command(topics.offsets)
 kafkalog.add_command(groups.groups)
+kafkalog.add_command(transactions.transactions)
 kafkalog.add_command(log.log)
 kafkalog.add_command(doctor.doctor)
 
