@@ -1,9 +1,9 @@
 """One broker: what it starts, in which order, and what it stops. Knows the parts, not what they do.
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
-ZooKeeper, the logs, the data port, gRPC, the broker registry. Stop: the other way round, finishing what was accepted:
-gRPC, the data port, ZooKeeper (whose session's end takes the broker off the registry), then every log flushed and its
-index saved.
+ZooKeeper, the logs, the resolver of staged writes, the data port, gRPC, the broker registry. Stop: the other way round,
+finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's end takes the broker off the registry),
+then every log flushed and its index saved.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
+from broker.replica.resolver import Resolver
 from broker.storage.directory import LogDirectory
 from broker.transport import dataport
 from broker.transport.dataport import DataPort
@@ -117,6 +118,9 @@ class Broker:
         self._undo.append(catalog.stop_following)
         catalog.start()
         directory.start()
+        resolver = Resolver(catalog, settings, self._clock)
+        self._undo.append(resolver.stop)
+        resolver.start()
 
         data = DataPort(listener, catalog, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))

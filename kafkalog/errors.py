@@ -313,6 +313,49 @@ class BrokerBusy(KafkalogError):
     message = "broker {broker_id} has {limit} bytes of gRPC answers under way; try again, or fetch from the data port"
 
 
+# --- transactions ------------------------------------------------------------------------------------------------
+
+
+class StagedPartLost(KafkalogError):
+    """Rows that were staged are gone before they came into the log: a disk was lost, or a part was never whole."""
+
+    code = 90
+    message = "what was staged of transaction '{transactional_id}', batch {batch_id}, for {partition} is lost: {reason}"
+
+
+class DecisionMoved(KafkalogError):
+    """Another committer, or a leader that times a prepared set out, wrote the decision first. Read it again."""
+
+    code = 91
+    message = "the decision of transaction '{transactional_id}' moved from version {expected} to {version}"
+
+
+class CheckpointCopied(KafkalogError):
+    """The checkpoint does not fit what was decided: an old one was restored, or a copy is running elsewhere."""
+
+    code = 92
+    message = (
+        "batch {batch_id} of transaction '{transactional_id}' does not fit the topic, so the checkpoint is an old one "
+        "or a copy of another's: {reason}"
+    )
+
+
+class RunSuperseded(KafkalogError):
+    code = 93
+    message = (
+        "run {run_id} of transaction '{transactional_id}' was replaced by run {other}; "
+        "only the newest run of a query may write"
+    )
+
+
+class StagedOutOfOrder(KafkalogError):
+    """A gap in a staged part: send again from `expected`, in order."""
+
+    code = 94
+    retriable = True
+    message = "part {part} for {partition} was sent batch {sequence} when {expected} was expected"
+
+
 # --- settings and options ------------------------------------------------------------------------------------------
 
 

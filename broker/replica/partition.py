@@ -6,14 +6,18 @@ Thread-safe. Waiters are woken outside every lock; a wake is a hint to look agai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+from broker.storage.appended import Appended, Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import FileSlice, Hint
-from broker.storage.log import Appended, Log
+from broker.storage.log import Log
+from broker.storage.staged_format import PreparedSet
+from broker.storage.staged_writes import Applied
+from broker.storage.staging import Staged
 from kafkalog.config import Values
 from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
-from kafkalog.format.batch import BatchHeader
 
 Wake = Callable[[], None]
 
@@ -54,7 +58,7 @@ class Partition:
 
     # --- what requests do ----------------------------------------------------------------------------------------
 
-    def append_as_leader(self, batches: Sequence[tuple[BatchHeader, memoryview]]) -> list[Appended | KafkalogError]:
+    def append_as_leader(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
         """Append checked batches in one write; each one's outcome, in order. Those that wait for data are woken.
 
         Raises:
@@ -79,6 +83,72 @@ class Partition:
             return self.log.read(offset, max_bytes, hint)
         except Closed:
             raise self._not_here() from None
+
+    # --- staged writes -------------------------------------------------------------------------------------------
+
+    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
+        """Keep checked batches of a part beside the log; see Staging.stage."""
+        with self._hosted():
+            return self.log.staged.stage(uuid, batches)
+
+    def prepare(self, prepared: PreparedSet) -> None:
+        """Record parts as a set; `sync_prepared` is the promise. See Staging.prepare."""
+        with self._hosted():
+            self.log.staged.prepare(prepared)
+
+    def sync_prepared(self) -> None:
+        """What was prepared by now outlives a power cut."""
+        with self._hosted():
+            self.log.staged.sync_prepared()
+
+    def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
+        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See StagedWrites.apply."""
+        with self._hosted():
+            return self.log.staged.apply(transactional_id, producer_id, batch_id, commit_uuid)
+
+    def finish_apply(self, applied: Applied) -> None:
+        """Sync an applied batch, show it to readers, and wake those that wait for data."""
+        with self._hosted():
+            self.log.staged.finish_apply(applied)
+        self.wake_waiters()
+
+    def drop(self, commit_uuid: bytes, below_version: int) -> bool:
+        """Forget a prepared set; see StagedWrites.drop."""
+        with self._hosted():
+            dropped = self.log.staged.drop(commit_uuid, below_version)
+        self.wake_waiters()
+        return dropped
+
+    def release(self, transactional_id: str, batch_id: int) -> None:
+        """Forget what is staged of a transaction up to a batch that is done."""
+        with self._hosted():
+            self.log.staged.release(transactional_id, batch_id)
+
+    def discard(self, uuids: Iterable[bytes]) -> None:
+        """Forget parts that are not prepared."""
+        with self._hosted():
+            self.log.staged.discard(uuids)
+
+    def reap(self, before_us: int) -> int:
+        """Forget parts that were added to last before a time and that are not prepared; returns how many."""
+        with self._hosted():
+            return self.log.staged.reap(before_us)
+
+    def staged(self) -> list[Staged]:
+        """What is staged here."""
+        return self.log.staged.staged()
+
+    @contextmanager
+    def _hosted(self) -> Iterator[None]:
+        """Raises NotLeader if the partition is closed here, or is closed meanwhile."""
+        if self._closed:
+            raise self._not_here()
+        try:
+            yield
+        except Closed:
+            raise self._not_here() from None
+
+    # --- acks ----------------------------------------------------------------------------------------------------
 
     def is_flushed_to(self, end_offset: int) -> bool:
         """Whether what ends there outlives a power cut.

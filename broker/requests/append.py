@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
-from broker.storage.log import Appended
+from broker.storage.appended import Appended, Batch
 from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog.errors import (
     BatchTooLarge,
@@ -27,7 +27,7 @@ from kafkalog.errors import (
     RequestTimedOut,
     UnsupportedAcks,
 )
-from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, NO_TRANSACTION, BatchHeader, body_fault, read_header
 from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
@@ -153,7 +153,7 @@ def _add(
     results = call.results
     try:
         partition = catalog.leader_of(part.topic_id, part.partition)
-        batches = _checked(data, partition)
+        batches = checked(data, partition)
     except KafkalogError as error:
         results.append(_kept(error))
         return
@@ -168,12 +168,16 @@ def _add(
     results.append(_UNWRITTEN)
 
 
-def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, memoryview]]:
-    """(header, bytes) of each batch of a request's part. Raises CorruptBatch, BatchTooLarge, InvalidRequest."""
+def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> list[Batch]:
+    """(header, bytes) of each batch of a request's part, which are those of a transaction or of none.
+
+    Raises:
+        CorruptBatch, BatchTooLarge, InvalidRequest.
+    """
     position, end, label = 0, len(data), partition.label
     limit = partition.settings.max_message_bytes
     if not end:
-        raise InvalidRequest(reason=f"an append to {label} has no batch")
+        raise InvalidRequest(reason=f"a request for {label} has no batch")
     batches = []
     while position < end:
         header = read_header(data, position, label)
@@ -184,7 +188,7 @@ def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, 
             reason = f"only {end - position} of its {length} bytes were sent"
             raise CorruptBatch(partition=label, offset="?", reason=reason)
         batch = data if length == end else data[position : position + length]
-        fault = body_fault(header, batch) or _producer_fault(header)
+        fault = body_fault(header, batch) or _producer_fault(header) or _transaction_fault(header, staged)
         if fault:
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
@@ -200,7 +204,7 @@ def _checked(data: memoryview, partition: Partition) -> list[tuple[BatchHeader, 
 def _producer_fault(header: BatchHeader) -> str | None:
     """What is wrong with a header that is undamaged, but that no producer may send."""
     (_, length, _, _, _, _, _, _, attributes, _, record_count, last_offset_delta, min_timestamp_us, max_timestamp_us,
-     producer_id, producer_epoch, base_sequence, transaction_batch_id, part) = header  # fmt: skip
+     producer_id, producer_epoch, base_sequence, _, _) = header  # fmt: skip
     if last_offset_delta != record_count - 1:
         return "its records are not consecutive"
     if attributes & HAS_OFFSET:
@@ -209,10 +213,18 @@ def _producer_fault(header: BatchHeader) -> str | None:
         return "it has no timestamps though they differ"
     if producer_id != NO_PRODUCER and (producer_id < 0 or producer_epoch < 0 or base_sequence < 0):
         return f"producer {producer_id} gives no epoch or no sequence"
-    if transaction_batch_id != -1 or part != -1:
-        return "it is part of a transaction, which this broker does not know"
     if length == HEADER_SIZE:
         return "it has no body"
+    return None
+
+
+def _transaction_fault(header: BatchHeader, staged: bool) -> str | None:
+    """What is wrong with a header's place in a transaction."""
+    batch_id, part = header.transaction_batch_id, header.part
+    if not staged:
+        return None if batch_id == part == NO_TRANSACTION else "it is part of a transaction: stage it"
+    if batch_id < 0 or part < 0 or header.producer_id == NO_PRODUCER:
+        return f"it is staged, but names producer {header.producer_id}, batch {batch_id} and part {part}"
     return None
 
 

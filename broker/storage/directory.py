@@ -28,6 +28,7 @@ from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write
 from broker.storage.disk import Disk, storage_error
 from broker.storage.home import Flushable
 from broker.storage.log import Log
+from broker.storage.staging import STAGING
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, StorageFailed
@@ -247,7 +248,11 @@ class LogDirectory:
         log.info("log_deleted", folder=folder.name)
 
     def _remove_folder(self, folder: Path) -> None:
-        for name in self.disk.names(folder):
+        names = self.disk.names(folder)
+        if STAGING in names:
+            self._remove_folder(folder / STAGING)
+            names.remove(STAGING)
+        for name in names:
             self.disk.unlink(folder / name)
         self.disk.remove_dir(folder)
 

@@ -21,6 +21,9 @@ _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _READ_MAX = 1 << 30  # one pread gives at most 2 GiB - 4 KiB
+_WRITE_MAX = 1 << 20
+"""Bytes of one write call. Larger ones were measured to take up to ten times as long for each byte: the kernel has to
+find all the memory at once."""
 
 
 class Disk:
@@ -41,7 +44,7 @@ class Disk:
 
     def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
         """One vectored write; returns how many bytes it took, which may be fewer than given."""
-        return os.pwritev(fd, buffers if len(buffers) <= _BUFFERS_MAX else buffers[:_BUFFERS_MAX], position)
+        return os.pwritev(fd, _of_one_call(buffers), position)
 
     def read(self, fd: int, length: int, position: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
@@ -53,6 +56,13 @@ class Disk:
             position += len(part)
             length -= len(part)
         return b"".join(parts)
+
+    def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
+        """Fill a buffer; fewer bytes only at the end of the file."""
+        filled = 0
+        while filled < len(buffer) and (got := os.preadv(fd, [buffer[filled:]], position + filled)):
+            filled += got
+        return filled
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
@@ -106,6 +116,18 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
         wrote = disk.write(fd, buffers, position)
         position += wrote
         buffers = _after(buffers, wrote)
+
+
+def _of_one_call(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The first of some buffers: as many and as much as one call is given."""
+    left = _WRITE_MAX
+    for number, buffer in enumerate(buffers):
+        length = len(buffer)
+        if length >= left or number == _BUFFERS_MAX:
+            cut = [memoryview(buffer)[:left]] if number < _BUFFERS_MAX else []
+            return [*buffers[:number], *cut]
+        left -= length
+    return buffers
 
 
 def _after(buffers: Sequence[Buffer], wrote: int) -> Sequence[Buffer]:

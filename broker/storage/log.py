@@ -14,37 +14,33 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
-from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
+from broker.storage.appended import Appended, Batch
+from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, passes, storage_error
+from broker.storage.faults import Faults
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
-from broker.storage.opening import open_folder, open_producers, snapshot_offsets, snapshot_path
+from broker.storage.marks import KEPT_US, Mark
+from broker.storage.opening import open_folder, open_producers
 from broker.storage.producers import Producers, Remembered
-from broker.storage.reading import Reader, View
+from broker.storage.reading import UNKNOWN, Reader, View
 from broker.storage.retention import expired, roll_is_due
+from broker.storage.saved import Saved
 from broker.storage.segment import Segment, TruncateFailed
+from broker.storage.staged_writes import StagedWrites
+from broker.storage.staging import Staging
 from kafkalog.config import Values
-from kafkalog.errors import Closed, CorruptBatch, DiskFull, KafkalogError, OffsetOutOfRange, OutOfFiles, StorageFailed
-from kafkalog.format.batch import BatchHeader, stamp
+from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
+from kafkalog.format.batch import stamp
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
 
-Batch = tuple[BatchHeader, memoryview]
-_SNAPSHOTS_KEPT = 2
 _FLUSH_AHEAD_BYTES = 64 << 20
 """Unflushed bytes that are flushed in any case, in the background: a roll syncs the rest while appends wait."""
-
-
-class Appended(NamedTuple):
-    """Where a batch stands: offsets [base_offset, end_offset). `duplicate`: since it was first sent."""
-
-    base_offset: int
-    end_offset: int
-    append_timestamp_us: int
-    duplicate: bool
+_FLUSH_AHEAD_DECIDED = 8 << 20
+"""The same while a decided batch is appended: its ack waits for the last flush."""
 
 
 class Log:
@@ -53,6 +49,7 @@ class Log:
     Attributes:
         label: the partition as errors and events name it.
         settings: of the topic, in force; `update_settings` changes them.
+        staged: what is staged beside it, until transactions decide.
         on_flushed: called without arguments, on any thread and with no lock held, after `flushed_offset` moved and when
             the directory failed.
     """
@@ -63,6 +60,7 @@ class Log:
         self.directory = folder
         self.on_flushed: Callable[[], None] = lambda: None
         self._home = home
+        self._faults = Faults(home, label)
         self._disk = home.disk
         self._clock = home.clock
         self._lock = threading.Lock()  # guards all below, but for reads of _view
@@ -70,13 +68,17 @@ class Log:
         self._closed = False
         self._flush_asked = False
         self._flush_timed = False
-        self._reader = Reader(home.disk, label)
+        self._reader = Reader(home.disk, label, self._faults, self._usable_view)
         self._producers = Producers(label, home.producer_batches_remembered)
+        self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
         try:
+            staging = Staging(home, folder, label, self._faults)
             opened = open_folder(self._disk, folder, label, settings.index_interval_bytes, self._producers)
         except OSError as error:
             raise storage_error(home.path, error, f"opening the log of {label}") from error
-        self._segments, self._checkpoint, self._saved_offset = segments, checkpoint, _ = opened
+        self._segments, checkpoint, self._saved_offset = opened
+        segments = self._segments
+        self._saved = Saved(self._disk, folder, checkpoint, self._faults, self._saved_offset)
         self._active = segments[-1]
         self._next: Segment | None = None  # made by a roll that could not go on
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
@@ -84,6 +86,7 @@ class Log:
         self._flushed_position = self._active.size
         self._apply_settings(settings)
         self._publish()
+        self.staged = StagedWrites(self, staging)
 
     def _apply_settings(self, settings: Values) -> None:
         self.settings = settings
@@ -95,12 +98,14 @@ class Log:
 
     def _publish(self) -> None:
         """Show readers what is there now."""
-        start = self._checkpoint.start_offset
+        start = self._saved.checkpoint.start_offset
         size, end = self._active.size, self._end_offset
         if self._visible_when_flushed:
             visible, visible_position = self._flushed_offset, self._flushed_position
         else:
             visible, visible_position = end, size
+        if self._hidden and (hidden := max(start, min(self._hidden.values()))) < visible:
+            visible, visible_position = hidden, UNKNOWN
         bases = tuple(segment.base_offset for segment in self._segments)
         self._view = View(start, tuple(self._segments), bases, end, size, visible, visible_position)
 
@@ -154,24 +159,13 @@ class Log:
             self.request_flush()
 
     def _check_usable(self) -> None:
-        failed = self._home.failed
-        if failed is not None:
-            raise StorageFailed(**failed.facts)
+        self._faults.check()
         if self._closed:
             raise Closed(what=f"log of {self.label}")
 
-    def _fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
-        """The disk can no longer be believed: take the directory out of service."""
-        reason = f"{doing} for {self.label}: {getattr(error, 'strerror', None) or error}"
-        failed = StorageFailed(directory=str(self._home.path), reason=reason)
-        self._home.fail(failed)
-        raise failed from error
-
-    def _refuse(self, error: OSError, doing: str) -> NoReturn:
-        """DiskFull, after which all goes on, if the error `passes`; any other takes the directory out of service."""
-        if passes(error):
-            raise storage_error(self._home.path, error, f"{doing} for {self.label}") from error
-        self._fail(error, doing)
+    def _usable_view(self) -> View:
+        self._check_usable()
+        return self._view
 
     # --- appending -----------------------------------------------------------------------------------------------
 
@@ -218,7 +212,7 @@ class Log:
                         self._write(run, length, results)  # results stand in the order of the batches
                         length = 0
                         ahead.clear()
-                        results.append(_refused(verdict))
+                        results.append(Appended.before(verdict) if isinstance(verdict, Remembered) else verdict)
                         continue
                 ahead[producer_id] = header.producer_epoch, header.end_sequence
             if run and self._active.size + length + header.length > self._segment_bytes:
@@ -252,9 +246,9 @@ class Log:
         try:
             position = active.append(buffers, length)
         except TruncateFailed as error:
-            self._fail(error, "cutting off a failed append")
+            self._faults.fail(error, "cutting off a failed append")
         except OSError as error:
-            self._refuse(error, "appending")
+            self._faults.refuse(error, "appending")
         for header, _ in run:
             active.note(header, active.end_offset, position, now_us)
             if header.producer_id >= 0:
@@ -265,7 +259,7 @@ class Log:
         run.clear()
         self._end_offset = offset
         view = self._view
-        if self._visible_when_flushed:
+        if self._visible_when_flushed or self._hidden:
             self._view = view._replace(end_offset=offset, end_position=position)
         else:
             self._view = View(view[0], view[1], view[2], offset, position, offset, position)
@@ -276,6 +270,42 @@ class Log:
         elif self._flush_ms is not None and not self._flush_timed:
             self._flush_timed = True
             self._home.flush_within(self, self._flush_ms / 1000)
+
+    def append_decided(self, batches: Sequence[Batch]) -> None:
+        """Append batches of one transaction, hidden from readers until `show`. Their order is the caller's business.
+
+        Raises:
+            DiskFull: the first of them may be there; the transaction's mark tells. StorageFailed, Closed.
+        """
+        key = batches[0][0].producer_id, batches[0][0].transaction_batch_id
+        with self._lock:
+            self._check_usable()
+            offset = self._end_offset
+            self._hidden.setdefault(key, offset)
+            try:
+                self._write(list(batches), sum(header.length for header, _ in batches), [])
+            finally:
+                if self._end_offset == offset == self._hidden[key]:
+                    del self._hidden[key]  # nothing of it is there
+            if self._active.size - self._flushed_position >= _FLUSH_AHEAD_DECIDED:
+                self._ask_flush()
+
+    def hide(self, producer_id: int, batch_id: int, offset: int) -> None:
+        """Show readers nothing from an offset on, where a batch of a transaction begins that is not whole yet."""
+        with self._lock:
+            self._hidden.setdefault((producer_id, batch_id), offset)
+            self._publish()
+
+    def show(self, producer_id: int, batch_id: int) -> None:
+        """Show readers what was hidden of a batch."""
+        with self._lock:
+            if self._hidden.pop((producer_id, batch_id), None) is not None:
+                self._publish()
+
+    def mark(self, producer_id: int) -> Mark | None:
+        """How far a transaction's last batch came into the log."""
+        with self._lock:
+            return self._producers.marks.get(producer_id)
 
     def _roll(self) -> None:
         """Close the active segment, synced and with its index saved, and start one at the end offset.
@@ -288,14 +318,14 @@ class Log:
         try:
             old.sync()
         except OSError as error:
-            self._fail(error, "fdatasync")
+            self._faults.fail(error, "fdatasync")
         self._mark_flushed(self._end_offset, old.size)
         try:
-            self._save_producers(self._end_offset, self._producers.encode(self._end_offset))
+            self._saved.save_producers(self._end_offset, self._producers.encode(self._end_offset))
             old.save_index()
         except OSError as error:
             if not passes(error):
-                self._fail(error, "saving an index")
+                self._faults.fail(error, "saving an index")
             log.warning("index_not_saved", partition=self.label, base_offset=old.base_offset)  # it will be rebuilt
         new = self._next or Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes)
         new.leader_epoch = old.leader_epoch
@@ -305,7 +335,7 @@ class Log:
                 self._next = new  # there, so nothing may be appended to the old one any more
             self._disk.sync_dir(self.directory)
         except OSError as error:
-            self._refuse(error, "making a segment")
+            self._faults.refuse(error, "making a segment")
         self._next = None
         self._segments.append(new)
         self._active = new
@@ -336,6 +366,11 @@ class Log:
             self._flush_asked = True
             self._home.flush_soon(self)
 
+    def flush_to(self, offset: int) -> None:
+        """`flush`, unless everything before an offset is."""
+        if self._flushed_offset < offset:
+            self.flush()
+
     def flush(self) -> None:
         """fdatasync what is appended by now. Raises StorageFailed; the directory is then out of service."""
         with self._flush_lock:
@@ -348,7 +383,7 @@ class Log:
                 try:
                     self._disk.sync(file.fd)
                 except OSError as error:
-                    self._fail(error, "fdatasync")
+                    self._faults.fail(error, "fdatasync")
                 finally:
                     file.release()
                 with self._lock:
@@ -380,24 +415,12 @@ class Log:
             if active is not self._active or self._end_offset < end_offset:
                 return  # a roll saved it, or a truncation made it wrong
             try:
-                self._save_producers(end_offset, producers)
+                self._saved.save_producers(end_offset, producers)
                 active.save_index(summary)
             except OSError as error:
-                self._refuse(error, "saving an index")
-            self._write_checkpoint(self._checkpoint._replace(recovery_point=end_offset))
+                self._faults.refuse(error, "saving an index")
+            self._saved.write_checkpoint(self._saved.checkpoint._replace(recovery_point=end_offset))
             self._saved_offset = end_offset
-
-    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        try:
-            write_checkpoint(self._disk, self.directory, checkpoint)
-        except OSError as error:
-            self._refuse(error, "writing a checkpoint")
-        self._checkpoint = checkpoint
-
-    def _save_producers(self, offset: int, data: bytes) -> None:
-        write_atomic(self._disk, snapshot_path(self.directory, offset), data)
-        for old in snapshot_offsets(self._disk, self.directory)[_SNAPSHOTS_KEPT:]:
-            self._disk.unlink(snapshot_path(self.directory, old))
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -417,17 +440,7 @@ class Log:
             OffsetOutOfRange: before the start or behind the end.
             CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
         """
-        while True:
-            self._check_usable()
-            view = self._view
-            if not view.start_offset <= offset <= view.end_offset:
-                raise self._out_of_range(offset, view)
-            try:
-                return self._reader.read(view, offset, max_bytes, hint, end_offset)
-            except FileNotFoundError:
-                self._check_moved(view, offset)
-            except OSError as error:
-                self._refuse(error, "reading")
+        return self._reader.read(offset, max_bytes, hint, end_offset)
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
         """(offset, timestamp_us) of the first visible record at or after a timestamp; None if there is none.
@@ -435,26 +448,7 @@ class Log:
         Raises:
             CorruptBatch: it may lie in a damaged range.
         """
-        while True:
-            self._check_usable()
-            view = self._view
-            try:
-                return self._reader.search(view, timestamp_us)
-            except FileNotFoundError:
-                self._check_moved(view, view.start_offset)
-            except OSError as error:
-                self._refuse(error, "reading")
-
-    def _check_moved(self, view: View, offset: int) -> None:
-        """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
-        self._check_usable()
-        if self._view is view:
-            raise CorruptBatch(partition=self.label, offset=offset, reason="its segment's file is gone")
-
-    def _out_of_range(self, offset: int, view: View) -> OffsetOutOfRange:
-        return OffsetOutOfRange(
-            offset=offset, partition=self.label, start_offset=view.start_offset, end_offset=view.visible_offset
-        )
+        return self._reader.search(timestamp_us)
 
     # --- cutting -------------------------------------------------------------------------------------------------
 
@@ -483,29 +477,30 @@ class Log:
             self._check_usable()
             view = self._view
             if offset > view.visible_offset or offset < 0:
-                raise self._out_of_range(offset, view)
+                raise self._reader.out_of_range(offset, view)
             if offset > view.start_offset:
                 if offset == self._end_offset and self._active.size:
                     self._roll()
                 self._start_at(offset)
                 log.info("records_deleted", partition=self.label, start_offset=offset)
-            return self._checkpoint.start_offset
+            return self._saved.checkpoint.start_offset
 
     def _start_at(self, offset: int) -> None:
         """Move the start offset, for good, and delete the segments before it, which is what a start would do.
 
         With it the recovery point: what is not read any more may be missing.
         """
-        checkpoint = Checkpoint(offset, max(self._checkpoint.recovery_point, offset))
+        checkpoint = Checkpoint(offset, max(self._saved.checkpoint.recovery_point, offset))
         keep = bisect_right([segment.base_offset for segment in self._segments], offset) - 1
+        self._save_marks(self._segments[keep].base_offset)
         written = True
         try:
-            self._write_checkpoint(checkpoint)
+            self._saved.write_checkpoint(checkpoint)
         except DiskFull as full:
             if isinstance(full, OutOfFiles) or self._segments[keep].base_offset != offset:
                 raise
             # Deleting whole segments makes room, and their absence alone says where the log starts.
-            self._checkpoint, written = checkpoint, False
+            self._saved.checkpoint, written = checkpoint, False
         old, self._segments = self._segments[:keep], self._segments[keep:]
         self._publish()
         try:
@@ -515,7 +510,16 @@ class Log:
                     self._disk.sync_dir(self.directory)
                 log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
         except OSError as error:
-            self._fail(error, "deleting a segment")
+            self._faults.fail(error, "deleting a segment")
+
+    def _save_marks(self, before_offset: int) -> None:
+        """Save the marks of transactions whose batches are about to go: a roll did, unless the disk was full."""
+        if len(self._producers.marks) and self._saved.producers_at < before_offset:
+            try:
+                self._active.sync()
+                self._saved.save_producers(self._end_offset, self._producers.encode(self._end_offset))
+            except OSError as error:
+                self._faults.refuse(error, "saving the marks of transactions")
 
     def truncate_to(self, offset: int) -> int:
         """Cut off every batch that holds an offset at or behind the one given, as a follower does.
@@ -530,13 +534,13 @@ class Log:
             self._check_usable()
             view = self._view
             if offset < view.start_offset:
-                raise self._out_of_range(offset, view)
+                raise self._reader.out_of_range(offset, view)
             if offset >= view.end_offset:
                 return view.end_offset
             try:
                 self._truncate(view, offset)
             except OSError as error:
-                self._fail(error, "truncating")
+                self._faults.fail(error, "truncating")
             log.info("log_truncated", partition=self.label, asked=offset, end_offset=self._end_offset)
             return self._end_offset
 
@@ -545,15 +549,13 @@ class Log:
         segment = view.segments[number]
         position, end_offset = self._reader.boundary(view, number, offset)
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
-        start_offset = min(self._checkpoint.start_offset, end_offset)
-        self._write_checkpoint(Checkpoint(start_offset, min(self._checkpoint.recovery_point, end_offset)))
+        start_offset = min(self._saved.checkpoint.start_offset, end_offset)
+        self._saved.write_checkpoint(Checkpoint(start_offset, min(self._saved.checkpoint.recovery_point, end_offset)))
         for later in reversed([*self._segments[number + 1 :], *filter(None, [self._next])]):
             later.delete()
             self._disk.sync_dir(self.directory)
         segment.forget_saved_index()
-        for later_offset in snapshot_offsets(self._disk, self.directory):
-            if later_offset > end_offset:
-                self._disk.unlink(snapshot_path(self.directory, later_offset))
+        self._saved.drop_producers_after(end_offset)
         self._disk.sync_dir(self.directory)
         segment.close()
         segment.open_for_append()
@@ -568,8 +570,10 @@ class Log:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def forget_silent_producers(self, before_us: int) -> int:
-        """Forget producers that appended last before a time; returns how many."""
+        """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
+        keep = self.staged.producer_ids()
         with self._lock:
+            self._producers.marks.forget_silent(self._clock.now_us() - KEPT_US, keep)
             return self._producers.forget_silent(before_us)
 
     def close(self, clean: bool = True) -> None:
@@ -591,9 +595,4 @@ class Log:
                     self._home.flush_not(self)
                     for segment in [*self._segments, *filter(None, [self._next])]:
                         segment.close()
-
-
-def _refused(verdict: Remembered | KafkalogError) -> Appended | KafkalogError:
-    if isinstance(verdict, Remembered):
-        return Appended(verdict.base_offset, verdict.end_offset, verdict.append_us, True)
-    return verdict
+            self.staged.close()

@@ -10,6 +10,7 @@ that a start reads only the log behind it. Saved form, little-endian, the CRC-32
     4s "KLPR", u32 version 1, i64 offset, u32 producer_count
     for each producer:  i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
     for each batch:     i32 base_sequence, i32 record_count, i64 base_offset, i64 end_offset, i64 append_us
+    marks               as `marks.py` saves them
     u32 crc
 """
 
@@ -21,8 +22,9 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from broker.storage.marks import Marks
 from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch
-from kafkalog.format.batch import SEQUENCE_MODULUS, BatchHeader
+from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
 
 PRODUCERS_SUFFIX = ".producers"
 _START = struct.Struct("<4sIqI")
@@ -31,7 +33,7 @@ _BATCH = struct.Struct("<iiqqq")
 _CRC = struct.Struct("<I")
 assert (_START.size, _PRODUCER.size, _BATCH.size) == (20, 24, 32)
 _MAGIC = b"KLPR"
-_VERSION = 1
+_VERSION, _WITHOUT_MARKS = 2, 1
 
 
 class Remembered(NamedTuple):
@@ -60,12 +62,16 @@ class Producers:
     Args:
         label: the partition, as errors name it.
         remembered: batches of a producer that are known again.
+
+    Attributes:
+        marks: of the transactions.
     """
 
     def __init__(self, label: str, remembered: int) -> None:
         self._label = label
         self._remembered = remembered
         self._by_id: dict[int, _Producer] = {}
+        self.marks = Marks()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -106,6 +112,9 @@ class Producers:
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
         """Take in a batch that was appended."""
+        if header.transaction_batch_id != NO_TRANSACTION:
+            self.marks.record(header, base_offset, append_us)
+            return
         producer = self._by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch:
             producer = self._by_id[header.producer_id] = _Producer(header.producer_epoch, self._remembered)
@@ -130,6 +139,7 @@ class Producers:
 
     def clear(self) -> None:
         self._by_id.clear()
+        self.marks.clear()
 
     def encode(self, offset: int) -> bytes:
         """The saved form of the state, which is true at an offset."""
@@ -141,6 +151,7 @@ class Producers:
                 )
             )
             parts.extend(_BATCH.pack(*batch) for batch in producer.batches)
+        parts.extend(self.marks.encode())
         data = b"".join(parts)
         return data + _CRC.pack(crc32c(data))
 
@@ -152,7 +163,7 @@ class Producers:
         ):
             return False
         magic, version, true_at, count = _START.unpack_from(data)
-        if (magic, version, true_at) != (_MAGIC, _VERSION, offset):
+        if (magic, true_at) != (_MAGIC, offset) or version not in (_VERSION, _WITHOUT_MARKS):
             return False
         by_id: dict[int, _Producer] = {}
         at = _START.size
@@ -165,4 +176,7 @@ class Producers:
                 producer.batches.append(Remembered._make(_BATCH.unpack_from(data, at)))
                 at += _BATCH.size
         self._by_id = by_id
+        self.marks.clear()
+        if version != _WITHOUT_MARKS:
+            self.marks.load(data, at)
         return True

@@ -4,22 +4,27 @@ speaks of is written. Damage that a read comes upon is found out once, told, and
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.storage.disk import Disk
+from broker.storage.faults import Faults
 from broker.storage.file_slice import FileSlice, Hint, SharedFile
 from broker.storage.index import Damage
 from broker.storage.segment import BadHeader, Segment
 from broker.storage.timestamps import first_record_at
-from kafkalog.errors import CorruptBatch
+from kafkalog.errors import CorruptBatch, OffsetOutOfRange
 from kafkalog.format.batch import body_fault
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
 
+UNKNOWN = -1
+
 
 class View(NamedTuple):
-    """All that a read needs, as it was at one moment. The positions are in the last segment."""
+    """All that a read needs, as it was at one moment. The positions are in the last segment; `visible_position` may
+    be UNKNOWN, to be looked up."""
 
     start_offset: int
     segments: tuple[Segment, ...]
@@ -68,14 +73,53 @@ def reach(view: View, offset: int, max_bytes: int) -> tuple[int, int]:
 
 
 class Reader:
-    """Reads of one log. OSError goes through; FileNotFoundError: retention deleted the segment meanwhile."""
+    """Reads of one log.
 
-    def __init__(self, disk: Disk, label: str) -> None:
+    Args:
+        view: what is there now; raises StorageFailed or Closed when nothing may be read.
+    """
+
+    def __init__(self, disk: Disk, label: str, faults: Faults, view: Callable[[], View]) -> None:
         self._disk = disk
         self._label = label
+        self._faults = faults
+        self._view = view
 
-    def read(self, view: View, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
-        """`Log.read`, of an offset that is in the view's range."""
+    def read(self, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
+        """`Log.read`."""
+        while True:
+            view = self._view()
+            if not view.start_offset <= offset <= view.end_offset:
+                raise self.out_of_range(offset, view)
+            try:
+                return self._read(view, offset, max_bytes, hint, end_offset)
+            except FileNotFoundError:
+                self._check_moved(view, offset)
+            except OSError as error:
+                self._faults.refuse(error, "reading")
+
+    def search(self, timestamp_us: int) -> tuple[int, int] | None:
+        """`Log.offset_for_timestamp`."""
+        while True:
+            view = self._view()
+            try:
+                return self._search(view, timestamp_us)
+            except FileNotFoundError:
+                self._check_moved(view, view.start_offset)
+            except OSError as error:
+                self._faults.refuse(error, "reading")
+
+    def _check_moved(self, view: View, offset: int) -> None:
+        """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
+        if self._view() is view:
+            raise CorruptBatch(partition=self._label, offset=offset, reason="its segment's file is gone")
+
+    def out_of_range(self, offset: int, view: View) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            offset=offset, partition=self._label, start_offset=view.start_offset, end_offset=view.visible_offset
+        )
+
+    def _read(self, view: View, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
         end = view.visible_offset if end_offset is None else min(end_offset, view.end_offset)
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
@@ -115,7 +159,8 @@ class Reader:
         self, view: View, segment: Segment, file: SharedFile, end: int, limit: int, limit_offset: int
     ) -> int:
         """Where the batch that holds an end offset starts: readers stop there."""
-        if end == view.visible_offset and segment is view.segments[-1]:
+        known = view.visible_position != UNKNOWN and end == view.visible_offset
+        if known and segment is view.segments[-1]:
             return view.visible_position
         try:
             return self._locate(segment, file, end, limit, limit_offset)[0]
@@ -182,8 +227,7 @@ class Reader:
         finally:
             file.release()
 
-    def search(self, view: View, timestamp_us: int) -> tuple[int, int] | None:
-        """`Log.offset_for_timestamp`."""
+    def _search(self, view: View, timestamp_us: int) -> tuple[int, int] | None:
         for number, segment in enumerate(view.segments):
             if segment.max_timestamp_us < timestamp_us or view.limit(number)[1] <= view.start_offset:
                 continue

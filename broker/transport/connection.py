@@ -28,6 +28,7 @@ from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
+from broker.requests import transactions
 from broker.storage.file_slice import FileSlice
 from broker.transport.budget import Budgets
 from broker.transport.intake import Intake
@@ -108,7 +109,7 @@ class Connection:
         self._turns = turns
         self._on_end = on_end
         self._intake = Intake(sock, settings, clock, budgets, self.wake)
-        self._pending: deque[appends.Call | _Fetch | _Refusal] = deque()
+        self._pending: deque[appends.Call | _Fetch | _Refusal | pb.ReplyHeader] = deque()
         self._registered: list[Partition] = []
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
@@ -289,6 +290,8 @@ class Connection:
                 break
             if isinstance(frame, OversizedBody):
                 self._refuse_body(request, frame.body_length)
+            elif isinstance(frame, tuple) and request.HasField("stage"):
+                self._stage(request, frame[1])
             elif not request.HasField("append"):
                 self._queue(request)
         if calls:
@@ -308,7 +311,7 @@ class Connection:
             return None
 
     def _queue(self, request: pb.RequestHeader) -> None:
-        """Queue a request other than an append."""
+        """Queue a request without a body."""
         if request.HasField("fetch"):
             wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
             deadline = self._clock.monotonic() + wait_ms / 1000
@@ -355,6 +358,15 @@ class Connection:
                 self._read_no_more()
                 return
 
+    def _stage(self, request: pb.RequestHeader, body: memoryview) -> None:
+        """Write what a stage request brings, and queue its answer."""
+        try:
+            reply = transactions.stage(request.stage, body, self._catalog)
+        except KafkalogError as error:
+            self._pending.append(_Refusal(request.correlation_id, error))
+        else:
+            self._pending.append(pb.ReplyHeader(correlation_id=request.correlation_id, stage=reply))
+
     # --- answers ---------------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
@@ -366,6 +378,9 @@ class Connection:
                 done = self._answer_append(head)
             elif isinstance(head, _Fetch):
                 done = self._answer_fetch(head)
+            elif isinstance(head, pb.ReplyHeader):
+                self._out.append(frames.frame_start(head.SerializeToString(), 0))
+                done = True
             else:
                 done = self._answer_refusal(head)
             if not done:

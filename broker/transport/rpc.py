@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
-from broker.requests import append, cluster, fetch, groups, offsets, topics
+from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
 from kafkalog.clock import Clock
@@ -40,7 +40,7 @@ from kafkalog.errors import (
     RequestTooLarge,
 )
 from kafkalog.log import get_logger
-from kafkalog.wire import broker_pb2
+from kafkalog.wire import broker_pb2, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 from kafkalog.wire.service import METHODS, SERVICE
@@ -105,7 +105,7 @@ class BrokerService:
             pid=os.getpid(),
             version=self._version,
             zookeeper_connected=self._catalog.session.connected,
-            counters=self._counters(),
+            counters=self._counters() | {"staged.bytes": transactions.staged_bytes(self._catalog)},
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
@@ -144,6 +144,33 @@ class BrokerService:
 
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
+
+    def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
+        return transactions.prepare(request, self._catalog)
+
+    def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
+        return transactions.apply(request, self._catalog)
+
+    def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
+        return transactions.release(request, self._catalog)
+
+    def Discard(self, request: transactions_pb2.DiscardRequest, context: Any) -> Any:
+        return transactions.discard(request, self._catalog)
+
+    def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
+        return transactions.list_staged(request, self._catalog)
+
+    def ReadDecision(self, request: transactions_pb2.ReadDecisionRequest, context: Any) -> Any:
+        return decisions.read_decision(request, self._catalog)
+
+    def Decide(self, request: transactions_pb2.DecideRequest, context: Any) -> Any:
+        return decisions.decide(request, self._catalog)
+
+    def ListDecisions(self, request: transactions_pb2.ListDecisionsRequest, context: Any) -> Any:
+        return decisions.list_decisions(request, self._catalog)
+
+    def ForgetDecision(self, request: transactions_pb2.ForgetDecisionRequest, context: Any) -> Any:
+        return decisions.forget_decision(request, self._catalog)
 
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:

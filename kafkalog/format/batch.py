@@ -22,8 +22,8 @@ padded to a multiple of 8:
     64  i64   producer_id           -1: not idempotent
     72  i16   producer_epoch        -1: not idempotent
     74  i32   base_sequence         of the first record, -1: not idempotent; wraps to 0 after 2**31 - 1
-    78  i64   transaction_batch_id  -1: none (reserved for staged writes)
-    86  i32   part                  -1: none (reserved for staged writes)
+    78  i64   transaction_batch_id  -1: none; else of a staged write, and base_sequence counts the part's batches
+    86  i32   part                  -1: none; else the number of the staged part, which is Spark's of the task
     90  6     zero
 
 Two checksums, so that a damaged body can be skipped by a length that is known to be right.
@@ -31,6 +31,7 @@ Two checksums, so that a damaged body can be skipped by a length that is known t
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -56,6 +57,8 @@ SEQUENCE_MODULUS = 1 << 31
 CODECS = {"none": 0, "lz4": 1, "zstd": 2}
 CODEC_NAMES = {code: name for name, code in CODECS.items()}
 NO_PRODUCER = -1
+NO_TRANSACTION = -1
+_TRANSACTIONAL = 1 << 62
 _PADDING = bytes(ALIGNMENT)
 
 
@@ -106,6 +109,13 @@ class EncodedBatch(NamedTuple):
         return b"".join((self.header, self.body, self.padding))
 
 
+def producer_id_of(transactional_id: str) -> int:
+    """The producer id that a transaction's batches carry: the same for every run, and none that a broker hands out,
+    for those count up from 0."""
+    digest = hashlib.sha256(transactional_id.encode()).digest()
+    return _TRANSACTIONAL | int.from_bytes(digest[:8], "big") >> 2
+
+
 def encode_batch(
     body: memoryview,
     *,
@@ -118,6 +128,8 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
     last_offset_delta: int | None = None,
+    transaction_batch_id: int = NO_TRANSACTION,
+    part: int = NO_TRANSACTION,
 ) -> EncodedBatch:
     """A batch around an Arrow message; offset, epoch and append time are left for the leader to stamp."""
     assert record_count >= 1
@@ -127,7 +139,7 @@ def encode_batch(
     delta = record_count - 1 if last_offset_delta is None else last_offset_delta
     covered = _AFTER_CRC.pack(
         MAGIC, codec, attributes, 0, record_count, delta, min_timestamp_us, max_timestamp_us,
-        producer_id, producer_epoch, base_sequence, -1, -1,
+        producer_id, producer_epoch, base_sequence, transaction_batch_id, part,
     )  # fmt: skip
     crc = crc32c(body, crc32c(covered))
     if padding:

@@ -1,4 +1,5 @@
 from kafkalog.wire import dataport_pb2 as _dataport_pb2
+from kafkalog.wire import transactions_pb2 as _transactions_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

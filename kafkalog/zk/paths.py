@@ -8,13 +8,16 @@
     /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr}: made by the leader once its log is open
     /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
+    /transactions/<id>                              the last decision of a transaction (docs/FORMATS.md), by its id
+                                                    as `transaction` spells it
 
-Knows names only; what stands in a znode is `registry.py`'s and `groups.py`'s business.
+Knows names only; what stands in a znode is `registry.py`'s, `groups.py`'s and `transactions.py`'s business.
 """
 
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 DEFAULT_CHROOT = "/kafkalog"
 
@@ -24,8 +27,9 @@ BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 DELETED_TOPICS = "/admin/deleted_topics"
 CONSUMERS = "/consumers"
+TRANSACTIONS = "/transactions"
 
-PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS)
+PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS, TRANSACTIONS)
 """Parents that every cluster has; made when a broker first connects."""
 
 
@@ -63,6 +67,17 @@ def group_topic_offsets(group: str, topic_name: str) -> str:
 
 def group_offset(group: str, topic_name: str, number: int) -> str:
     return f"{CONSUMERS}/{group}/offsets/{topic_name}/{number}"
+
+
+def transaction(transactional_id: str) -> str:
+    """Percent-encoded, for an id may hold a slash, and be a dot or two, which no znode may be called."""
+    name = quote(transactional_id, safe=" :@+,=")
+    return f"{TRANSACTIONS}/{name.replace('.', '%2E') if not name.strip('.') else name}"
+
+
+def transactional_id(znode_name: str) -> str:
+    """The id that `transaction` made a znode's name of."""
+    return unquote(znode_name)
 
 
 _NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")

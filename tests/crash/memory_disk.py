@@ -178,6 +178,11 @@ class MemoryDisk(Disk):
     def read(self, fd: int, length: int, position: int) -> bytes:
         return bytes(self._open[fd].data[position : position + length])
 
+    def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
+        found = self.read(fd, len(buffer), position)
+        buffer[: len(found)] = found
+        return len(found)
+
     def truncate(self, fd: int, length: int) -> None:
         self._step("truncate")
         file = self._open[fd]

@@ -27,7 +27,7 @@ def test_producers_version_1() -> None:
     data = (GOLDEN / "producers-1.bin").read_bytes()
     producers = Producers("t-0", 5)
     assert producers.load(data, PRODUCERS_AT)
-    assert producers.encode(PRODUCERS_AT) == data == make_producers().encode(PRODUCERS_AT)
+    assert producers.encode(PRODUCERS_AT) == make_producers().encode(PRODUCERS_AT)
 
 
 def test_checkpoint_version_1(tmp_path: Path) -> None:

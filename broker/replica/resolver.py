@@ -1,0 +1,148 @@
+"""Does what transactions decided with the sets that are prepared here, without any committer: reads the decision of
+each from ZooKeeper, and has the partition apply or drop the set. Also forgets what was staged and never prepared.
+
+One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
+`_LEFT_TO_COMMITTER_US` is left to its committer, but after a start.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+from broker.replica.catalog import Catalog
+from broker.replica.partition import Partition
+from broker.storage.staged_format import PreparedSet
+from broker.storage.staging import Staged
+from kafkalog.clock import Clock
+from kafkalog.config import Values
+from kafkalog.errors import DecisionMoved, KafkalogError, NotLeader, ZooKeeperUnreachable
+from kafkalog.log import get_logger
+from kafkalog.wire.decisions import Decision
+from kafkalog.zk import transactions
+
+log = get_logger(__name__)
+
+_EVERY_SECONDS = 5.0
+_LEFT_TO_COMMITTER_US = 10_000_000
+
+
+class Verdict(enum.Enum):
+    """What is to be done with a prepared set."""
+
+    WAIT = "wait"
+    APPLY = "apply"
+    DROP = "drop"
+
+
+def verdict(decision: Decision, prepared: PreparedSet, topic_id: bytes, partition: int) -> Verdict:
+    """What a decision says of a prepared set. While the znode has the version at which the set was prepared, its
+    committer may still decide for it."""
+    if decision.version <= prepared.version or decision.batch_id < prepared.batch_id:
+        return Verdict.WAIT
+    if decision.batch_id > prepared.batch_id or decision.commit_uuid != prepared.commit_uuid:
+        return Verdict.DROP
+    if decision.done:
+        return Verdict.DROP
+    return Verdict.APPLY if decision.has(topic_id, partition) else Verdict.WAIT
+
+
+class Resolver:
+    """The thread. `start` after the catalog, `stop` before it stops."""
+
+    def __init__(self, catalog: Catalog, settings: Values, clock: Clock) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._timeout_us: int = settings.transaction_timeout_ms * 1000
+        self._retention_us: int = settings.transaction_staged_retention_ms * 1000
+        self._changed = threading.Condition()  # guards _stopping and _all
+        self._stopping = False
+        self._all = True  # look at young sets too
+        self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+
+    def start(self) -> None:
+        self._catalog.session.on_state(self._state_changed)
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _state_changed(self, connected: bool, session_is_new: bool) -> None:
+        if connected:
+            with self._changed:
+                self._all = True
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._all, _EVERY_SECONDS)
+                if self._stopping:
+                    return
+                look_at_all, self._all = self._all, False
+            try:
+                self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_US)
+            except ZooKeeperUnreachable as error:
+                log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
+            except Exception:
+                log.exception("transactions_not_resolved")
+
+    def resolve(self, least_age_us: int) -> None:
+        """One round over all partitions. Raises ZooKeeperUnreachable."""
+        now_us = self._clock.now_us()
+        decisions: dict[str, Decision] = {}
+        for partition in list(self._catalog.hosted.values()):
+            try:
+                for staged in partition.staged():
+                    if self._stopping:
+                        return
+                    if staged.prepared is not None and now_us - staged.staged_us >= least_age_us:
+                        self._resolve(partition, staged, staged.prepared, decisions, now_us)
+                reaped = partition.reap(now_us - self._retention_us)
+                if reaped:
+                    log.info("staged_parts_reaped", partition=partition.label, parts=reaped)
+            except ZooKeeperUnreachable:
+                raise
+            except NotLeader:
+                continue  # it was closed meanwhile
+            except KafkalogError as error:
+                log.warning("transaction_not_resolved", partition=partition.label, reason=str(error))
+
+    def _resolve(
+        self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now_us: int
+    ) -> None:
+        name = prepared.transactional_id
+        if name not in decisions:
+            decisions[name] = transactions.read_decision(self._catalog.session, name)
+        decision = decisions[name]
+        what = verdict(decision, prepared, partition.topic_id, partition.number)
+        version = decision.version
+        if what is Verdict.WAIT:
+            if now_us - staged.staged_us < self._timeout_us:
+                return
+            if version <= prepared.version:
+                # From now on its committer can not decide for it without preparing it again.
+                try:
+                    version = transactions.raise_version(self._catalog.session, decision)
+                except DecisionMoved:
+                    return  # to be looked at anew
+                del decisions[name]
+        if what is Verdict.APPLY:
+            applied = partition.apply(name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid)
+            partition.finish_apply(applied)
+            if not applied.batches:
+                return
+        elif not partition.drop(prepared.commit_uuid, version):
+            return
+        log.info(
+            "transaction_resolved",
+            partition=partition.label,
+            transactional_id=name,
+            batch_id=prepared.batch_id,
+            commit=prepared.commit_uuid.hex(),
+            done="applied" if what is Verdict.APPLY else "dropped",
+        )

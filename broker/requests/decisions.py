@@ -1,0 +1,68 @@
+"""Decisions of transactions: read, written, listed and forgotten in ZooKeeper. Any broker answers; it keeps none.
+
+A write is a compare-and-set and nothing more: the rules of who may decide are the committer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.replica.catalog import Catalog
+from kafkalog.errors import InvalidRequest
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.decisions import NO_BATCH, NO_VERSION, Decision, decision_from_wire, decision_to_wire
+from kafkalog.zk import transactions
+
+ID_LENGTH_MAX = 1000
+_UUID_SIZE = 16
+
+
+def read_decision(request: pb.ReadDecisionRequest, catalog: Catalog) -> pb.Decision:
+    """A transaction's last decision. Raises InvalidRequest, ZooKeeperUnreachable."""
+    _check_id(request.transactional_id)
+    return decision_to_wire(transactions.read_decision(catalog.session, request.transactional_id))
+
+
+def decide(request: pb.DecideRequest, catalog: Catalog) -> pb.DecideReply:
+    """Write a decision over the version that it names, with the time of this broker. Raises DecisionMoved,
+    InvalidRequest, ZooKeeperUnreachable: then whether it was written is unknown."""
+    decision = decision_from_wire(request.decision)
+    _check(decision)
+    decision = replace(decision, decided_us=catalog.clock.now_us())
+    return pb.DecideReply(version=transactions.write_decision(catalog.session, decision))
+
+
+def list_decisions(request: pb.ListDecisionsRequest, catalog: Catalog) -> pb.ListDecisionsReply:
+    """The decisions of all transactions, by id. Raises ZooKeeperUnreachable."""
+    found = transactions.list_decisions(catalog.session)
+    return pb.ListDecisionsReply(decisions=[decision_to_wire(decision) for decision in found])
+
+
+def forget_decision(request: pb.ForgetDecisionRequest, catalog: Catalog) -> pb.ForgetDecisionReply:
+    """Remove a decision of exactly this version. Raises DecisionMoved, InvalidRequest, ZooKeeperUnreachable."""
+    _check_id(request.transactional_id)
+    if request.version < 0:
+        raise InvalidRequest(reason=f"version {request.version} is none that a decision has")
+    transactions.forget_decision(catalog.session, request.transactional_id, request.version)
+    return pb.ForgetDecisionReply()
+
+
+def _check_id(transactional_id: str) -> None:
+    if not 0 < len(transactional_id) <= ID_LENGTH_MAX:
+        raise InvalidRequest(
+            reason=f"a transactional id has 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
+        )
+
+
+def _check(decision: Decision) -> None:
+    _check_id(decision.transactional_id)
+    if decision.version < NO_VERSION or decision.batch_id < NO_BATCH:
+        raise InvalidRequest(reason=f"version {decision.version} and batch {decision.batch_id} make no decision")
+    if len(decision.commit_uuid) != (0 if decision.batch_id == NO_BATCH else _UUID_SIZE):
+        raise InvalidRequest(
+            reason=f"a commit uuid has {_UUID_SIZE} bytes, and none where no batch is decided, "
+            f"not {len(decision.commit_uuid)} (batch {decision.batch_id})"
+        )
+    for topic in decision.topics:
+        if len(topic.topic_id) != _UUID_SIZE or any(first > last for first, last in topic.partitions):
+            raise InvalidRequest(reason=f"the partitions of topic '{topic.topic}' are no ranges of a topic id")

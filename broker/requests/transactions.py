@@ -1,0 +1,194 @@
+"""Staged writes, top to bottom: stage, prepare, apply, release, discard, list. Who decides is not known here.
+
+Every request names partitions led here; one that fails fails alone, and its error stands at its place of the reply.
+Where several partitions are to be synced, each is asked for before the first is waited for, so that the directory's
+threads sync them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from broker.replica.catalog import Catalog
+from broker.replica.partition import Partition
+from broker.requests.append import checked
+from broker.storage.staged_format import PartSpec, PreparedSet
+from broker.storage.staged_writes import Applied
+from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
+from kafkalog.format.batch import producer_id_of
+from kafkalog.log import get_logger
+from kafkalog.wire import dataport_pb2 as data_pb
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+log = get_logger(__name__)
+
+_UUID_SIZE = 16
+_ID_BYTES_MAX = 4000
+
+
+def stage(request: data_pb.StageRequest, body: memoryview, catalog: Catalog) -> data_pb.StageReply:
+    """Keep batches of parts beside their logs. The answer means that the operating system has them.
+
+    Raises:
+        InvalidRequest: the body is not what the partitions say.
+    """
+    total = sum(part.length for part in request.partitions)
+    if total != len(body) or not request.partitions:
+        raise InvalidRequest(reason=f"a stage request's partitions have {total} bytes, its body {len(body)}")
+    reply = data_pb.StageReply()
+    start = 0
+    for wanted in request.partitions:
+        data = body[start : start + wanted.length]
+        start += wanted.length
+        staged = reply.partitions.add()
+        with _errors_in(staged):
+            _check_uuid(wanted.uuid, "part")
+            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            batches = checked(data, partition, staged=True)
+            staged.batches, staged.length = partition.stage(wanted.uuid, batches)
+    return reply
+
+
+def prepare(request: pb.PrepareRequest, catalog: Catalog) -> pb.PrepareReply:
+    """Have parts kept until their batch is decided. The answer means that they outlive a power cut.
+
+    Raises:
+        InvalidRequest.
+    """
+    _check_transaction(request)
+    reply = pb.PrepareReply()
+    prepared: list[tuple[pb.PreparedPartition, Partition]] = []
+    for wanted in request.partitions:
+        answer = reply.partitions.add()
+        with _errors_in(answer):
+            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            partition.prepare(_set_of(request, wanted))
+            prepared.append((answer, partition))
+    for answer, partition in prepared:
+        with _errors_in(answer):
+            partition.sync_prepared()
+    return reply
+
+
+def apply(request: pb.ApplyRequest, catalog: Catalog) -> pb.ApplyReply:
+    """Append what was decided. The answer means that all of it is in the logs and outlives a power cut.
+
+    Raises:
+        InvalidRequest.
+    """
+    _check_transaction(request)
+    reply = pb.ApplyReply()
+    appended: list[tuple[pb.AppliedPartition, Partition, Applied]] = []
+    for wanted in request.partitions:
+        answer = reply.partitions.add()
+        with _errors_in(answer):
+            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            applied = partition.apply(
+                request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid
+            )
+            appended.append((answer, partition, applied))
+    for answer, partition, applied in appended:
+        with _errors_in(answer):
+            partition.finish_apply(applied)
+            answer.end_offset = applied.end_offset
+    return reply
+
+
+def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:
+    """Forget what is staged of a transaction up to a batch that is done; what fails is done later by itself."""
+    _for_each(request.partitions, catalog, lambda partition, _: partition.release(*_released(request)))
+    return pb.ReleaseReply()
+
+
+def _released(request: pb.ReleaseRequest) -> tuple[str, int]:
+    return request.transactional_id, request.batch_id
+
+
+def discard(request: pb.DiscardRequest, catalog: Catalog) -> pb.DiscardReply:
+    """Forget parts, but those that are prepared; what fails is done later by itself."""
+    _for_each(request.partitions, catalog, lambda partition, wanted: partition.discard(wanted.uuids))
+    return pb.DiscardReply()
+
+
+def list_staged(request: pb.ListStagedRequest, catalog: Catalog) -> pb.ListStagedReply:
+    """What this broker has staged: all of it, or a transaction's."""
+    wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
+    reply = pb.ListStagedReply()
+    for partition in catalog.hosted.values():
+        for staged in partition.staged():
+            if wanted is not None and staged.producer_id != wanted:
+                continue
+            added = reply.sets.add(
+                topic_id=partition.topic_id,
+                partition=partition.number,
+                topic=partition.topic,
+                transactional_id=request.transactional_id,
+                producer_id=staged.producer_id,
+                batch_id=staged.batch_id,
+                version=-1,
+                parts=staged.parts,
+                length=staged.length,
+                staged_us=staged.staged_us,
+            )
+            if staged.prepared is not None:
+                added.transactional_id = staged.prepared.transactional_id
+                added.commit_uuid, added.version = staged.prepared.commit_uuid, staged.prepared.version
+    return reply
+
+
+def staged_bytes(catalog: Catalog) -> int:
+    """What the files of staged data take on this broker's disk."""
+    return sum(partition.log.staged.size_bytes for partition in catalog.hosted.values())
+
+
+def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
+    _check_uuid(request.commit_uuid, "commit")
+    if not 0 < len(request.transactional_id.encode()) <= _ID_BYTES_MAX:
+        raise InvalidRequest(reason=f"a transactional id has 1 to {_ID_BYTES_MAX} bytes")
+    if request.producer_id != producer_id_of(request.transactional_id):
+        raise InvalidRequest(reason=f"producer {request.producer_id} is not '{request.transactional_id}'s")
+    if request.batch_id < 0:
+        raise InvalidRequest(reason=f"batch {request.batch_id} is none")
+
+
+def _check_uuid(uuid: bytes, what: str) -> None:
+    if len(uuid) != _UUID_SIZE:
+        raise InvalidRequest(reason=f"the uuid of a {what} has {_UUID_SIZE} bytes, not {len(uuid)}")
+
+
+def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> PreparedSet:
+    parts = tuple(PartSpec(part.uuid, part.part, part.batches, part.length) for part in wanted.parts)
+    for part in parts:
+        _check_uuid(part.uuid, "part")
+    if not parts or any(before.part >= after.part for before, after in zip(parts, parts[1:], strict=False)):
+        raise InvalidRequest(reason=f"the parts of partition {wanted.partition} do not stand in order, each once")
+    return PreparedSet(
+        request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid, request.version, parts
+    )
+
+
+@contextmanager
+def _errors_in(answer: Any) -> Iterator[None]:
+    """Puts what its block raises into the answer's error; a mistake of ours is told as one, and logged."""
+    try:
+        yield
+    except KafkalogError as error:
+        told = error
+    except Exception as error:
+        log.exception("staged_write_failed")
+        told = InternalError(reason=f"{type(error).__name__}: {error}")
+    else:
+        return
+    answer.Clear()
+    answer.error.CopyFrom(error_to_wire(told))
+
+
+def _for_each(wanted: Iterable[Any], catalog: Catalog, hint: Callable[[Partition, Any], None]) -> None:
+    for each in wanted:
+        try:
+            hint(catalog.leader_of(each.topic_id, each.partition), each)
+        except KafkalogError as error:
+            log.info("staged_hint_ignored", partition=each.partition, reason=str(error))

@@ -1,0 +1,40 @@
+"""What a failed step of the disk means for a partition: refused and to be tried again, or the end of the directory.
+
+Shared by all that a partition keeps in its folder, so that whatever fails first takes all of it out of service.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from broker.storage.disk import passes, storage_error
+from broker.storage.home import LogHome
+from broker.storage.segment import TruncateFailed
+from kafkalog.errors import StorageFailed
+
+
+class Faults:
+    """The judge of one partition's errors; `label` names it."""
+
+    def __init__(self, home: LogHome, label: str) -> None:
+        self._home = home
+        self._label = label
+
+    def check(self) -> None:
+        """Raises StorageFailed if the directory is out of service."""
+        failed = self._home.failed
+        if failed is not None:
+            raise StorageFailed(**failed.facts)
+
+    def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
+        """The disk can no longer be believed: take the directory out of service."""
+        reason = f"{doing} for {self._label}: {getattr(error, 'strerror', None) or error}"
+        failed = StorageFailed(directory=str(self._home.path), reason=reason)
+        self._home.fail(failed)
+        raise failed from error
+
+    def refuse(self, error: OSError, doing: str) -> NoReturn:
+        """DiskFull, after which all goes on, if the error `passes`; any other takes the directory out of service."""
+        if passes(error):
+            raise storage_error(self._home.path, error, f"{doing} for {self._label}") from error
+        self.fail(error, doing)

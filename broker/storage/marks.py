@@ -1,0 +1,130 @@
+"""How far each transaction's last batch came into a log: the marks by which an apply resumes. No I/O.
+
+A mark is a function of the log: the headers of a transaction's batches say which batch of it they belong to, which
+part, and which number within the part. A newer batch of a transaction replaces its mark; what comes of an older one
+changes nothing. Of a batch every piece is kept that stands in the log, as ranges of numbers for each part, for a lost
+machine may leave holes in what it had not synced.
+
+Marks outlive the batches they speak of (retention deletes those): they are saved with the producers' state
+(`producers.py`) and forgotten only when their transaction has been silent for `KEPT_US` and nothing of it is prepared
+here. Saved form, little-endian:
+
+    u32 mark_count
+    for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
+                     u32 range_count
+    for each range:  i32 part, i32 first, i32 end        batches [first, end) of the part stand in the log
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Sequence
+
+from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
+
+KEPT_US = 30 * 86_400 * 1_000_000
+_COUNT = struct.Struct("<I")
+_MARK = struct.Struct("<qqqqqI")
+_RANGE = struct.Struct("<iii")
+assert (_COUNT.size, _MARK.size, _RANGE.size) == (4, 44, 12)
+
+
+class Mark:
+    """What of one batch of a transaction stands in a log.
+
+    Attributes:
+        batch_id: the transaction's batch.
+        start_offset: of the first of its record batches.
+        end_offset: after the last of them.
+        last_append_us: when that was appended.
+    """
+
+    __slots__ = ("_ranges", "batch_id", "end_offset", "last_append_us", "start_offset")
+
+    def __init__(self, batch_id: int, start_offset: int) -> None:
+        self.batch_id = batch_id
+        self.start_offset = self.end_offset = start_offset
+        self.last_append_us = 0
+        self._ranges: dict[int, list[list[int]]] = {}
+
+    def add(self, part: int, first: int, end: int) -> None:
+        """Take in batches [first, end) of a part."""
+        ranges = self._ranges.setdefault(part, [])
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
+        elif not self.has(part, first):
+            ranges.append([first, end])
+
+    def has(self, part: int, number: int) -> bool:
+        """Whether a batch of a part stands in the log."""
+        return any(first <= number < end for first, end in self._ranges.get(part, ()))
+
+    def has_all(self, parts: Iterable[tuple[int, int]]) -> bool:
+        """Whether all of these (part, number of batches) do."""
+        return all(self._count(part) == batches for part, batches in parts)
+
+    def _count(self, part: int) -> int:
+        return sum(end - first for first, end in self._ranges.get(part, ()))
+
+    def encode(self, producer_id: int) -> bytes:
+        ranges = [(part, first, end) for part, found in self._ranges.items() for first, end in found]
+        start = _MARK.pack(
+            producer_id, self.batch_id, self.start_offset, self.end_offset, self.last_append_us, len(ranges)
+        )
+        return start + b"".join(_RANGE.pack(*each) for each in ranges)
+
+
+class Marks:
+    """The marks of one log, by producer id. Not thread-safe: Log holds the lock."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Mark] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, producer_id: int) -> Mark | None:
+        return self._by_id.get(producer_id)
+
+    def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
+        """Take in a batch of a transaction that was appended at an offset."""
+        assert header.transaction_batch_id != NO_TRANSACTION
+        mark = self._by_id.get(header.producer_id)
+        if mark is None or mark.batch_id < header.transaction_batch_id:
+            mark = self._by_id[header.producer_id] = Mark(header.transaction_batch_id, base_offset)
+        elif mark.batch_id > header.transaction_batch_id:
+            return
+        mark.add(header.part, header.base_sequence, header.base_sequence + 1)
+        mark.end_offset = base_offset + header.last_offset_delta + 1
+        mark.last_append_us = append_us
+
+    def forget_silent(self, before_us: int, keep: Collection[int]) -> int:
+        """Forget the marks whose last append is older, but for some producers'; returns how many."""
+        silent = [
+            number for number, mark in self._by_id.items() if mark.last_append_us < before_us and number not in keep
+        ]
+        for number in silent:
+            del self._by_id[number]
+        return len(silent)
+
+    def clear(self) -> None:
+        self._by_id.clear()
+
+    def encode(self) -> Sequence[bytes]:
+        """The saved form, in pieces."""
+        return [_COUNT.pack(len(self._by_id)), *(mark.encode(number) for number, mark in self._by_id.items())]
+
+    def load(self, data: bytes, at: int) -> None:
+        """Become the saved marks at a place in some bytes whose checksum was checked."""
+        by_id: dict[int, Mark] = {}
+        (count,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        for _ in range(count):
+            number, batch_id, start_offset, end_offset, last_append_us, range_count = _MARK.unpack_from(data, at)
+            at += _MARK.size
+            mark = by_id[number] = Mark(batch_id, start_offset)
+            mark.end_offset, mark.last_append_us = end_offset, last_append_us
+            for _ in range(range_count):
+                mark.add(*_RANGE.unpack_from(data, at))
+                at += _RANGE.size
+        self._by_id = by_id

@@ -1,0 +1,53 @@
+"""What a partition saves beside its segments, to shorten the next start and to outlive them: the checkpoint and the
+states of its producers. Knows the files, not when they are due. Not thread-safe: Log holds the lock.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
+from broker.storage.disk import Disk
+from broker.storage.faults import Faults
+from broker.storage.opening import snapshot_offsets, snapshot_path
+
+_SNAPSHOTS_KEPT = 2
+
+
+class Saved:
+    """A partition's saved files.
+
+    Attributes:
+        checkpoint: as it was written last.
+        producers_at: everything before that offset is told by the newest saved state of the producers, as far as it is
+            known at all.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, checkpoint: Checkpoint, faults: Faults, producers_at: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._faults = faults
+        self.checkpoint = checkpoint
+        self.producers_at = producers_at
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raises DiskFull, StorageFailed."""
+        try:
+            write_checkpoint(self._disk, self._folder, checkpoint)
+        except OSError as error:
+            self._faults.refuse(error, "writing a checkpoint")
+        self.checkpoint = checkpoint
+
+    def save_producers(self, offset: int, data: bytes) -> None:
+        """Save their state, true at an offset; of older ones one is kept. Raises OSError."""
+        write_atomic(self._disk, snapshot_path(self._folder, offset), data)
+        self.producers_at = offset
+        for old in snapshot_offsets(self._disk, self._folder)[_SNAPSHOTS_KEPT:]:
+            self._disk.unlink(snapshot_path(self._folder, old))
+
+    def drop_producers_after(self, offset: int) -> None:
+        """Remove the states that are true only behind an offset. Raises OSError."""
+        for later in snapshot_offsets(self._disk, self._folder):
+            if later > offset:
+                self._disk.unlink(snapshot_path(self._folder, later))
+        self.producers_at = min(self.producers_at, offset)

@@ -1,0 +1,208 @@
+"""A file of staged data: its framing, and what a start finds in it. Pure: reads through a function it is given.
+
+Layout, little-endian. A file begins with 16 bytes; then frames follow, each at a multiple of 8:
+
+    4s "KLSG", u32 version 1, u64 salt
+
+    at  size  field
+     0  4s    magic       "KLSF"
+     4  u8    kind        1 batch, 2 prepared, 3 dropped
+     5  3     zero
+     8  u32   length      of what follows the frame, a multiple of 8
+    12  u32   number      of a batch within its part; else 0
+    16  16s   uuid        of the part (batch) or of the commit (prepared, dropped)
+    32  i64   staged_us   when it came
+    40  u32   crc         batch: the `crc` of its header; prepared: CRC-32C of what follows; else 0
+    44  u32   frame_crc   CRC-32C of the salt and bytes 0 to 44
+
+A batch frame is followed by one record batch, as its producer made it. A prepared frame is followed by a set: the parts
+of one partition that are to be appended together, in this order, once their transaction's batch is decided:
+
+    i64 producer_id, i64 batch_id, i32 version, u32 part_count, u32 id_length
+    for each part:  16s uuid, u32 part, u32 batches, u64 length
+    transactional id, UTF-8, padded with zeros to a multiple of 8
+
+The salt is random: values that look like frames are none, for who chose them does not know it. So behind damage frames
+are looked for at every step of 8 bytes, and damage costs no more than the frames that it lies in. A file is never
+appended to after a start: whatever stands torn at its end stays, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, read_header
+
+Read = Callable[[int, int], "bytes | memoryview"]
+"""(position, length) -> that many bytes; fewer only at the end of the file."""
+
+FILE_START = struct.Struct("<4sIQ")
+FRAME = struct.Struct("<4sB3xII16sqII")
+_FRAME_CHECKED = struct.Struct("<4sB3xII16sqI")
+_CRC = struct.Struct("<I")
+_SET = struct.Struct("<qqiII")
+_PART = struct.Struct("<16sIIQ")
+assert (FILE_START.size, FRAME.size, _FRAME_CHECKED.size, _SET.size, _PART.size) == (16, 48, 44, 28, 32)
+FRAME_SIZE = FRAME.size
+_FILE_MAGIC, _VERSION = b"KLSG", 1
+_MAGIC = b"KLSF"
+_ALIGNMENT = 8
+_WINDOW = 1 << 20
+
+BATCH, PREPARED, DROPPED = 1, 2, 3
+
+
+class PartSpec(NamedTuple):
+    """A part as its writer knows it: how many record batches, and how many bytes they have."""
+
+    uuid: bytes
+    part: int
+    batches: int
+    length: int
+
+
+class PreparedSet(NamedTuple):
+    """The parts of a transaction's batch that belong into one partition, in order.
+
+    `version`: of the decision's znode as the committer read it. `commit_uuid`: of its attempt to commit.
+    """
+
+    transactional_id: str
+    producer_id: int
+    batch_id: int
+    commit_uuid: bytes
+    version: int
+    parts: tuple[PartSpec, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    def counts(self) -> Iterator[tuple[int, int]]:
+        """(part, number of batches) of each part."""
+        return ((part.part, part.batches) for part in self.parts)
+
+
+class Frame(NamedTuple):
+    """What a start found: a good frame and, of a batch, its header; `fault`: what is wrong with what follows it."""
+
+    kind: int
+    number: int
+    uuid: bytes
+    staged_us: int
+    position: int
+    length: int
+    header: BatchHeader | None
+    prepared: PreparedSet | None
+    fault: str | None
+
+
+def file_start(salt: int) -> bytes:
+    return FILE_START.pack(_FILE_MAGIC, _VERSION, salt)
+
+
+def salt_of(data: bytes | memoryview) -> int | None:
+    """The salt of a file that begins with these bytes, or None if it is none of ours."""
+    if len(data) < FILE_START.size:
+        return None
+    magic, version, salt = FILE_START.unpack_from(data)
+    return int(salt) if (magic, version) == (_FILE_MAGIC, _VERSION) else None
+
+
+def _salted(salt: int) -> int:
+    return int(crc32c(salt.to_bytes(8, "little")))
+
+
+def frame(salt: int, kind: int, length: int, number: int, uuid: bytes, staged_us: int, crc: int) -> bytes:
+    """The 48 bytes before something of `length` bytes."""
+    checked = _FRAME_CHECKED.pack(_MAGIC, kind, length, number, uuid, staged_us, crc)
+    return checked + _CRC.pack(crc32c(checked, _salted(salt)))
+
+
+def encode_set(prepared: PreparedSet) -> bytes:
+    """What follows a prepared frame; without its commit uuid, which is the frame's."""
+    name = prepared.transactional_id.encode()
+    pieces = [_SET.pack(prepared.producer_id, prepared.batch_id, prepared.version, len(prepared.parts), len(name))]
+    pieces += [_PART.pack(*part) for part in prepared.parts]
+    data = b"".join((*pieces, name))
+    return data + bytes(-len(data) % _ALIGNMENT)
+
+
+def decode_set(data: bytes | memoryview, commit_uuid: bytes) -> PreparedSet:
+    """The set that `encode_set` wrote; the checksum was checked before."""
+    producer_id, batch_id, version, count, id_length = _SET.unpack_from(data)
+    at = _SET.size
+    parts = tuple(PartSpec._make(_PART.unpack_from(data, at + _PART.size * number)) for number in range(count))
+    at += _PART.size * count
+    name = bytes(data[at : at + id_length]).decode()
+    return PreparedSet(name, producer_id, batch_id, commit_uuid, version, parts)
+
+
+def scan_file(read: Read, size: int) -> Iterator[Frame]:
+    """Every good frame of a file, in order."""
+    salt = salt_of(read(0, FILE_START.size))
+    if salt is None:
+        return
+    salted = _salted(salt)
+    position = FILE_START.size
+    while (found := _next_frame(read, position, size, salted)) is not None:
+        at, (_, kind, length, number, uuid, staged_us, crc, _) = found
+        start = at + FRAME_SIZE
+        if start + length > size:
+            position = at + _ALIGNMENT  # cut short, or damaged all the same: nothing behind it is inside it
+            continue
+        data = read(start, length)
+        header = prepared = fault = None
+        if kind == BATCH:
+            header, fault = _checked_batch(data, crc)
+        elif kind == PREPARED:
+            if crc32c(data) == crc:
+                prepared = decode_set(data, uuid)
+            else:
+                fault = "its checksum does not match"
+        yield Frame(kind, number, uuid, staged_us, start, length, header, prepared, fault)
+        position = start + length
+
+
+def _next_frame(read: Read, position: int, size: int, salted: int) -> tuple[int, tuple[Any, ...]] | None:
+    """The next good frame at a position or, where none is there, behind it."""
+    while size - position >= FRAME_SIZE:
+        data = bytes(read(position, FRAME_SIZE))
+        if _is_frame(data, 0, salted):
+            return position, FRAME.unpack(data)
+        position += _ALIGNMENT
+        data = bytes(read(position, min(_WINDOW, size - position)))
+        at = data.find(_MAGIC)
+        while at >= 0:
+            if at % _ALIGNMENT == 0 and (at + FRAME_SIZE > len(data) or _is_frame(data, at, salted)):
+                break
+            at = data.find(_MAGIC, at + 1)
+        position += at if at >= 0 else max((len(data) - FRAME_SIZE) // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
+    return None
+
+
+def _is_frame(data: bytes, at: int, salted: int) -> bool:
+    checked = data[at : at + _FRAME_CHECKED.size]
+    end = at + FRAME_SIZE
+    return (
+        len(data) >= end
+        and checked.startswith(_MAGIC)
+        and crc32c(checked, salted) == int.from_bytes(data[end - _CRC.size : end], "little")
+    )
+
+
+def _checked_batch(data: bytes | memoryview, crc: int) -> tuple[BatchHeader | None, str | None]:
+    if len(data) < HEADER_SIZE:
+        return None, "it is too short"
+    try:
+        header = read_header(data)
+    except CorruptBatch as error:
+        return None, str(error.facts["reason"])
+    if header.crc != crc or header.length != len(data):
+        return None, "it is another batch than was staged"
+    return header, body_fault(header, data)

@@ -1,0 +1,220 @@
+"""The staged writes of one partition: what is staged beside its log, and how a decided batch comes into the log.
+
+An apply appends the batches of a prepared set that the log does not hold yet, piece by piece; appends of others may
+come between the pieces. Readers see nothing of the batch until all of it stands in the log and is synced: from its
+first record on the log is hidden, with whatever others append behind it, and shown again as a whole. A start that finds
+a batch half there hides it too, until the apply is gone on with.
+
+How far an apply came is read off the log's own marks (`marks.py`), so it can stop anywhere and be asked for again.
+
+Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from broker.storage.appended import Batch
+from broker.storage.marks import Mark
+from broker.storage.staged_format import PreparedSet
+from broker.storage.staging import Staged, Staging
+from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
+
+_WAIT_SECONDS = 30.0
+
+
+class Appendable(Protocol):
+    """A log, as its staged writes see it."""
+
+    label: str
+
+    def append_decided(self, batches: Sequence[Batch]) -> None:
+        """Append batches of one transaction, hidden from readers."""
+
+    def hide(self, producer_id: int, batch_id: int, offset: int) -> None:
+        """Show readers nothing from an offset on, where a transaction's batch begins."""
+
+    def show(self, producer_id: int, batch_id: int) -> None:
+        """What was hidden of a batch is whole."""
+
+    def mark(self, producer_id: int) -> Mark | None:
+        """How far a transaction's last batch came into the log."""
+
+    def flush_to(self, offset: int) -> None:
+        """Have everything before an offset outlive a power cut."""
+
+    def request_flush(self) -> None:
+        """Have a thread of the directory do so."""
+
+
+class Applied(NamedTuple):
+    """A batch that stands in a log. `end_offset`: after its last record, 0 where a later batch's mark is all that is
+    known; `sync_to`: up to where the log has to be synced for it; `batches`: how many were missing and appended."""
+
+    producer_id: int
+    batch_id: int
+    end_offset: int
+    sync_to: int
+    batches: int
+
+
+class StagedWrites:
+    """The staged writes of a partition. Thread-safe."""
+
+    def __init__(self, log: Appendable, staging: Staging) -> None:
+        self._log = log
+        self._staging = staging
+        self._applying = threading.Lock()
+        for producer_id, mark in self._half_applied().items():
+            log.hide(producer_id, mark.batch_id, mark.start_offset)
+
+    def _half_applied(self) -> dict[int, Mark]:
+        """The marks of batches of which only a part stands in the log."""
+        half: dict[int, Mark] = {}
+        whole: set[int] = set()
+        for staged in self._staging.staged():
+            mark = self._log.mark(staged.producer_id)
+            if staged.prepared is None or mark is None or mark.batch_id != staged.batch_id:
+                continue
+            if mark.has_all(staged.prepared.counts()):
+                whole.add(staged.producer_id)  # whatever other committers prepared of the same batch
+            half[staged.producer_id] = mark
+        return {producer_id: mark for producer_id, mark in half.items() if producer_id not in whole}
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
+        """`Staging.stage`."""
+        return self._staging.stage(uuid, batches)
+
+    def discard(self, uuids: Iterable[bytes]) -> None:
+        """`Staging.discard`."""
+        self._staging.discard(uuids)
+
+    def reap(self, before_us: int) -> int:
+        """`Staging.reap`."""
+        return self._staging.reap(before_us)
+
+    def staged(self) -> list[Staged]:
+        """`Staging.staged`."""
+        return self._staging.staged()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._staging.size_bytes
+
+    # --- sets ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, prepared: PreparedSet) -> None:
+        """Record a set; `sync_prepared` is the promise. Raises like `Staging.prepare`."""
+        self._staging.prepare(prepared)
+        self._staging.request_sync()
+
+    def sync_prepared(self) -> None:
+        """All sets that were recorded by now outlive a power cut, with their parts."""
+        self._staging.sync()
+
+    def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
+        """Append what the log does not hold yet of a decided batch. `finish_apply` is the promise, and shows it.
+
+        Raises:
+            StagedPartLost: neither a prepared set nor the log has the batch, or part of the set is damaged.
+            InvalidRequest: the commit uuid is that of another batch.
+            RequestTimedOut: another apply is taking long.
+            DiskFull: ask again; it goes on where it stopped.
+            StorageFailed, Closed.
+        """
+        if not self._applying.acquire(timeout=_WAIT_SECONDS):
+            waited_ms = round(_WAIT_SECONDS * 1000)
+            raise RequestTimedOut(what=f"another apply to {self._log.label}", address="its log", timeout_ms=waited_ms)
+        try:
+            prepared = self._staging.prepared(commit_uuid)
+            if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
+                raise InvalidRequest(reason=f"commit {commit_uuid.hex()} of {self._log.label} is another batch's")
+            count = 0
+            mark = self._log.mark(producer_id)
+            if not _is_applied(mark, batch_id, prepared):
+                if prepared is None:
+                    raise StagedPartLost(
+                        transactional_id=transactional_id,
+                        batch_id=batch_id,
+                        partition=self._log.label,
+                        reason="nothing of it is prepared here",
+                    )
+                count = self._append(prepared, mark if mark is not None and mark.batch_id == batch_id else None)
+                mark = self._log.mark(producer_id)
+            assert mark is not None
+            self._log.request_flush()
+            end_offset = mark.end_offset if mark.batch_id == batch_id else 0
+            return Applied(producer_id, batch_id, end_offset, mark.end_offset, count)
+        finally:
+            self._applying.release()
+
+    def _append(self, prepared: PreparedSet, mark: Mark | None) -> int:
+        if mark is not None:  # as after a restart, and where a full disk stopped it
+            self._log.hide(prepared.producer_id, mark.batch_id, mark.start_offset)
+
+        def is_there(part: int, number: int) -> bool:
+            return mark is not None and mark.has(part, number)
+
+        count = 0
+        for batches in self._staging.pieces(prepared.commit_uuid, is_there):
+            self._log.append_decided(batches)
+            count += len(batches)
+        return count
+
+    def finish_apply(self, applied: Applied) -> None:
+        """Sync what `apply` appended, and show it to readers. Raises StorageFailed, Closed."""
+        self._log.flush_to(applied.sync_to)
+        self._log.show(applied.producer_id, applied.batch_id)
+
+    def drop(self, commit_uuid: bytes, below_version: int) -> bool:
+        """Forget a prepared set that was prepared at a smaller version of the decision than that; whether it was.
+
+        What stands in the log of it is shown: whoever drops it knows that there will come no more.
+        """
+        with self._applying:
+            return self._drop(commit_uuid, below_version)
+
+    def _drop(self, commit_uuid: bytes, below_version: int | None) -> bool:
+        prepared = self._staging.prepared(commit_uuid)
+        if prepared is None or not self._staging.drop(commit_uuid, below_version):
+            return False
+        if prepared.producer_id not in self._half_applied():
+            self._log.show(prepared.producer_id, prepared.batch_id)
+        return True
+
+    def release(self, transactional_id: str, batch_id: int) -> None:
+        """Forget what is staged of a transaction up to a batch that is done, where the log has that batch whole; what
+        it leaves, the decision in ZooKeeper drops later. Does nothing while an apply runs."""
+        if not self._applying.acquire(blocking=False):
+            return
+        try:
+            half = self._half_applied()
+            for staged in self._staging.staged():
+                prepared = staged.prepared
+                if prepared is None or prepared.transactional_id != transactional_id or staged.batch_id > batch_id:
+                    continue
+                mark = self._log.mark(staged.producer_id)
+                if mark is not None and mark.batch_id >= batch_id and staged.producer_id not in half:
+                    self._drop(prepared.commit_uuid, None)
+                    self._staging.discard_batches(staged.producer_id, batch_id)
+        finally:
+            self._applying.release()
+
+    def producer_ids(self) -> set[int]:
+        """Whose sets are prepared here."""
+        return self._staging.producer_ids()
+
+    def close(self) -> None:
+        self._staging.close()
+
+
+def _is_applied(mark: Mark | None, batch_id: int, prepared: PreparedSet | None) -> bool:
+    """Whether the log holds a batch, as far as it ever will. Without a prepared set it does where anything of the
+    batch is there: the set was dropped once the batch was done."""
+    if mark is None or mark.batch_id < batch_id:
+        return False
+    return mark.batch_id > batch_id or prepared is None or mark.has_all(prepared.counts())

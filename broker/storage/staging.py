@@ -1,0 +1,599 @@
+"""What is staged for one partition beside its log: the parts of batches that no transaction has decided yet.
+
+    <partition's folder>/staging/%020d.staged       files of `staged_format.py`, appended to one after the other
+
+A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A committer has the
+parts of its batch prepared as one set (`prepare`); from the ack on they outlive a power cut and are kept until the set
+is dropped (`drop`), which is told in the file too. Parts that nobody prepares are forgotten (`discard`, `reap`); after
+a restart they may be there again, and are forgotten again.
+
+A file is closed at 64 MiB and removed once nothing in it is needed; so is the one that is written to when it has
+`_WASTE_MAX` bytes of which none is needed. Nothing is appended to a file after a restart. A start reads all files: a
+part counts up to its first batch that is missing or damaged, and a set one of whose parts is short is lost.
+
+Threads: `_lock` guards all that changes. `_sync_lock` comes before it and lets one sync run at a time while more is
+staged; the directory's flusher threads sync ahead of `prepare`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from broker.storage.appended import Batch
+from broker.storage.disk import Buffer
+from broker.storage.faults import Faults
+from broker.storage.home import LogHome
+from broker.storage.segment import TruncateFailed, base_offset_of
+from broker.storage.staged_file import STAGED_SUFFIX, StagedFile
+from broker.storage.staged_format import (
+    BATCH,
+    DROPPED,
+    FRAME_SIZE,
+    PREPARED,
+    Frame,
+    PartSpec,
+    PreparedSet,
+    encode_set,
+    file_start,
+    frame,
+    scan_file,
+)
+from kafkalog.errors import Closed, CorruptBatch, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
+from kafkalog.format.batch import BatchHeader, body_fault, read_header
+from kafkalog.log import get_logger
+
+log = get_logger(__name__)
+
+STAGING = "staging"
+"""The folder within the partition's."""
+_FILE_BYTES = 64 << 20
+_WASTE_MAX = 8 << 20
+_SYNC_AHEAD_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+"""What is read of the files at once."""
+
+Place = tuple[StagedFile, int, int]
+"""Where a batch stands: file, position, length."""
+
+
+class _Part:
+    """The batches of a part, in order, and who needs them."""
+
+    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "sets", "uuid")
+
+    def __init__(self, uuid: bytes, header: BatchHeader) -> None:
+        self.uuid = uuid
+        self.producer_id = header.producer_id
+        self.batch_id = header.transaction_batch_id
+        self.number = header.part
+        self.places: list[Place] = []
+        self.length = 0
+        self.last_us = 0
+        self.sets = 0  # prepared sets that it belongs to
+
+    def add(self, place: Place, staged_us: int) -> None:
+        self.places.append(place)
+        self.length += place[2]
+        self.last_us = max(self.last_us, staged_us)
+
+    def is_whose(self, header: BatchHeader) -> bool:
+        return (self.producer_id, self.batch_id, self.number) == (
+            header.producer_id,
+            header.transaction_batch_id,
+            header.part,
+        )
+
+
+class _Set:
+    """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
+    applied."""
+
+    __slots__ = ("files", "lost", "parts", "prepared", "staged_us")
+
+    def __init__(self, prepared: PreparedSet, parts: list[_Part], staged_us: int) -> None:
+        self.prepared = prepared
+        self.parts = parts
+        self.staged_us = staged_us
+        self.files: list[StagedFile] = []
+        self.lost: str | None = None
+
+
+class Staged(NamedTuple):
+    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None)."""
+
+    producer_id: int
+    batch_id: int
+    prepared: PreparedSet | None
+    parts: int
+    length: int
+    staged_us: int
+
+
+class Staging:
+    """The staged data of a partition. Thread-safe.
+
+    Args:
+        folder: the partition's; the staging folder in it is made when something is staged.
+        label: the partition, as errors name it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, home: LogHome, folder: Path, label: str, faults: Faults) -> None:
+        self.label = label
+        self._home = home
+        self._disk = home.disk
+        self._clock = home.clock
+        self._faults = faults
+        self._folder = folder / STAGING
+        self._lock = threading.Lock()  # guards all below
+        self._sync_lock = threading.Lock()  # one sync at a time; before _lock
+        self._closed = False
+        self._sync_asked = False
+        self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
+        self._files: dict[int, StagedFile] = {}
+        self._next_number = 0
+        self._written_us = 0  # when something was written last
+        self._active: StagedFile | None = None
+        self._parts: dict[bytes, _Part] = {}
+        self._sets: dict[bytes, _Set] = {}
+        self._open()
+
+    # --- starting ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            names = self._disk.names(self._folder)
+        except FileNotFoundError:
+            return
+        numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
+        for number in numbers:
+            self._read_file(StagedFile(self._disk, self._folder, number, 0))
+        for known in self._sets.values():
+            known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
+            if known.lost is not None:
+                log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
+                          reason=known.lost)  # fmt: skip
+        self._next_number = numbers[-1] + 1 if numbers else 0
+        self._names_made = 1  # what made them may not have lived to sync them
+        self._remove_dead()
+
+    def _read_file(self, file: StagedFile) -> None:
+        fd = self._disk.open(file.path)
+        try:
+            file.size = self._disk.size(fd)
+            self._files[file.number] = file
+            for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
+                self._replay(file, found)
+        finally:
+            self._disk.close(fd)
+
+    def _replay(self, file: StagedFile, found: Frame) -> None:
+        if found.fault is not None:
+            log.error("staged_damage_found", partition=self.label, file=str(file.path), position=found.position,
+                      bytes=found.length, reason=found.fault)  # fmt: skip
+        elif found.kind == BATCH:
+            assert found.header is not None
+            part = self._parts.get(found.uuid)
+            if part is None:
+                part = self._parts[found.uuid] = _Part(found.uuid, found.header)
+            if found.number == len(part.places) and part.is_whose(found.header):
+                part.add((file, found.position, found.length), found.staged_us)
+                file.live += 1
+        elif found.kind == PREPARED:
+            assert found.prepared is not None
+            self._keep(found.prepared, file, found.staged_us)
+        elif found.kind == DROPPED and found.uuid in self._sets:
+            self._forget_set(found.uuid, file)
+
+    def _fault(self, spec: PartSpec, prepared: PreparedSet) -> str | None:
+        """What is wrong with a part of a set, or None."""
+        part = self._parts.get(spec.uuid)
+        if part is None:
+            return f"part {spec.part} is not here"
+        if (part.producer_id, part.batch_id, part.number) != (prepared.producer_id, prepared.batch_id, spec.part):
+            return f"part {spec.part} is another's"
+        if (len(part.places), part.length) != (spec.batches, spec.length):
+            return f"part {spec.part} has {len(part.places)} batches of {spec.batches}"
+        return None
+
+    # --- what it holds -------------------------------------------------------------------------------------------
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        with self._lock:
+            return sum(file.size for file in self._files.values())
+
+    def prepared(self, commit_uuid: bytes) -> PreparedSet | None:
+        """The prepared set of a commit."""
+        with self._lock:
+            known = self._sets.get(commit_uuid)
+            return known.prepared if known is not None else None
+
+    def producer_ids(self) -> set[int]:
+        """Whose sets are prepared here."""
+        with self._lock:
+            return {known.prepared.producer_id for known in self._sets.values()}
+
+    def staged(self) -> list[Staged]:
+        """All that is staged: sets first, then what is in none."""
+        if not self._parts and not self._sets:  # nearly always, and a broker has thousands
+            return []
+        with self._lock:
+            found = [
+                Staged(known.prepared.producer_id, known.prepared.batch_id, known.prepared, len(known.prepared.parts),
+                       known.prepared.length, known.staged_us)
+                for known in self._sets.values()
+            ]  # fmt: skip
+            loose: dict[tuple[int, int], list[_Part]] = {}
+            for part in self._parts.values():
+                if not part.sets:
+                    loose.setdefault((part.producer_id, part.batch_id), []).append(part)
+        for (producer_id, batch_id), parts in loose.items():
+            length, staged_us = sum(part.length for part in parts), max(part.last_us for part in parts)
+            found.append(Staged(producer_id, batch_id, None, len(parts), length, staged_us))
+        return found
+
+    # --- staging -------------------------------------------------------------------------------------------------
+
+    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
+        """Write batches of a part, those that are there already left out.
+
+        Args:
+            uuid: of the part.
+            batches: header and bytes of each, checked by the caller.
+
+        Returns:
+            How many batches the part has now, and how many bytes they have.
+
+        Raises:
+            StagedOutOfOrder: an earlier batch of the part is missing; nothing was written.
+            InvalidRequest: they are not all of one part, or the part is prepared and has all of its batches.
+            DiskFull, StorageFailed, Closed.
+        """
+        with self._lock:
+            self._check_usable()
+            part = self._parts.get(uuid) or _Part(uuid, batches[0][0])
+            new = self._new_batches(part, batches)
+            if new:
+                if part.sets:
+                    raise InvalidRequest(reason=f"part {part.number} for {self.label} is prepared: it gets no more")
+                now_us = self._clock.now_us()
+                file, position = self._write(
+                    [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
+                )
+                for _, data in new:
+                    part.add((file, position, len(data)), now_us)
+                    file.live += 1
+                    position += len(data) + FRAME_SIZE
+                self._parts[uuid] = part
+                self._ask_sync_ahead(file)
+            return len(part.places), part.length
+
+    def _new_batches(self, part: _Part, batches: Sequence[Batch]) -> list[Batch]:
+        new: list[Batch] = []
+        for header, data in batches:
+            if not part.is_whose(header):
+                raise InvalidRequest(reason=f"batches of another part than {part.number} for {self.label}")
+            expected = len(part.places) + len(new)
+            if header.base_sequence > expected:
+                raise StagedOutOfOrder(
+                    part=part.number, partition=self.label, sequence=header.base_sequence, expected=expected
+                )
+            if header.base_sequence == expected:
+                new.append((header, data))
+        return new
+
+    def _write(self, frames: Iterable[tuple[int, int, bytes, int, Buffer]], now_us: int) -> tuple[StagedFile, int]:
+        """Write frames (kind, number, uuid, crc, what follows) at once; the file, and where the first's bytes are."""
+        frames = list(frames)
+        length = sum(FRAME_SIZE + len(data) for _, _, _, _, data in frames)
+        file = self._file_for(length)
+        buffers: list[Buffer] = [] if file.size else [file_start(file.salt)]
+        start = sum(map(len, buffers))
+        for kind, number, uuid, crc, data in frames:
+            buffers += (frame(file.salt, kind, len(data), number, uuid, now_us, crc), data)
+        try:
+            position = file.append(buffers, start + length)
+        except TruncateFailed as error:
+            self._faults.fail(error, "cutting off what was staged in part")
+        except OSError as error:
+            self._faults.refuse(error, "staging")
+        self._written_us = now_us
+        return file, position + start + FRAME_SIZE
+
+    def _file_for(self, length: int) -> StagedFile:
+        """The file to write to, a new one if that is full."""
+        active = self._active
+        if active is not None and (not active.size or active.size + length <= _FILE_BYTES):
+            return active
+        file = StagedFile(self._disk, self._folder, self._next_number, secrets.randbits(64))
+        try:
+            try:
+                self._disk.make_dir(self._folder)
+            except FileExistsError:
+                pass
+            file.create()
+        except OSError as error:
+            self._faults.refuse(error, "making a staged file")
+        self._names_made += 1
+        self._next_number += 1
+        self._files[file.number] = self._active = file
+        return file
+
+    # --- prepared sets -------------------------------------------------------------------------------------------
+
+    def prepare(self, prepared: PreparedSet) -> None:
+        """Record a set of parts, to be kept until it is dropped; `sync` makes it last.
+
+        Prepared again: nothing, or, at a newer version, that is the set's from now on.
+
+        Raises:
+            StagedPartLost: a part is missing, short, or another's.
+            InvalidRequest: the commit uuid is that of another set.
+            DiskFull, StorageFailed, Closed.
+        """
+        with self._lock:
+            self._check_usable()
+            known = self._sets.get(prepared.commit_uuid)
+            if known is not None and known.prepared._replace(version=prepared.version) != prepared:
+                raise InvalidRequest(reason=f"commit {prepared.commit_uuid.hex()} of {self.label} is another set's")
+            for spec in prepared.parts:
+                fault = self._fault(spec, prepared)
+                if fault is not None:
+                    raise self.lost(prepared, fault)
+            if known is not None and known.prepared.version >= prepared.version:
+                return
+            now_us = self._clock.now_us()
+            data = encode_set(prepared)
+            file, _ = self._write([(PREPARED, 0, prepared.commit_uuid, crc32c(data), data)], now_us)
+            self._keep(prepared, file, now_us)
+
+    def _keep(self, prepared: PreparedSet, file: StagedFile, now_us: int) -> None:
+        known = self._sets.get(prepared.commit_uuid)
+        if known is None:
+            parts = [self._parts[spec.uuid] for spec in prepared.parts if spec.uuid in self._parts]
+            known = self._sets[prepared.commit_uuid] = _Set(prepared, parts, now_us)
+            for part in parts:
+                part.sets += 1
+        known.prepared = prepared
+        known.files.append(file)
+        file.live += 1
+
+    def lost(self, prepared: PreparedSet, reason: str) -> StagedPartLost:
+        return StagedPartLost(
+            transactional_id=prepared.transactional_id, batch_id=prepared.batch_id, partition=self.label, reason=reason
+        )
+
+    def drop(self, commit_uuid: bytes, below_version: int | None = None) -> bool:
+        """Forget a prepared set, and those of its parts that no other set has; whether it was.
+
+        Args:
+            below_version: only if it was prepared at a smaller version than that.
+        """
+        with self._lock:
+            self._check_usable()
+            known = self._sets.get(commit_uuid)
+            if known is None or (below_version is not None and known.prepared.version >= below_version):
+                return False
+            try:
+                file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
+            except DiskFull as full:  # what a start finds again, the decision in ZooKeeper drops again
+                self._home.tell_full(full, self.label)
+                self._forget_set(commit_uuid, None)
+            else:
+                self._forget_set(commit_uuid, file)
+            self._remove_dead()
+            return True
+
+    def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None) -> None:
+        known = self._sets.pop(commit_uuid)
+        for file in known.files:
+            file.live -= 1
+            if told_in is not None and file is not told_in:
+                told_in.drops.add(file.number)
+        for part in known.parts:
+            part.sets -= 1
+            if not part.sets:
+                self._forget_part(part)
+
+    def _forget_part(self, part: _Part) -> None:
+        del self._parts[part.uuid]
+        for file, _, _ in part.places:
+            file.live -= 1
+
+    def discard(self, uuids: Iterable[bytes]) -> None:
+        """Forget parts, but those that are prepared."""
+        wanted = set(uuids)
+        self._forget_parts(lambda part: part.uuid in wanted)
+
+    def discard_batches(self, producer_id: int, to_batch_id: int) -> None:
+        """Forget the parts of a transaction's batches up to one, but those that are prepared."""
+        self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
+
+    def reap(self, before_us: int) -> int:
+        """Forget the parts that nobody has prepared and that were added to last before a time; returns how many. A
+        file of which nothing has been needed for as long goes too."""
+        if not self._files:
+            return 0
+        count = self._forget_parts(lambda part: part.last_us < before_us)
+        with self._lock:
+            active = self._active
+            if active is not None and not active.live and self._written_us < before_us:
+                self._active = None
+                self._remove_dead()
+        return count
+
+    def _forget_parts(self, which: Callable[[_Part], bool]) -> int:
+        with self._lock:
+            self._check_usable()
+            gone = [part for part in self._parts.values() if not part.sets and which(part)]
+            for part in gone:
+                self._forget_part(part)
+            if gone:
+                self._remove_dead()
+            return len(gone)
+
+    def _remove_dead(self) -> None:
+        """Remove the files of which nothing is needed any more."""
+        for file in list(self._files.values()):  # the oldest first: what a file tells the end of is older
+            file.drops &= self._files.keys()
+            if file.live or file.drops or (file is self._active and file.size < _WASTE_MAX):
+                continue
+            if file is self._active:
+                self._active = None
+            del self._files[file.number]
+            try:
+                file.remove()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._faults.fail(error, "removing a staged file")
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
+        """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.
+
+        Args:
+            is_there: (part, number of a batch) -> whether it is to be left out.
+
+        Raises:
+            StagedPartLost: the set is not here, or what is to come next of it is damaged.
+            StorageFailed, DiskFull.
+        """
+        with self._lock:
+            self._check_usable()
+            known = self._sets.get(commit_uuid)
+            assert known is not None, "whoever drops a set holds up who applies it"
+            if known.lost is not None:
+                raise self.lost(known.prepared, known.lost)
+            prepared, parts = known.prepared, list(known.parts)
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        for part in parts:
+            wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
+            while wanted:
+                count, length = _together(part.places, wanted)
+                if length > len(buffer):
+                    buffer = memoryview(bytearray(length))
+                piece = buffer[:length]
+                first = part.places[wanted[0]]
+                self._read(first[0], piece, first[1])
+                batches = []
+                for number in wanted[:count]:
+                    _, position, size = part.places[number]
+                    data = piece[position - first[1] : position - first[1] + size]
+                    batches.append((self._checked(data, part, number, prepared), data))
+                yield batches
+                del wanted[:count]
+
+    def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
+        try:
+            with self._lock:
+                shared = file.share()
+            try:
+                self._disk.read_into(shared.fd, into, position)
+            finally:
+                shared.release()
+        except OSError as error:
+            self._faults.refuse(error, "reading what is staged")
+
+    def _checked(self, data: memoryview, part: _Part, number: int, prepared: PreparedSet) -> BatchHeader:
+        try:
+            header = read_header(data, 0, self.label)
+            fault = body_fault(header, data)
+        except CorruptBatch as error:
+            fault = str(error.facts["reason"])
+        else:
+            if not fault and (not part.is_whose(header) or header.base_sequence != number):
+                fault = "it is another"
+        if fault:
+            raise self.lost(prepared, f"batch {number} of part {part.number}: {fault}")
+        return header
+
+    # --- syncing -------------------------------------------------------------------------------------------------
+
+    def _ask_sync_ahead(self, file: StagedFile) -> None:
+        if not self._sync_asked and file.size - file.synced >= _SYNC_AHEAD_BYTES:
+            self._sync_asked = True
+            self._home.flush_soon(self)
+
+    def request_sync(self) -> None:
+        """Have a thread of the directory sync it; `sync` then has little left to do."""
+        with self._lock:
+            if not self._sync_asked:
+                self._sync_asked = True
+                self._home.flush_soon(self)
+
+    def flush(self) -> None:
+        """`sync`, as the directory's threads call it."""
+        self.sync()
+
+    def sync(self) -> None:
+        """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed."""
+        with self._sync_lock:
+            with self._lock:
+                self._check_usable()
+                self._sync_asked = False
+                names = self._names_made
+                unsynced = [(file, file.size) for file in self._files.values() if file.synced < file.size]
+            for file, size in unsynced:
+                self._sync_file(file, size)
+            if names > self._names_synced:
+                try:
+                    self._disk.sync_dir(self._folder)
+                    if not self._names_synced:
+                        self._disk.sync_dir(self._folder.parent)
+                except OSError as error:
+                    self._faults.refuse(error, "making a staged file last")
+            self._names_synced = names
+
+    def _sync_file(self, file: StagedFile, size: int) -> None:
+        try:
+            with self._lock:
+                if file.number not in self._files:
+                    return  # nothing in it is needed any more
+                shared = file.share()
+        except OSError as error:
+            self._faults.refuse(error, "opening a staged file")
+        try:
+            self._disk.sync(shared.fd)
+        except OSError as error:
+            self._faults.fail(error, "fdatasync of what is staged")
+        finally:
+            shared.release()
+        with self._lock:
+            file.synced = size
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        self._faults.check()
+        if self._closed:
+            raise Closed(what=f"staging of {self.label}")
+
+    def close(self) -> None:
+        with self._sync_lock, self._lock:
+            self._closed = True
+            for file in self._files.values():
+                file.close()
+
+
+def _together(places: Sequence[Place], wanted: Sequence[int]) -> tuple[int, int]:
+    """How many of the wanted batches are to be read at once, and how many bytes that is."""
+    file, start, length = places[wanted[0]]
+    end, count = start + length, 1
+    for number in wanted[1:]:
+        next_file, position, length = places[number]
+        if next_file is not file or position + length - start > _PIECE_BYTES:
+            break
+        end, count = position + length, count + 1
+    return count, end - start

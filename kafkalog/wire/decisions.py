@@ -1,0 +1,118 @@
+"""The decision of a transaction: which batch was decided last, in which partitions, and whether all of them have it.
+Data, and its two ways through protobuf; `zk/transactions.py` keeps it in ZooKeeper. Knows no rule of who may decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafkalog.wire import transactions_pb2 as pb
+
+NO_BATCH = -1
+NO_VERSION = -1
+
+
+@dataclass(frozen=True)
+class DecidedTopic:
+    """A topic's partitions that a batch has parts for, as ranges (first, last) with both ends in."""
+
+    topic_id: bytes
+    topic: str
+    partitions: tuple[tuple[int, int], ...]
+
+    def numbers(self) -> list[int]:
+        return [number for first, last in self.partitions for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a transaction decided last.
+
+    Attributes:
+        version: of its znode, which the next write has to name; -1: there is none.
+        batch_id: -1: nothing was decided yet.
+        commit_uuid: of the attempt that decided, 16 bytes.
+        run_id: of the run that decided.
+        fingerprint: of the batch's input; empty where that is not known.
+        done: whether every partition has it.
+        replaced_runs: runs that others took over from, the newest last.
+        is_stream: whether the decision stays for ever.
+        decided_us: when it was last written.
+    """
+
+    transactional_id: str
+    version: int = NO_VERSION
+    batch_id: int = NO_BATCH
+    commit_uuid: bytes = b""
+    run_id: str = ""
+    fingerprint: bytes = b""
+    done: bool = False
+    topics: tuple[DecidedTopic, ...] = ()
+    replaced_runs: tuple[str, ...] = ()
+    is_stream: bool = False
+    decided_us: int = 0
+
+    def has(self, topic_id: bytes, partition: int) -> bool:
+        """Whether the batch has parts for a partition."""
+        return any(
+            first <= partition <= last
+            for topic in self.topics
+            if topic.topic_id == topic_id
+            for first, last in topic.partitions
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch was decided that some partition may not have yet."""
+        return self.batch_id != NO_BATCH and not self.done
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Partition numbers as ranges (first, last) with both ends in."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def decision_to_wire(decision: Decision) -> pb.Decision:
+    message = pb.Decision(
+        transactional_id=decision.transactional_id,
+        version=decision.version,
+        batch_id=decision.batch_id,
+        commit_uuid=decision.commit_uuid,
+        run_id=decision.run_id,
+        fingerprint=decision.fingerprint,
+        done=decision.done,
+        replaced_runs=decision.replaced_runs,
+        is_stream=decision.is_stream,
+        decided_us=decision.decided_us,
+    )
+    for topic in decision.topics:
+        added = message.topics.add(topic_id=topic.topic_id, topic=topic.topic)
+        for first, last in topic.partitions:
+            added.partitions.add(first=first, last=last)
+    return message
+
+
+def decision_from_wire(message: pb.Decision) -> Decision:
+    return Decision(
+        transactional_id=message.transactional_id,
+        version=message.version,
+        batch_id=message.batch_id,
+        commit_uuid=message.commit_uuid,
+        run_id=message.run_id,
+        fingerprint=message.fingerprint,
+        done=message.done,
+        topics=tuple(
+            DecidedTopic(topic.topic_id, topic.topic, tuple((each.first, each.last) for each in topic.partitions))
+            for topic in message.topics
+        ),
+        replaced_runs=tuple(message.replaced_runs),
+        is_stream=message.is_stream,
+        decided_us=message.decided_us,
+    )

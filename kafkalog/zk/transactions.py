@@ -1,0 +1,149 @@
+"""Decisions of transactions in ZooKeeper: one znode a transaction, every write of it a compare-and-set.
+
+A znode is read whole and written whole, as JSON (docs/FORMATS.md). Who may decide what is the committer's business
+(`client/transactions.py`); a leader reads what was decided, and raises a version before it drops what was prepared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from kafkalog.errors import DecisionMoved
+from kafkalog.wire.decisions import NO_VERSION, DecidedTopic, Decision
+from kafkalog.zk import paths
+from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+
+KEPT_US = 24 * 3600 * 1_000_000
+"""How long the decision of a batch write stays after it is done."""
+
+
+def read_decision(session: ZooKeeperSession, transactional_id: str) -> Decision:
+    """A transaction's last decision; version -1 and no batch if there is none."""
+    try:
+        content, stat = session.get(paths.transaction(transactional_id))
+    except NoNode:
+        return Decision(transactional_id)
+    return _decision(transactional_id, content, stat)
+
+
+def write_decision(session: ZooKeeperSession, decision: Decision) -> int:
+    """Write a decision over exactly the version that it names; -1 makes it.
+
+    Returns:
+        the new version.
+
+    Raises:
+        DecisionMoved: the znode has another version, -1 if it is not there.
+        ZooKeeperUnreachable: whether it was written is unknown; read it, and compare the commit uuid.
+    """
+    path, content = paths.transaction(decision.transactional_id), _content(decision)
+    try:
+        if decision.version == NO_VERSION:
+            session.create(path, content)
+            return 0
+        return int(session.set(path, content, decision.version).version)
+    except (NoNode, NodeExists, BadVersion):
+        now = read_decision(session, decision.transactional_id)
+    raise DecisionMoved(
+        transactional_id=decision.transactional_id, expected=decision.version, version=now.version
+    ) from None
+
+
+def raise_version(session: ZooKeeperSession, decision: Decision) -> int:
+    """Give a decision the next version with nothing else changed, so that nobody can decide on the one before; one
+    that is absent is made, empty. Raises like `write_decision`."""
+    return write_decision(session, decision)
+
+
+def list_decisions(session: ZooKeeperSession) -> list[Decision]:
+    """The decisions of all transactions, by id."""
+    try:
+        names = session.children(paths.TRANSACTIONS)
+    except NoNode:  # no broker of this version has connected yet
+        return []
+    found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in names])
+    decisions = [
+        _decision(paths.transactional_id(name), *content)
+        for name, content in zip(names, found, strict=True)
+        if content is not None
+    ]
+    return sorted(decisions, key=lambda decision: decision.transactional_id)
+
+
+def forget_decision(session: ZooKeeperSession, transactional_id: str, version: int) -> None:
+    """Remove a decision that has exactly this version; one that is gone is fine. Raises DecisionMoved."""
+    try:
+        session.delete(paths.transaction(transactional_id), version)
+    except NoNode:
+        return
+    except BadVersion:
+        now = read_decision(session, transactional_id)
+        raise DecisionMoved(transactional_id=transactional_id, expected=version, version=now.version) from None
+
+
+def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
+    """Those that may be forgotten: of batch writes, a day after they were done, or raised with nothing decided.
+
+    A stream's never: the query may start again after any time, and would write its last batch a second time.
+    """
+    return [
+        decision
+        for decision in decisions
+        if not decision.is_stream and not decision.is_open and decision.decided_us + KEPT_US < now_us
+    ]
+
+
+def forget_expired(session: ZooKeeperSession, now_us: int) -> list[Decision]:
+    """Remove the decisions that are `expired`; any broker may do so, and several at once. Returns those removed."""
+    forgotten = []
+    for decision in expired(list_decisions(session), now_us):
+        try:
+            forget_decision(session, decision.transactional_id, decision.version)
+        except DecisionMoved:
+            continue  # it is in use again
+        forgotten.append(decision)
+    return forgotten
+
+
+def _content(decision: Decision) -> bytes:
+    fields = {
+        "batch_id": decision.batch_id,
+        "commit_uuid": decision.commit_uuid.hex(),
+        "run_id": decision.run_id,
+        "fingerprint": decision.fingerprint.hex(),
+        "done": decision.done,
+        "topics": [
+            {"topic_id": topic.topic_id.hex(), "topic": topic.topic, "partitions": topic.partitions}
+            for topic in decision.topics
+        ],
+        "replaced_runs": decision.replaced_runs,
+        "is_stream": decision.is_stream,
+        "decided_us": decision.decided_us,
+    }
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
+    fields = json.loads(content)
+    return Decision(
+        transactional_id=transactional_id,
+        version=stat.version,
+        batch_id=fields["batch_id"],
+        commit_uuid=bytes.fromhex(fields["commit_uuid"]),
+        run_id=fields["run_id"],
+        fingerprint=bytes.fromhex(fields["fingerprint"]),
+        done=fields["done"],
+        topics=tuple(
+            DecidedTopic(
+                bytes.fromhex(topic["topic_id"]),
+                topic["topic"],
+                tuple((first, last) for first, last in topic["partitions"]),
+            )
+            for topic in fields["topics"]
+        ),
+        replaced_runs=tuple(fields["replaced_runs"]),
+        is_stream=fields["is_stream"],
+        decided_us=fields["decided_us"] or stat.mtime * 1000,
+    )

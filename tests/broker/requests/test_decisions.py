@@ -1,0 +1,97 @@
+"""Decisions over gRPC: what is written is read, a stale version is refused with its facts, nonsense is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.transport import rpc
+from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError
+from kafkalog.wire import dataport_pb2
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire
+from kafkalog.wire.frames import error_from_wire
+from tests.broker.conftest import RunningBroker
+
+DECIDED = Decision(
+    "app-a/b-t",
+    batch_id=3,
+    commit_uuid=b"c" * 16,
+    run_id="run",
+    fingerprint=b"f",
+    topics=(DecidedTopic(b"t" * 16, "t", ((0, 1), (4, 4))),),
+    replaced_runs=("older",),
+)
+
+
+def refused(call: Callable[..., Any], request: Any) -> KafkalogError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=30)
+    metadata = dict(caught.value.trailing_metadata())
+    return error_from_wire(dataport_pb2.Error.FromString(metadata[rpc.ERROR_KEY]))
+
+
+def decide(broker: RunningBroker, decision: Decision) -> int:
+    request = pb.DecideRequest(decision=decision_to_wire(decision))
+    return int(broker.stub.Decide(request, timeout=30).version)
+
+
+def read(broker: RunningBroker, transactional_id: str) -> Decision:
+    request = pb.ReadDecisionRequest(transactional_id=transactional_id)
+    return decision_from_wire(broker.stub.ReadDecision(request, timeout=30))
+
+
+def test_a_decision_is_made_read_listed_and_forgotten(broker: RunningBroker) -> None:
+    assert read(broker, "app-a/b-t") == Decision("app-a/b-t")
+    before_us = time.time_ns() // 1000
+    assert decide(broker, DECIDED) == 0
+    found = read(broker, "app-a/b-t")
+    assert found == replace(DECIDED, version=0, decided_us=found.decided_us)
+    assert before_us <= found.decided_us <= time.time_ns() // 1000
+    assert decide(broker, replace(found, done=True)) == 1
+    [listed] = broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
+    assert decision_from_wire(listed) == read(broker, "app-a/b-t")
+    assert listed.done
+    stale = pb.ForgetDecisionRequest(transactional_id="app-a/b-t", version=0)
+    assert isinstance(refused(broker.stub.ForgetDecision, stale), DecisionMoved)
+    broker.stub.ForgetDecision(pb.ForgetDecisionRequest(transactional_id="app-a/b-t", version=1), timeout=30)
+    assert not broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
+
+
+def test_a_decision_on_another_version_is_refused_with_both_versions(broker: RunningBroker) -> None:
+    decide(broker, DECIDED)
+    error = refused(broker.stub.Decide, pb.DecideRequest(decision=decision_to_wire(DECIDED)))
+    assert isinstance(error, DecisionMoved)
+    assert error.facts == {"transactional_id": "app-a/b-t", "expected": -1, "version": 0}
+    assert not error.retriable
+
+
+@pytest.mark.parametrize(
+    ("decision", "says"),
+    [
+        (replace(DECIDED, transactional_id=""), "1 to 1000 characters, not 0"),
+        (replace(DECIDED, transactional_id="x" * 1001), "1 to 1000 characters, not 1001"),
+        (replace(DECIDED, commit_uuid=b"short"), "a commit uuid has 16 bytes"),
+        (replace(DECIDED, batch_id=-1), "none where no batch is decided"),
+        (replace(DECIDED, batch_id=-2), "make no decision"),
+        (replace(DECIDED, version=-2), "make no decision"),
+        (replace(DECIDED, topics=(DecidedTopic(b"t" * 16, "t", ((3, 2),)),)), "are no ranges"),
+        (replace(DECIDED, topics=(DecidedTopic(b"short", "t", ((0, 2),)),)), "are no ranges"),
+    ],
+)
+def test_nonsense_is_refused_and_nothing_is_written(broker: RunningBroker, decision: Decision, says: str) -> None:
+    error = refused(broker.stub.Decide, pb.DecideRequest(decision=decision_to_wire(decision)))
+    assert isinstance(error, InvalidRequest)
+    assert says in str(error)
+    assert not broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
+
+
+def test_requests_without_an_id_or_a_version_are_refused(broker: RunningBroker) -> None:
+    assert isinstance(refused(broker.stub.ReadDecision, pb.ReadDecisionRequest()), InvalidRequest)
+    forget = pb.ForgetDecisionRequest(transactional_id="x", version=-1)
+    assert isinstance(refused(broker.stub.ForgetDecision, forget), InvalidRequest)

@@ -1,0 +1,163 @@
+"""Decisions of transactions in a real ZooKeeper."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kafkalog.errors import DecisionMoved
+from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire, ranges
+from kafkalog.zk import paths, transactions
+from kafkalog.zk.session import ZooKeeperSession
+
+ID = "spark-stream-6b0c8f2e-4f5e-4d6e-9a5e-0d6a3c1b2a90"
+DECIDED = Decision(
+    ID,
+    batch_id=7,
+    commit_uuid=bytes(range(16)),
+    run_id="run 1",
+    fingerprint=b"f" * 32,
+    topics=(DecidedTopic(b"t" * 16, "out", ((0, 3), (7, 7))), DecidedTopic(b"u" * 16, "other", ((2, 2),))),
+    replaced_runs=("run 0",),
+    is_stream=True,
+    decided_us=123,
+)
+DAY_US = 24 * 3600 * 1_000_000
+
+
+def test_a_decision_is_read_back_with_its_version(session: ZooKeeperSession) -> None:
+    assert transactions.read_decision(session, ID) == Decision(ID)
+    assert transactions.write_decision(session, DECIDED) == 0
+    assert transactions.read_decision(session, ID) == replace(DECIDED, version=0)
+    done = replace(DECIDED, version=0, done=True)
+    assert transactions.write_decision(session, done) == 1
+    assert transactions.read_decision(session, ID) == replace(done, version=1)
+
+
+def test_a_decision_is_the_same_after_protobuf() -> None:
+    assert decision_from_wire(decision_to_wire(DECIDED)) == DECIDED
+    assert decision_from_wire(decision_to_wire(Decision(ID))) == Decision(ID)
+
+
+def test_a_write_over_another_version_is_refused_and_changes_nothing(session: ZooKeeperSession) -> None:
+    with pytest.raises(DecisionMoved) as absent:
+        transactions.write_decision(session, replace(DECIDED, version=3))
+    assert absent.value.facts == {"transactional_id": ID, "expected": 3, "version": -1}
+    transactions.write_decision(session, DECIDED)
+    transactions.raise_version(session, replace(DECIDED, version=0))
+    for stale in (-1, 0, 2):
+        with pytest.raises(DecisionMoved) as moved:
+            transactions.write_decision(session, replace(DECIDED, version=stale, batch_id=8))
+        assert moved.value.facts == {"transactional_id": ID, "expected": stale, "version": 1}
+    assert transactions.read_decision(session, ID) == replace(DECIDED, version=1)
+
+
+def test_of_many_who_decide_on_one_version_one_succeeds(new_session: Callable[[], ZooKeeperSession]) -> None:
+    outcomes: list[int | str] = []
+
+    def decide(session: ZooKeeperSession, number: int) -> None:
+        for version in range(-1, 9):
+            try:
+                mine = replace(DECIDED, version=version, commit_uuid=bytes([number]) * 16)
+                outcomes.append(transactions.write_decision(session, mine))
+            except DecisionMoved:
+                outcomes.append("moved")
+
+    threads = [threading.Thread(target=decide, args=(new_session(), number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    versions = [outcome for outcome in outcomes if outcome != "moved"]
+    assert len(versions) == len(set(versions))
+    assert transactions.read_decision(new_session(), ID).version == max(map(int, versions))
+
+
+def test_raising_the_version_of_what_is_absent_makes_it_empty(session: ZooKeeperSession) -> None:
+    absent = transactions.read_decision(session, ID)
+    assert transactions.raise_version(session, absent) == 0
+    empty = transactions.read_decision(session, ID)
+    assert (empty.version, empty.batch_id, empty.done, empty.is_open) == (0, -1, False, False)
+    assert empty.decided_us > 1_600_000_000_000_000  # when it was made, so that it can get old
+    with pytest.raises(DecisionMoved):
+        transactions.write_decision(session, replace(DECIDED, version=absent.version))
+
+
+@pytest.mark.parametrize(
+    "transactional_id",
+    [
+        "app-etl/orders-out",
+        "app-..",
+        "a b%2Fc",
+        "app-ünïcode-☃-t",
+        ".",
+        "..",
+        "a\nb\0c",
+        "zookeeper",
+        "x" * 1000,
+        "%",
+        "%41",
+    ],
+)
+def test_any_id_becomes_a_znode_and_comes_back(session: ZooKeeperSession, transactional_id: str) -> None:
+    mine = replace(DECIDED, transactional_id=transactional_id)
+    transactions.write_decision(session, mine)
+    assert transactions.read_decision(session, transactional_id) == replace(mine, version=0)
+    assert [each.transactional_id for each in transactions.list_decisions(session)] == [transactional_id]
+
+
+def test_ids_that_look_alike_escaped_are_different_znodes() -> None:
+    ids = ["a/b", "a%2Fb", "a%2fb", "a b", "a+b", "a%20b", ".", "%2E", "%252E"]
+    assert len({paths.transaction(each) for each in ids}) == len(ids)
+
+
+def test_decisions_are_listed_by_id(session: ZooKeeperSession) -> None:
+    assert transactions.list_decisions(session) == []
+    for name in ("b", "a/c", "a"):
+        transactions.write_decision(session, replace(DECIDED, transactional_id=name))
+    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["a", "a/c", "b"]
+
+
+def test_a_decision_that_moved_is_not_forgotten(session: ZooKeeperSession) -> None:
+    transactions.forget_decision(session, ID, 0)  # there is none
+    transactions.write_decision(session, DECIDED)
+    transactions.raise_version(session, replace(DECIDED, version=0))
+    with pytest.raises(DecisionMoved):
+        transactions.forget_decision(session, ID, 0)
+    transactions.forget_decision(session, ID, 1)
+    assert transactions.read_decision(session, ID) == Decision(ID)
+
+
+def test_only_batch_decisions_that_are_done_for_a_day_expire() -> None:
+    old_batch = replace(DECIDED, is_stream=False, done=True, decided_us=1000)
+    now_us = 1000 + DAY_US + 1
+    empty = Decision("raised", 0, decided_us=1000)
+    kept = [
+        replace(old_batch, is_stream=True),
+        replace(old_batch, done=False),
+        replace(old_batch, decided_us=1001),
+        replace(empty, decided_us=1001),
+    ]
+    assert transactions.expired([*kept, old_batch, empty], now_us) == [old_batch, empty]
+
+
+def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSession) -> None:
+    for number in range(3):
+        transactions.write_decision(
+            session, replace(DECIDED, transactional_id=f"old {number}", is_stream=number == 2, done=True)
+        )
+    found = transactions.forget_expired(session, 124 + DAY_US)
+    assert [each.transactional_id for each in found] == ["old 0", "old 1"]
+    assert transactions.forget_expired(session, 124 + DAY_US) == []
+    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["old 2"]
+
+
+def test_partition_numbers_are_kept_as_ranges() -> None:
+    assert ranges([]) == ()
+    assert ranges([5, 1, 2, 3, 2, 7, 8]) == ((1, 3), (5, 5), (7, 8))
+    assert DecidedTopic(b"", "t", ranges([5, 1, 2])).numbers() == [1, 2, 5]
+    assert [number for number in range(-1, 10) if DECIDED.has(b"t" * 16, number)] == [0, 1, 2, 3, 7]
+    assert DECIDED.has(b"u" * 16, 2) and not DECIDED.has(b"u" * 16, 0) and not DECIDED.has(b"v" * 16, 0)
