@@ -83,9 +83,9 @@ def stage_rows(
 ) -> Staged:
     """Stage a task's rows as a part of a batch; returns when the brokers have them all."""
     from kafkalog.client.staging import PartStager
-    from kafkalog.format.transactions import producer_id_of
 
     from kafkalog.client.config import parse_producer
+    from kafkalog.format.batch import producer_id_of
 
     settings = parse_producer(options.client)
     cluster = cluster_of(options.bootstrap_servers, settings)
