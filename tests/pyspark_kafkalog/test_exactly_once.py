@@ -168,7 +168,7 @@ class Attempt:
 
     def stage(self, batch_id: int, *values: str, part: int = 0) -> Staged:
         batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
-        transaction = Transaction(self._transactional_id, batch_id, self._run_id, is_stream=True)
+        transaction = Transaction(self._transactional_id, batch_id, self._run_id, stays=True)
         return staged.stage_rows(iter([batch]), self._options, ("value",), transaction, part)
 
     def commit(self, *messages: Staged | None, fingerprint: bytes = b"") -> None:
