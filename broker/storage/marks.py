@@ -11,7 +11,7 @@ here. Saved form, little-endian:
 
     u32 mark_count
     for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
-                     u32 range_count
+                     i32 first_part, i32 first_number, u32 first_crc, u32 range_count
     for each range:  i32 part, i32 first, i32 end        batches [first, end) of the part stand in the log
 """
 
@@ -24,9 +24,9 @@ from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
 
 KEPT_US = 30 * 86_400 * 1_000_000
 _COUNT = struct.Struct("<I")
-_MARK = struct.Struct("<qqqqqI")
+_MARK = struct.Struct("<qqqqqiiII")
 _RANGE = struct.Struct("<iii")
-assert (_COUNT.size, _MARK.size, _RANGE.size) == (4, 44, 12)
+assert (_COUNT.size, _MARK.size, _RANGE.size) == (4, 56, 12)
 
 
 class Mark:
@@ -35,14 +35,17 @@ class Mark:
     Attributes:
         batch_id: the transaction's batch.
         start_offset: of the first of its record batches.
+        first: that one's part, number within the part, and checksum: it tells whose the batch is, where several
+            committers prepared one of the same number.
         end_offset: after the last of them.
         last_append_us: when that was appended.
     """
 
-    __slots__ = ("_ranges", "batch_id", "end_offset", "last_append_us", "start_offset")
+    __slots__ = ("_ranges", "batch_id", "end_offset", "first", "last_append_us", "start_offset")
 
-    def __init__(self, batch_id: int, start_offset: int) -> None:
+    def __init__(self, batch_id: int, start_offset: int, first: tuple[int, int, int]) -> None:
         self.batch_id = batch_id
+        self.first = first
         self.start_offset = self.end_offset = start_offset
         self.last_append_us = 0
         self._ranges: dict[int, list[list[int]]] = {}
@@ -69,7 +72,13 @@ class Mark:
     def encode(self, producer_id: int) -> bytes:
         ranges = [(part, first, end) for part, found in self._ranges.items() for first, end in found]
         start = _MARK.pack(
-            producer_id, self.batch_id, self.start_offset, self.end_offset, self.last_append_us, len(ranges)
+            producer_id,
+            self.batch_id,
+            self.start_offset,
+            self.end_offset,
+            self.last_append_us,
+            *self.first,
+            len(ranges),
         )
         return start + b"".join(_RANGE.pack(*each) for each in ranges)
 
@@ -91,7 +100,8 @@ class Marks:
         assert header.transaction_batch_id != NO_TRANSACTION
         mark = self._by_id.get(header.producer_id)
         if mark is None or mark.batch_id < header.transaction_batch_id:
-            mark = self._by_id[header.producer_id] = Mark(header.transaction_batch_id, base_offset)
+            first = header.part, header.base_sequence, header.crc
+            mark = self._by_id[header.producer_id] = Mark(header.transaction_batch_id, base_offset, first)
         elif mark.batch_id > header.transaction_batch_id:
             return
         mark.add(header.part, header.base_sequence, header.base_sequence + 1)
@@ -120,9 +130,11 @@ class Marks:
         (count,) = _COUNT.unpack_from(data, at)
         at += _COUNT.size
         for _ in range(count):
-            number, batch_id, start_offset, end_offset, last_append_us, range_count = _MARK.unpack_from(data, at)
+            number, batch_id, start_offset, end_offset, last_append_us, *first, range_count = _MARK.unpack_from(
+                data, at
+            )
             at += _MARK.size
-            mark = by_id[number] = Mark(batch_id, start_offset)
+            mark = by_id[number] = Mark(batch_id, start_offset, (first[0], first[1], first[2]))
             mark.end_offset, mark.last_append_us = end_offset, last_append_us
             for _ in range(range_count):
                 mark.add(*_RANGE.unpack_from(data, at))

@@ -73,15 +73,14 @@ class StagedWrites:
     def _half_applied(self) -> dict[int, Mark]:
         """The marks of batches of which only a part stands in the log."""
         half: dict[int, Mark] = {}
-        whole: set[int] = set()
         for staged in self._staging.staged():
-            mark = self._log.mark(staged.producer_id)
-            if staged.prepared is None or mark is None or mark.batch_id != staged.batch_id:
+            prepared, mark = staged.prepared, self._log.mark(staged.producer_id)
+            if prepared is None or mark is None or mark.batch_id != staged.batch_id:
                 continue
-            if mark.has_all(staged.prepared.counts()):
-                whole.add(staged.producer_id)  # whatever other committers prepared of the same batch
-            half[staged.producer_id] = mark
-        return {producer_id: mark for producer_id, mark in half.items() if producer_id not in whole}
+            # Other committers may have prepared the same batch; what they did is in no log.
+            if not mark.has_all(prepared.counts()) and self._staging.may_hold(prepared.commit_uuid, *mark.first):
+                half[staged.producer_id] = mark
+        return half
 
     # --- parts ---------------------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ from broker.storage.staged_format import (
     frame,
     scan_file,
 )
-from kafkalog.errors import Closed, CorruptBatch, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
-from kafkalog.format.batch import BatchHeader, body_fault, read_header
+from broker.storage.staged_part import Part, PartDamaged, read_batches
+from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
@@ -55,39 +55,6 @@ STAGING = "staging"
 _FILE_BYTES = 64 << 20
 _WASTE_MAX = 8 << 20
 _SYNC_AHEAD_BYTES = 8 << 20
-_PIECE_BYTES = 1 << 20
-"""What is read of the files at once."""
-
-Place = tuple[StagedFile, int, int]
-"""Where a batch stands: file, position, length."""
-
-
-class _Part:
-    """The batches of a part, in order, and who needs them."""
-
-    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "sets", "uuid")
-
-    def __init__(self, uuid: bytes, header: BatchHeader) -> None:
-        self.uuid = uuid
-        self.producer_id = header.producer_id
-        self.batch_id = header.transaction_batch_id
-        self.number = header.part
-        self.places: list[Place] = []
-        self.length = 0
-        self.last_us = 0
-        self.sets = 0  # prepared sets that it belongs to
-
-    def add(self, place: Place, staged_us: int) -> None:
-        self.places.append(place)
-        self.length += place[2]
-        self.last_us = max(self.last_us, staged_us)
-
-    def is_whose(self, header: BatchHeader) -> bool:
-        return (self.producer_id, self.batch_id, self.number) == (
-            header.producer_id,
-            header.transaction_batch_id,
-            header.part,
-        )
 
 
 class _Set:
@@ -96,7 +63,7 @@ class _Set:
 
     __slots__ = ("files", "lost", "parts", "prepared", "staged_us")
 
-    def __init__(self, prepared: PreparedSet, parts: list[_Part], staged_us: int) -> None:
+    def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int) -> None:
         self.prepared = prepared
         self.parts = parts
         self.staged_us = staged_us
@@ -142,7 +109,7 @@ class Staging:
         self._next_number = 0
         self._written_us = 0  # when something was written last
         self._active: StagedFile | None = None
-        self._parts: dict[bytes, _Part] = {}
+        self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
         self._open()
 
@@ -183,9 +150,9 @@ class Staging:
             assert found.header is not None
             part = self._parts.get(found.uuid)
             if part is None:
-                part = self._parts[found.uuid] = _Part(found.uuid, found.header)
+                part = self._parts[found.uuid] = Part(found.uuid, found.header)
             if found.number == len(part.places) and part.is_whose(found.header):
-                part.add((file, found.position, found.length), found.staged_us)
+                part.add((file, found.position, found.length, found.header.crc), found.staged_us)
                 file.live += 1
         elif found.kind == PREPARED:
             assert found.prepared is not None
@@ -218,6 +185,15 @@ class Staging:
             known = self._sets.get(commit_uuid)
             return known.prepared if known is not None else None
 
+    def may_hold(self, commit_uuid: bytes, number: int, batch: int, crc: int) -> bool:
+        """Whether a batch of a part, with that checksum, is one of a set's, as far as is known."""
+        with self._lock:
+            known = self._sets[commit_uuid]
+            if not any(spec.part == number and batch < spec.batches for spec in known.prepared.parts):
+                return False
+            here = [part.places for part in known.parts if part.number == number and batch < len(part.places)]
+            return not here or here[0][batch][3] == crc
+
     def producer_ids(self) -> set[int]:
         """Whose sets are prepared here."""
         with self._lock:
@@ -233,7 +209,7 @@ class Staging:
                        known.prepared.length, known.staged_us)
                 for known in self._sets.values()
             ]  # fmt: skip
-            loose: dict[tuple[int, int], list[_Part]] = {}
+            loose: dict[tuple[int, int], list[Part]] = {}
             for part in self._parts.values():
                 if not part.sets:
                     loose.setdefault((part.producer_id, part.batch_id), []).append(part)
@@ -261,7 +237,7 @@ class Staging:
         """
         with self._lock:
             self._check_usable()
-            part = self._parts.get(uuid) or _Part(uuid, batches[0][0])
+            part = self._parts.get(uuid) or Part(uuid, batches[0][0])
             new = self._new_batches(part, batches)
             if new:
                 if part.sets:
@@ -270,15 +246,15 @@ class Staging:
                 file, position = self._write(
                     [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
                 )
-                for _, data in new:
-                    part.add((file, position, len(data)), now_us)
+                for header, data in new:
+                    part.add((file, position, len(data), header.crc), now_us)
                     file.live += 1
                     position += len(data) + FRAME_SIZE
                 self._parts[uuid] = part
                 self._ask_sync_ahead(file)
             return len(part.places), part.length
 
-    def _new_batches(self, part: _Part, batches: Sequence[Batch]) -> list[Batch]:
+    def _new_batches(self, part: Part, batches: Sequence[Batch]) -> list[Batch]:
         new: list[Batch] = []
         for header, data in batches:
             if not part.is_whose(header):
@@ -405,9 +381,9 @@ class Staging:
             if not part.sets:
                 self._forget_part(part)
 
-    def _forget_part(self, part: _Part) -> None:
+    def _forget_part(self, part: Part) -> None:
         del self._parts[part.uuid]
-        for file, _, _ in part.places:
+        for file, *_ in part.places:
             file.live -= 1
 
     def discard(self, uuids: Iterable[bytes]) -> None:
@@ -432,7 +408,7 @@ class Staging:
                 self._remove_dead()
         return count
 
-    def _forget_parts(self, which: Callable[[_Part], bool]) -> int:
+    def _forget_parts(self, which: Callable[[Part], bool]) -> int:
         with self._lock:
             self._check_usable()
             gone = [part for part in self._parts.values() if not part.sets and which(part)]
@@ -477,23 +453,12 @@ class Staging:
             if known.lost is not None:
                 raise self.lost(known.prepared, known.lost)
             prepared, parts = known.prepared, list(known.parts)
-        buffer = memoryview(bytearray(_PIECE_BYTES))
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
-            while wanted:
-                count, length = _together(part.places, wanted)
-                if length > len(buffer):
-                    buffer = memoryview(bytearray(length))
-                piece = buffer[:length]
-                first = part.places[wanted[0]]
-                self._read(first[0], piece, first[1])
-                batches = []
-                for number in wanted[:count]:
-                    _, position, size = part.places[number]
-                    data = piece[position - first[1] : position - first[1] + size]
-                    batches.append((self._checked(data, part, number, prepared), data))
-                yield batches
-                del wanted[:count]
+            try:
+                yield from read_batches(part, wanted, self._read, self.label)
+            except PartDamaged as damaged:
+                raise self.lost(prepared, str(damaged)) from None
 
     def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
         try:
@@ -505,19 +470,6 @@ class Staging:
                 shared.release()
         except OSError as error:
             self._faults.refuse(error, "reading what is staged")
-
-    def _checked(self, data: memoryview, part: _Part, number: int, prepared: PreparedSet) -> BatchHeader:
-        try:
-            header = read_header(data, 0, self.label)
-            fault = body_fault(header, data)
-        except CorruptBatch as error:
-            fault = str(error.facts["reason"])
-        else:
-            if not fault and (not part.is_whose(header) or header.base_sequence != number):
-                fault = "it is another"
-        if fault:
-            raise self.lost(prepared, f"batch {number} of part {part.number}: {fault}")
-        return header
 
     # --- syncing -------------------------------------------------------------------------------------------------
 
@@ -585,15 +537,3 @@ class Staging:
             self._closed = True
             for file in self._files.values():
                 file.close()
-
-
-def _together(places: Sequence[Place], wanted: Sequence[int]) -> tuple[int, int]:
-    """How many of the wanted batches are to be read at once, and how many bytes that is."""
-    file, start, length = places[wanted[0]]
-    end, count = start + length, 1
-    for number in wanted[1:]:
-        next_file, position, length = places[number]
-        if next_file is not file or position + length - start > _PIECE_BYTES:
-            break
-        end, count = position + length, count + 1
-    return count, end - start

@@ -6,9 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fastcrc.crc32 import iscsi as crc32c
+
 from broker.storage.checkpoint import seal
 from broker.storage.index import Damage, Index, Summary, encode_index
 from broker.storage.producers import Producers
+from broker.storage.staged_format import BATCH, DROPPED, PartSpec, PreparedSet, encode_set, file_start, frame
+from broker.storage.staged_format import PREPARED as PREPARED_KIND
 from kafkalog.format.batch import CODECS, encode_batch, read_header, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 
@@ -34,6 +38,9 @@ BATCHES: dict[str, dict[str, Any]] = {
         "codec": "zstd",
     },
     "idempotent": {"values": [b"v"] * 100, "timestamps_us": TIME, "producer": (1 << 40, 3, (1 << 31) - 50)},
+    "staged": {
+        "values": [b"s", b"t"], "timestamps_us": TIME, "producer": (1 << 62 | 5, 0, 1), "transaction": (12, 4),
+    },
 }  # fmt: skip
 """Name -> what is in the file `batch-1-<name>.bin`, stamped with BASE_OFFSET, LEADER_EPOCH and APPEND_TIMESTAMP_US."""
 BASE_OFFSET, LEADER_EPOCH, APPEND_TIMESTAMP_US = (1 << 33) + 5, 9, TIME + 1_000_000
@@ -46,6 +53,7 @@ def make_batch(
     headers: list[Any] | None = None,
     codec: str = "none",
     producer: tuple[int, int, int] = (-1, -1, -1),
+    transaction: tuple[int, int] = (-1, -1),
 ) -> bytes:
     columns = columns_from_lists(values, timestamps_us, keys, headers)
     batch = bytearray(
@@ -59,6 +67,8 @@ def make_batch(
             producer_id=producer[0],
             producer_epoch=producer[1],
             base_sequence=producer[2],
+            transaction_batch_id=transaction[0],
+            part=transaction[1],
         ).tobytes()
     )
     stamp(batch, BASE_OFFSET, LEADER_EPOCH, APPEND_TIMESTAMP_US)
@@ -89,6 +99,36 @@ def make_producers() -> Producers:
     return producers
 
 
+def make_producers_with_marks() -> Producers:
+    producers = make_producers()
+    header = read_header(make_batch(**BATCHES["staged"]))
+    for number in (0, 1, 3):
+        producers.record(header._replace(base_sequence=number), 1200 + 2 * number, TIME + number)
+    return producers
+
+
+PREPARED = PreparedSet(
+    "spark-stream-é", 1 << 62 | 5, 12, bytes(range(16)), 3, (PartSpec(bytes(range(16, 32)), 4, 2, 1000),)
+)
+STAGED_SALT = 0x0123456789ABCDEF
+
+
+def make_staged() -> bytes:
+    batch, prepared = make_batch(**BATCHES["staged"]), encode_set(PREPARED)
+    crc = read_header(batch).crc
+    uuid = PREPARED.parts[0].uuid
+    return b"".join(
+        (
+            file_start(STAGED_SALT),
+            frame(STAGED_SALT, BATCH, len(batch), 1, uuid, TIME, crc),
+            batch,
+            frame(STAGED_SALT, PREPARED_KIND, len(prepared), 0, PREPARED.commit_uuid, TIME + 1, crc32c(prepared)),
+            prepared,
+            frame(STAGED_SALT, DROPPED, 0, 0, PREPARED.commit_uuid, TIME + 2, 0),
+        )
+    )
+
+
 CHECKPOINT = {"recovery_point": 1900, "start_offset": 1010}
 
 
@@ -96,7 +136,8 @@ def main() -> None:
     wanted = {f"batch-1-{name}.bin": make_batch(**what) for name, what in BATCHES.items()}
     wanted["index-1.bin"] = encode_index(make_index(), INDEX_SUMMARY)
     wanted["checkpoint-1.txt"] = seal(CHECKPOINT)
-    wanted["producers-1.bin"] = make_producers().encode(PRODUCERS_AT)
+    wanted["producers-2.bin"] = make_producers_with_marks().encode(PRODUCERS_AT)
+    wanted["staged-1.bin"] = make_staged()
     for name, data in wanted.items():
         if not (GOLDEN / name).exists():
             (GOLDEN / name).write_bytes(data)

@@ -20,16 +20,21 @@ def make_batch(
     *,
     codec: str = "none",
     producer: tuple[int, int, int] = (-1, -1, -1),
+    transaction: tuple[int, int] = (-1, -1),
 ) -> Batch:
-    """A batch as `Log.append` takes it. `producer`: id, epoch, base sequence."""
+    """A batch as `Log.append` takes it. `producer`: id, epoch, base sequence. `transaction`: batch id, part."""
     times = timestamps_us if isinstance(timestamps_us, int) else tuple(timestamps_us)
-    header, data = _encoded(tuple(values), times, codec, producer)
+    header, data = _encoded(tuple(values), times, codec, producer, transaction)
     return header, memoryview(bytearray(data))
 
 
 @functools.lru_cache(2000)  # the crash tests make the same ones hundreds of times
 def _encoded(
-    values: tuple[bytes | None, ...], timestamps_us: tuple[int, ...] | int, codec: str, producer: tuple[int, int, int]
+    values: tuple[bytes | None, ...],
+    timestamps_us: tuple[int, ...] | int,
+    codec: str,
+    producer: tuple[int, int, int],
+    transaction: tuple[int, int],
 ) -> tuple[BatchHeader, bytes]:
     columns = columns_from_lists(values, timestamps_us)
     producer_id, epoch, sequence = producer
@@ -43,6 +48,8 @@ def _encoded(
         producer_id=producer_id,
         producer_epoch=epoch,
         base_sequence=sequence,
+        transaction_batch_id=transaction[0],
+        part=transaction[1],
     ).tobytes()
     return check_batch(encoded), encoded
 

@@ -8,7 +8,19 @@ from broker.storage.checkpoint import Checkpoint, read_checkpoint, seal, unseal,
 from broker.storage.disk import Disk
 from broker.storage.index import decode_index, encode_index
 from broker.storage.producers import Producers
-from tests.golden.make import CHECKPOINT, GOLDEN, INDEX_SUMMARY, PRODUCERS_AT, make_index, make_producers
+from broker.storage.staged_format import scan_file
+from tests.golden.make import (
+    CHECKPOINT,
+    GOLDEN,
+    INDEX_SUMMARY,
+    PREPARED,
+    PRODUCERS_AT,
+    TIME,
+    make_index,
+    make_producers,
+    make_producers_with_marks,
+    make_staged,
+)
 
 
 def test_index_version_1() -> None:
@@ -24,10 +36,33 @@ def test_index_version_1() -> None:
 
 
 def test_producers_version_1() -> None:
+    """It had no marks of transactions."""
     data = (GOLDEN / "producers-1.bin").read_bytes()
     producers = Producers("t-0", 5)
     assert producers.load(data, PRODUCERS_AT)
     assert producers.encode(PRODUCERS_AT) == make_producers().encode(PRODUCERS_AT)
+
+
+def test_producers_version_2() -> None:
+    data = (GOLDEN / "producers-2.bin").read_bytes()
+    producers = Producers("t-0", 5)
+    assert producers.load(data, PRODUCERS_AT)
+    assert producers.encode(PRODUCERS_AT) == data == make_producers_with_marks().encode(PRODUCERS_AT)
+    mark = producers.marks.get(PREPARED.producer_id)
+    assert mark is not None
+    assert (mark.batch_id, mark.start_offset, mark.end_offset) == (12, 1200, 1208)
+    assert [mark.has(4, number) for number in range(5)] == [True, True, False, True, False]
+
+
+def test_staged_file_version_1() -> None:
+    data = (GOLDEN / "staged-1.bin").read_bytes()
+    assert data == make_staged()
+    batch, prepared, dropped = scan_file(lambda position, length: data[position : position + length], len(data))
+    assert [found.kind for found in (batch, prepared, dropped)] == [1, 2, 3]
+    assert batch.header is not None
+    assert (batch.number, batch.uuid, batch.staged_us, batch.header.part) == (1, PREPARED.parts[0].uuid, TIME, 4)
+    assert prepared.prepared == PREPARED
+    assert dropped.uuid == PREPARED.commit_uuid
 
 
 def test_checkpoint_version_1(tmp_path: Path) -> None:

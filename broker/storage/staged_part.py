@@ -1,0 +1,99 @@
+"""A staged part: where its batches stand in the files, and how they are read back. Knows no set and no lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from broker.storage.appended import Batch
+from broker.storage.staged_file import StagedFile
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import BatchHeader, body_fault, read_header
+
+_PIECE_BYTES = 1 << 20
+"""What is read at once."""
+
+Place = tuple[StagedFile, int, int, int]
+"""Where a batch stands: file, position, length; and its checksum."""
+
+
+class Part:
+    """The batches of a part, in order, and who needs them."""
+
+    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "sets", "uuid")
+
+    def __init__(self, uuid: bytes, header: BatchHeader) -> None:
+        self.uuid = uuid
+        self.producer_id = header.producer_id
+        self.batch_id = header.transaction_batch_id
+        self.number = header.part
+        self.places: list[Place] = []
+        self.length = 0
+        self.last_us = 0
+        self.sets = 0  # prepared sets that it belongs to
+
+    def add(self, place: Place, staged_us: int) -> None:
+        self.places.append(place)
+        self.length += place[2]
+        self.last_us = max(self.last_us, staged_us)
+
+    def is_whose(self, header: BatchHeader) -> bool:
+        return (self.producer_id, self.batch_id, self.number) == (
+            header.producer_id,
+            header.transaction_batch_id,
+            header.part,
+        )
+
+
+class PartDamaged(Exception):
+    """A batch is not what was staged; says which, and why."""
+
+
+def read_batches(
+    part: Part, wanted: Sequence[int], read: Callable[[StagedFile, memoryview, int], None], label: str
+) -> Iterator[list[Batch]]:
+    """Batches of a part by their numbers, some at a time; checked, writable, and good until the next ones.
+
+    Args:
+        read: fills memory with bytes of a file from a position on.
+
+    Raises:
+        PartDamaged: at the first that is.
+    """
+    buffer = memoryview(b"")
+    at = 0
+    while at < len(wanted):
+        count, length = _together(part.places, wanted, at)
+        if length > len(buffer):
+            buffer = memoryview(bytearray(max(length, min(part.length, _PIECE_BYTES))))
+        file, start, *_ = part.places[wanted[at]]
+        read(file, buffer[:length], start)
+        batches = []
+        for number in wanted[at : at + count]:
+            _, position, size, _ = part.places[number]
+            data = buffer[position - start : position - start + size]
+            batches.append((_checked(data, part, number, label), data))
+        yield batches
+        at += count
+
+
+def _together(places: Sequence[Place], wanted: Sequence[int], at: int) -> tuple[int, int]:
+    """How many of the wanted batches, from one on, are to be read at once, and how many bytes that is."""
+    file, start, length, _ = places[wanted[at]]
+    end, count = start + length, 1
+    for number in wanted[at + 1 :]:
+        next_file, position, length, _ = places[number]
+        if next_file is not file or position + length - start > _PIECE_BYTES:
+            break
+        end, count = position + length, count + 1
+    return count, end - start
+
+
+def _checked(data: memoryview, part: Part, number: int, label: str) -> BatchHeader:
+    try:
+        header = read_header(data, 0, label)
+        fault = body_fault(header, data)
+    except CorruptBatch as error:
+        raise PartDamaged(f"batch {number} of part {part.number}: {error.facts['reason']}") from None
+    if fault or not part.is_whose(header) or header.base_sequence != number:
+        raise PartDamaged(f"batch {number} of part {part.number}: {fault or 'it is another'}")
+    return header

@@ -1,0 +1,383 @@
+"""A crash before every step of a staged write: what was prepared survives, what was decided comes into the log once and
+whole, what was not decided never does, and no reader ever sees a part of a batch.
+
+After each crash the log is opened as a broker does, its readers are looked at, and then what was decided is applied
+again, as a leader does that reads the decision.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pytest
+
+from broker.storage import staged_part, staging
+from broker.storage.directory import LogDirectory
+from broker.storage.log import Log
+from broker.storage.staged_format import PartSpec, PreparedSet
+from kafkalog.clock import ManualClock
+from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
+from tests.broker.storage.batches import Batch, make_batch, numbered, read_all
+from tests.crash.memory_disk import MemoryDisk
+from tests.crash.test_disk_errors import TAKES_ROOM, FailingDisk
+from tests.crash.workload import PATH, open_directory, open_log
+
+TRANSACTION, PRODUCER = "spark-stream-1", 1 << 62
+OTHER, OTHER_PRODUCER = "app-1", 1 << 62 | 1
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes at which a few small batches fill files and are read in several pieces."""
+    monkeypatch.setattr(staging, "_FILE_BYTES", 5000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 2000)
+    monkeypatch.setattr(staged_part, "_PIECE_BYTES", 1000)
+
+
+@dataclass(frozen=True)
+class Set:
+    """A batch of a transaction: how many record batches each part has, by part number."""
+
+    producer: int
+    batch_id: int
+    parts: tuple[tuple[int, int], ...]
+    attempt: int = 0
+
+    @property
+    def commit_uuid(self) -> bytes:
+        return b"commit%d-%d-%d" % (self.producer & 1, self.batch_id, self.attempt) + bytes(5)
+
+    def uuid(self, part: int) -> bytes:
+        return b"part%d-%d-%d-%02d" % (self.producer & 1, self.batch_id, self.attempt, part) + bytes(4)
+
+    def batches(self, part: int) -> list[Batch]:
+        count = dict(self.parts)[part]
+        return [
+            make_batch(
+                list(self._values(part, number)),
+                producer=(self.producer, 0, number),
+                transaction=(self.batch_id, part),
+            )
+            for number in range(count)
+        ]
+
+    def _values(self, part: int, number: int) -> Iterator[bytes]:
+        for record in range(2):
+            yield b"%d-%d-%d %02d-%02d-%d" % (self.producer & 1, self.batch_id, self.attempt, part, number, record)
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for part, count in self.parts for number in range(count) for value in self._values(part, number)]
+
+    def prepared(self, version: int = -1) -> PreparedSet:
+        specs = [
+            PartSpec(self.uuid(part), part, count, sum(len(data) for _, data in self.batches(part)))
+            for part, count in self.parts
+        ]
+        name = TRANSACTION if self.producer == PRODUCER else OTHER
+        return PreparedSet(name, self.producer, self.batch_id, self.commit_uuid, version, tuple(specs))
+
+
+FIRST = Set(PRODUCER, 0, ((0, 3), (4, 2)))
+ZOMBIE = Set(PRODUCER, 1, ((0, 2),), attempt=1)
+SECOND = Set(PRODUCER, 1, ((1, 4), (2, 1), (3, 3)))
+FOREIGN = Set(OTHER_PRODUCER, 7, ((0, 5),))
+UNDECIDED = Set(PRODUCER, 2, ((0, 2),))
+LOOSE = Set(PRODUCER, 2, ((9, 2),), attempt=2)
+ALL = (FIRST, ZOMBIE, SECOND, FOREIGN, UNDECIDED, LOOSE)
+
+
+@dataclass
+class Done:
+    """What a broker's users were told by some moment."""
+
+    prepared: set[Set] = field(default_factory=set)
+    decided: set[Set] = field(default_factory=set)
+    applied: set[Set] = field(default_factory=set)
+    dropped: set[Set] = field(default_factory=set)
+    plain: list[bytes] = field(default_factory=list)
+    synced_plain: int = 0
+
+    def copy(self) -> Done:
+        return replace(
+            self,
+            **{name: set(getattr(self, name)) for name in ("prepared", "decided", "applied", "dropped")},
+            plain=list(self.plain),
+        )
+
+
+class Staged(Done):
+    """Two transactions, a zombie's set and loose parts, with appends of others in between, over two starts."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__()
+        self.disk = disk
+        self.refused = 0
+
+    def run(self) -> None:
+        directory = self._start()
+        self._stage(FIRST)
+        self._plain()
+        self._prepare(FIRST)
+        self._stage(SECOND, ZOMBIE)
+        self._apply(FIRST)
+        self._prepare(ZOMBIE)
+        self._drop(FIRST)
+        self._plain()
+        self._prepare(SECOND)
+        self._stage(FOREIGN, LOOSE)
+        self._apply(SECOND)
+        directory.close(clean=False)
+        directory = self._start()
+        self._prepare(FOREIGN)
+        self._drop(ZOMBIE)
+        self._plain()
+        self._drop(SECOND)
+        self._apply(FOREIGN)
+        self._stage(UNDECIDED)
+        self._prepare(UNDECIDED)
+        self._try(self.log.checkpoint)
+        self.synced_plain = len(self.plain)
+        self._drop(FOREIGN)
+        self._plain()
+        directory.close()
+        if "clean" in self.disk.names(PATH):
+            self.synced_plain = len(self.plain)
+
+    def _try(self, action: object) -> None:
+        """Do something until there is room on the disk for it."""
+        for _ in range(50):
+            try:
+                action()  # type: ignore[operator]
+                return
+            except DiskFull:
+                self.refused += 1
+        raise AssertionError("the disk never had room again")
+
+    def _start(self) -> LogDirectory:
+        opened: list[tuple[LogDirectory, Log]] = []
+
+        def attempt() -> None:
+            directory = open_directory(self.disk)
+            try:
+                opened.append((directory, open_log(directory)))
+            except DiskFull:
+                directory.close(clean=False)
+                raise
+
+        self._try(attempt)
+        directory, self.log = opened[0]
+        return directory
+
+    def _stage(self, *sets: Set) -> None:
+        """The parts of some sets, batch by batch in turn, as tasks that run at once do."""
+        left = [(each.uuid(part), each.batches(part)) for each in sets for part, _ in each.parts]
+        while left:
+            for uuid, batches in left:
+                self._try(functools.partial(self.log.staged.stage, uuid, [batches.pop(0)]))
+            left = [(uuid, batches) for uuid, batches in left if batches]
+
+    def _prepare(self, which: Set) -> None:
+        def prepare() -> None:
+            self.log.staged.prepare(which.prepared())
+            self.log.staged.sync_prepared()
+
+        self._try(prepare)
+        self.prepared.add(which)
+
+    def _apply(self, which: Set) -> None:
+        self.decided.add(which)
+        self._try(functools.partial(apply, self.log, which))
+        self.applied.add(which)
+        self.synced_plain = len(self.plain)
+
+    def _drop(self, which: Set) -> None:
+        self.dropped.add(which)
+        self._try(functools.partial(self.log.staged.drop, which.commit_uuid, 5))
+
+    def _plain(self) -> None:
+        value = b"%020d" % len(self.plain)
+        self.plain.append(value)
+
+        def append() -> None:
+            (outcome,) = self.log.append([numbered(len(self.plain) - 1)])
+            if isinstance(outcome, DiskFull):
+                raise outcome
+
+        self._try(append)
+
+
+def apply(log: Log, which: Set) -> None:
+    applied = log.staged.apply(which.prepared().transactional_id, which.producer, which.batch_id, which.commit_uuid)
+    log.staged.finish_apply(applied)
+
+
+class Crash(NamedTuple):
+    step: str
+    disk: MemoryDisk
+    done: Done
+
+
+def crashes() -> list[Crash]:
+    """The workload stopped before each of its steps."""
+    found: list[Crash] = []
+    disk = MemoryDisk()
+    work = Staged(disk)
+    disk.before = lambda step: found.append(Crash(step, disk.after_kill(), Done.copy(Done(**snapshot(work)))))
+    work.run()
+    return found
+
+
+def snapshot(work: Staged) -> dict[str, object]:
+    return {name: getattr(work, name) for name in Done.__dataclass_fields__}
+
+
+def visible(log: Log) -> list[bytes | None]:
+    return list(read_all(log).values())
+
+
+def check(disk: MemoryDisk, done: Done, *, power_cut: bool) -> None:
+    """Start from what a crash left, look, resolve, look again; start once more, and look."""
+    directory = open_directory(disk, ManualClock(1_000_000))
+    log = open_log(directory, leader_epoch=1)
+    seen = [value for value in visible(log) if value is not None]
+    for each in ALL:
+        found = [value for value in seen if value in set(each.values)]
+        if each not in done.decided:
+            assert not found, f"{each} was not decided"
+        else:
+            assert found in ([], each.values), f"a reader sees a part of {each}"
+        if each in done.applied:
+            assert found == each.values, f"{each} was applied"
+    kept = done.plain[: done.synced_plain] if power_cut else done.plain[:-1]
+    for each in sorted(done.prepared - done.decided - done.dropped, key=lambda each: each.commit_uuid):
+        assert log.staged.staged(), each
+        assert each.prepared() in [staged.prepared for staged in log.staged.staged()], f"{each} was prepared"
+    for each in sorted(done.decided, key=lambda each: each.commit_uuid):
+        apply(log, each)
+        apply(log, each)
+    wanted = sorted(value for each in done.decided for value in each.values)
+    present = [value for value in visible(log) if value is not None]
+    assert sorted(value for value in present if b" " in value) == wanted
+    if not power_cut:
+        assert None not in visible(log)
+    plain = [value for value in present if b" " not in value]
+    assert plain[: len(kept)] == kept
+    assert len(set(plain)) == len(plain)
+    late = [each for each in (FIRST, SECOND) if each in done.decided]
+    for each in late:
+        apply(log, each)
+    assert [value for value in visible(log) if value is not None] == present
+    directory.close(clean=False)
+    directory = open_directory(disk, ManualClock(1_000_000))
+    log = open_log(directory, leader_epoch=2)
+    assert [value for value in visible(log) if value is not None] == present
+    for each in late:
+        apply(log, each)
+    assert [value for value in visible(log) if value is not None] == present
+    directory.close()
+    assert disk.open_files == 0
+
+
+def test_the_workload_by_itself_keeps_its_promises_and_closes_its_files() -> None:
+    disk = MemoryDisk()
+    work = Staged(disk)
+    work.run()
+    assert disk.open_files == 0
+    assert len(work.applied) == 3
+    assert len([name for name in disk.steps if name.startswith("create") and name.endswith(".staged")]) >= 3
+    assert [name for name in disk.steps if name.startswith("unlink") and name.endswith(".staged")]
+    check(disk, work, power_cut=False)
+
+
+def test_kill_before_every_step_of_a_staged_write_keeps_its_promises() -> None:
+    for crash in crashes():
+        check(crash.disk.after_kill(), crash.done, power_cut=False)
+
+
+def test_kill_within_every_write_of_a_staged_write_keeps_its_promises() -> None:
+    for crash in crashes():
+        if crash.disk.is_within_write:
+            for length in (1, 60, 500):
+                disk = crash.disk.after_kill()
+                disk.tear(length)
+                check(disk, crash.done, power_cut=False)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.9])
+def test_power_cut_before_every_step_of_a_staged_write_keeps_its_promises(keep: float) -> None:
+    for number, crash in enumerate(crashes()):
+        check(crash.disk.after_power_cut(random.Random(number), keep), crash.done, power_cut=True)
+
+
+def test_kill_at_every_step_of_an_apply_that_resumes_costs_nothing() -> None:
+    applying = [crash for crash in crashes() if crash.done.decided != crash.done.applied]
+    assert len(applying) > 20
+    for crash in applying[::6]:
+        disk = crash.disk.after_kill()
+        images: list[MemoryDisk] = []
+        disk.before = lambda step, disk=disk, images=images: images.append(disk.after_kill())
+        log = open_log(open_directory(disk), leader_epoch=1)
+        for each in crash.done.decided:
+            apply(log, each)
+        for number, image in enumerate(images):
+            check(image, crash.done, power_cut=False)
+            check(image.after_power_cut(random.Random(number), 0.5), crash.done, power_cut=True)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_full_disk_at_any_step_of_a_staged_write_refuses_and_goes_on_when_there_is_room(count: int) -> None:
+    whole = MemoryDisk()
+    Staged(whole).run()
+    refused = 0
+    for step, name in enumerate(whole.steps):
+        if name.startswith(TAKES_ROOM):
+            disk = FailingDisk(step, count, errno.ENOSPC, 100)
+            work = Staged(disk)
+            work.run()
+            assert disk.failed
+            refused += work.refused
+            disk.before = lambda step: None
+            check(disk, work, power_cut=False)
+    assert refused
+
+
+def test_failed_step_of_a_staged_write_takes_the_directory_out_of_service_and_costs_nothing_promised() -> None:
+    whole = MemoryDisk()
+    Staged(whole).run()
+    for step in range(len(whole.steps)):
+        disk = FailingDisk(step, 1, errno.EIO)
+        work = Staged(disk)
+        try:
+            work.run()
+        except StorageFailed:
+            pass
+        disk.before = lambda step: None
+        check(disk.after_power_cut(random.Random(step), 0.0), work, power_cut=True)
+
+
+def test_damage_of_a_staged_batch_loses_its_set_and_is_never_served() -> None:
+    work = Staged(MemoryDisk())
+    work.disk.before = lambda step: None
+    directory = work._start()
+    work._stage(FIRST)
+    work._prepare(FIRST)
+    directory.close(clean=False)
+    (name,) = work.disk.names(work.log.directory / staging.STAGING)
+    path = work.log.directory / staging.STAGING / name
+    size = work.disk.file_size(path)
+    for at in range(0, size, 7):
+        disk = work.disk.after_kill()
+        disk.bytes_of(path)[at] ^= 16
+        log = open_log(open_directory(disk))
+        try:
+            apply(log, FIRST)
+        except StagedPartLost:
+            assert visible(log) == []
+        else:  # a bit that means nothing: one that a stamp replaces
+            assert visible(log) == FIRST.values
