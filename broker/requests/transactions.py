@@ -98,7 +98,14 @@ def apply(request: pb.ApplyRequest, catalog: Catalog) -> pb.ApplyReply:
 
 
 def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:
-    """Forget what is staged of a transaction up to a batch that is done; what fails is done later by itself."""
+    """Forget what is staged of a transaction up to a batch that is done, or a set that nobody can decide for any more;
+    what fails is done later by itself."""
+    if request.commit_uuid:
+        _check_uuid(request.commit_uuid, "commit")
+        _for_each(
+            request.partitions, catalog, lambda partition, _: partition.drop(request.commit_uuid, request.below_version)
+        )
+        return pb.ReleaseReply()
     _for_each(request.partitions, catalog, lambda partition, _: partition.release(*_released(request)))
     return pb.ReleaseReply()
 
@@ -186,7 +193,7 @@ def _errors_in(answer: Any) -> Iterator[None]:
     answer.error.CopyFrom(error_to_wire(told))
 
 
-def _for_each(wanted: Iterable[Any], catalog: Catalog, hint: Callable[[Partition, Any], None]) -> None:
+def _for_each(wanted: Iterable[Any], catalog: Catalog, hint: Callable[[Partition, Any], object]) -> None:
     for each in wanted:
         try:
             hint(catalog.leader_of(each.topic_id, each.partition), each)

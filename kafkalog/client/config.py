@@ -65,6 +65,9 @@ PRODUCER_SETTINGS = Table(
                 "How long a record may take from send() to its ack, retries included."),
         Setting("enable.idempotence", bool, True, anything,
                 "Retries neither double nor reorder records. Always off with acks=0."),
+        Setting("transaction.commit.timeout.ms", int, 120_000, between(1, LONG_MAX),
+                "How long a commit of staged rows goes on trying while brokers are unreachable, before it fails; what was "
+                "decided by then is finished by the brokers."),
         *_CONNECTION_SETTINGS,
     ],
     _check_producer,

@@ -26,6 +26,7 @@ DECIDED = Decision(
     fingerprint=b"f",
     topics=(DecidedTopic(b"t" * 16, "t", ((0, 1), (4, 4))),),
     replaced_runs=("older",),
+    decided_us=5,
 )
 
 

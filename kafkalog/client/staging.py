@@ -1,0 +1,355 @@
+"""A task's rows, staged: they go to their partitions' leaders, who keep them beside the log until the driver commits.
+
+One part for each partition, named by a uuid of this stager alone, so that what another attempt of the task staged can
+never be taken for it. Batches of a part are numbered and acknowledged in order; after a lost connection those without
+an ack are sent again, and a leader knows those it has. Not thread-safe: a task is one thread. Commits nothing
+(`client/transactions.py` does).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from time import time_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from kafkalog.client import tables
+from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.config import Values
+from kafkalog.connection import DataConnection
+from kafkalog.errors import (
+    DeliveryTimedOut,
+    KafkalogError,
+    ProtocolError,
+    StagedOutOfOrder,
+    StagedPartLost,
+    UnknownPartition,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
+from kafkalog.format.columns import encode_columns
+from kafkalog.log import get_logger
+from kafkalog.records import TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import transactions_pb2
+from kafkalog.wire.frames import error_from_wire, frame_start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = get_logger(__name__)
+
+_IN_FLIGHT_MAX = 16 << 20
+_EPOCH = 0
+
+
+class StagedPartition(NamedTuple):
+    """A part as its writer knows it: what a task's commit message carries."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    uuid: bytes
+    part: int
+    batches: int
+    length: int
+    records: int
+
+
+class _Sent(NamedTuple):
+    """A batch without an ack."""
+
+    sequence: int
+    encoded: EncodedBatch
+
+
+class _Part:
+    """What is staged for one partition."""
+
+    def __init__(self, topic: TopicInfo, partition: int) -> None:
+        self.topic_partition = TopicPartition(topic.name, partition)
+        self.topic_id = topic.topic_id
+        self.uuid = uuid.uuid4().bytes
+        self.batches = 0
+        self.length = 0
+        self.records = 0
+        self.unacked: deque[_Sent] = deque()
+
+    def add(self, encoded: EncodedBatch) -> _Sent:
+        sent = _Sent(self.batches, encoded)
+        self.batches += 1
+        self.length += encoded.length
+        self.records += encoded.record_count
+        self.unacked.append(sent)
+        return sent
+
+
+class _Link:
+    """A connection to a leader, and what was sent on it, in order."""
+
+    def __init__(self, connection: DataConnection) -> None:
+        self.connection = connection
+        self.awaiting: deque[tuple[_Part, _Sent]] = deque()
+        self.next_correlation_id = 1
+
+
+class PartStager:
+    """Stages what one attempt of a task writes; use it with `with`.
+
+    Args:
+        settings: a producer's; of them batch.size, batch.records, compression.type, buffer.memory and
+            delivery.timeout.ms count here.
+        producer_id: of the transaction (`format/batch.py:producer_id_of`).
+        batch_id: of the transaction's batch.
+        part: the number of the task's part, which orders the parts of a batch.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Values, producer_id: int, batch_id: int, part: int) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._producer_id = producer_id
+        self._batch_id = batch_id
+        self._part = part
+        self._codec = CODECS[settings.compression_type]
+        self._in_flight_max = min(_IN_FLIGHT_MAX, settings.buffer_memory)
+        self._topics: dict[str, TopicInfo] = {}
+        self._turns: dict[str, int] = {}
+        self._parts: dict[TopicPartition, _Part] = {}
+        self._links: dict[int, _Link] = {}
+        self._in_flight = 0
+        self._stuck_since: float | None = None
+        self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._let_go()
+        if kind is not None:
+            self.discard()
+
+    def stage(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
+        """Stage a table's rows, in order for each partition.
+
+        Args:
+            table: columns as `Producer.send_arrow` takes them.
+
+        Raises:
+            UnknownTopic, UnknownPartition, RecordTooLarge, InvalidArgument: nothing of the table was staged.
+            UnknownTopicId: the topic was deleted meanwhile.
+            StagedPartLost: a leader has lost what it had acknowledged.
+            DeliveryTimedOut: a leader could not be reached for delivery.timeout.ms.
+        """
+        for partition, encoded in self._encoded(topic, table):
+            part = self._parts.get(partition)
+            if part is None:
+                part = self._parts[partition] = _Part(self._topics[topic], partition.partition)
+            sent = part.add(encoded)
+            self._in_flight += encoded.length
+            try:
+                self._send(part, sent)
+            except KafkalogError as error:
+                self._recover(error)
+            self._receive_until(self._in_flight_max)
+
+    def finish(self) -> list[StagedPartition]:
+        """Wait until all is acknowledged; the parts, by topic and partition. Raises as `stage`."""
+        self._receive_until(0)
+        return [
+            StagedPartition(
+                *(partition.topic, each.topic_id, partition.partition, each.uuid, self._part),
+                *(each.batches, each.length, each.records),
+            )
+            for partition, each in sorted(self._parts.items())
+        ]
+
+    def discard(self) -> None:
+        """Tell the leaders that these parts will not be committed. A hint: it never fails."""
+        discard_parts(
+            self._cluster,
+            [(partition, part.topic_id, part.uuid) for partition, part in self._parts.items()],
+        )
+
+    # --- rows to batches
+
+    def _encoded(self, topic: str, table: pa.Table | pa.RecordBatch) -> Iterable[tuple[TopicPartition, EncodedBatch]]:
+        info = self._topics.get(topic)
+        if info is None:
+            info = self._topics[topic] = self._cluster.topic(topic)
+            self._turns[topic] = self._part  # the tasks' rows without keys begin at different partitions
+        try:
+            chunks = self._chunks(info, table)
+        except UnknownPartition:  # perhaps it was added since
+            [newer] = self._cluster.describe_topics([topic])
+            if newer.topic_id != info.topic_id:
+                raise UnknownTopicId(topic_id=info.topic_id.hex()) from None
+            info = self._topics[topic] = newer
+            chunks = self._chunks(info, table)
+        for chunk in chunks:
+            number = chunk.partition
+            if number is None:
+                number = self._turns[topic] % len(info.partitions)
+                self._turns[topic] += 1
+            partition = TopicPartition(topic, number)
+            part = self._parts.get(partition)
+            columns = chunk.columns
+            yield (
+                partition,
+                encode_batch(
+                    encode_columns(columns.batch, self._codec),
+                    codec=self._codec,
+                    attributes=columns.attributes,
+                    record_count=columns.batch.num_rows,
+                    min_timestamp_us=columns.min_timestamp_us,
+                    max_timestamp_us=columns.max_timestamp_us,
+                    producer_id=self._producer_id,
+                    producer_epoch=_EPOCH,
+                    base_sequence=part.batches if part is not None else 0,
+                    transaction_batch_id=self._batch_id,
+                    part=self._part,
+                ),
+            )
+
+    def _chunks(self, info: TopicInfo, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
+        return [
+            chunk
+            for batch in tables.record_batches(table)
+            for chunk in tables.chunks(
+                batch,
+                topic=info.name,
+                partitions=len(info.partitions),
+                partition=None,
+                partitioner=None,
+                now_us=time_ns() // 1000,
+                rows_max=self._settings.batch_records,
+                bytes_max=self._settings.batch_size,
+                message_bytes_max=info.max_message_bytes,
+            )
+        ]
+
+    # --- sending and acks
+
+    def _send(self, part: _Part, sent: _Sent) -> None:
+        _, leader = self._cluster.leader_of(part.topic_partition, part.topic_id)
+        link = self._links.get(leader.broker_id)
+        if link is None:
+            link = self._links[leader.broker_id] = _Link(self._cluster.borrow_data(leader.broker_id))
+        header = pb.RequestHeader(correlation_id=link.next_correlation_id)
+        link.next_correlation_id += 1
+        header.stage.timeout_ms = self._cluster.settings.request_timeout_ms
+        encoded = sent.encoded
+        header.stage.partitions.add(
+            topic_id=part.topic_id, partition=part.topic_partition.partition, uuid=part.uuid, length=encoded.length
+        )
+        link.awaiting.append((part, sent))
+        start = frame_start(header.SerializeToString(), encoded.length)
+        link.connection.send([start, encoded.header, encoded.body, encoded.padding])
+
+    def _receive_until(self, in_flight: int) -> None:
+        """Take acks until no more than so many bytes are without one."""
+        while self._in_flight > in_flight:
+            link = next(link for link in self._links.values() if link.awaiting)
+            try:
+                for reply in link.connection.receive_some():
+                    self._take(link, reply)
+            except KafkalogError as error:
+                self._recover(error)
+
+    def _take(self, link: _Link, reply: pb.ReplyHeader) -> None:
+        if reply.HasField("error"):
+            raise error_from_wire(reply.error)
+        expected = link.next_correlation_id - len(link.awaiting)
+        if reply.correlation_id != expected or len(reply.stage.partitions) != 1:
+            raise ProtocolError(address=link.connection.address, reason="an answer to a request that was not made")
+        part, sent = link.awaiting[0]
+        answer = reply.stage.partitions[0]
+        if answer.HasField("error"):
+            error = error_from_wire(answer.error)
+            if isinstance(error, StagedOutOfOrder) and int(error.facts["expected"]) < part.unacked[0].sequence:
+                raise StagedPartLost(
+                    transactional_id=f"producer {self._producer_id}",
+                    batch_id=self._batch_id,
+                    partition=str(part.topic_partition),
+                    reason=f"its leader has {error.facts['expected']} batches of part {self._part} "
+                    f"and had acknowledged {part.unacked[0].sequence}",
+                )
+            raise error
+        link.awaiting.popleft()
+        part.unacked.popleft()
+        self._in_flight -= sent.encoded.length
+        self._stuck_since = None
+        self._pause = self._first_pause
+
+    def _recover(self, error: KafkalogError) -> None:
+        """Send again what has no ack, on new connections, until it leaves. Raises the error if it is final, or
+        DeliveryTimedOut once the time without an ack is over."""
+        while True:
+            if not error.retriable:
+                raise error
+            log.debug("staging_interrupted", part=self._part, reason=str(error))
+            self._drop_links()
+            now = time.monotonic()
+            if self._stuck_since is None:
+                self._stuck_since = now
+            if now + self._pause > self._stuck_since + self._settings.delivery_timeout_ms / 1000:
+                unacked = next(part for part in self._parts.values() if part.unacked)
+                raise DeliveryTimedOut(
+                    partition=str(unacked.topic_partition),
+                    timeout_ms=self._settings.delivery_timeout_ms,
+                    reason=str(error),
+                )
+            self._cluster.pause(self._pause)
+            self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
+            try:
+                self._refresh()
+                for part in self._parts.values():
+                    for sent in part.unacked:
+                        self._send(part, sent)
+                return
+            except UnknownTopicId:  # said by what was just asked, not by a broker that may not know it yet
+                raise
+            except KafkalogError as next_error:
+                error = next_error
+
+    def _refresh(self) -> None:
+        """Ask who leads now. Raises UnknownTopicId if a topic is gone."""
+        self._cluster.refresh(self._topics, patient=False)
+        for name, topic in self._topics.items():
+            if self._cluster.topic(name, patient=False).topic_id != topic.topic_id:
+                raise UnknownTopicId(topic_id=topic.topic_id.hex())
+
+    def _drop_links(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.connection.close()
+
+    def _let_go(self) -> None:
+        """Give clean connections back for the process's next task."""
+        for broker_id, link in list(self._links.items()):
+            if not link.awaiting:
+                self._cluster.give_back(broker_id, link.connection)
+                del self._links[broker_id]
+        self._drop_links()
+
+
+def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
+    """Tell leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails."""
+    requests: dict[int, transactions_pb2.DiscardRequest] = {}
+    places: dict[tuple[int, bytes, int], transactions_pb2.DiscardPartition] = {}
+    for partition, topic_id, part_uuid in parts:
+        with suppress(KafkalogError):
+            _, leader = cluster.leader_of(partition, topic_id)
+            request = requests.setdefault(leader.broker_id, transactions_pb2.DiscardRequest())
+            key = (leader.broker_id, topic_id, partition.partition)
+            if key not in places:
+                places[key] = request.partitions.add(topic_id=topic_id, partition=partition.partition)
+            places[key].uuids.append(part_uuid)
+    for broker_id, request in requests.items():
+        with suppress(KafkalogError):
+            cluster.call("Discard", request, broker_id=broker_id, patient=False)

@@ -1,0 +1,410 @@
+"""The driver's side of the exactly-once write: what tasks have staged becomes part of the log, all of it and once.
+
+Read the decision, have the leaders prepare, decide by a compare-and-set on the version that was read, have the leaders
+apply, write that it is done. Nothing depends on this process once it has decided: leaders do what the znode says. The
+rules are those of `tests/model/transactions.py`, where each is shown to be needed.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import parse_producer
+from kafkalog.client.leaders import Leaders, Place
+from kafkalog.client.staging import StagedPartition, discard_parts
+from kafkalog.config import Values
+from kafkalog.errors import (
+    CheckpointCopied,
+    DecisionMoved,
+    InvalidArgument,
+    KafkalogError,
+    RunSuperseded,
+    StagedPartLost,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import producer_id_of
+from kafkalog.log import get_logger
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.decisions import (
+    NO_BATCH,
+    DecidedTopic,
+    Decision,
+    decision_from_wire,
+    decision_to_wire,
+    ranges,
+)
+
+log = get_logger(__name__)
+
+REPLACED_RUNS_KEPT = 20
+
+
+class Outcome(enum.Enum):
+    """What a commit came to.
+
+    COMMITTED: the parts given are in the log. ROLLED_FORWARD: those of an earlier attempt at the same batch are, and
+    the ones given are dropped. SKIPPED: this batch or a later one was written before.
+    """
+
+    COMMITTED = "committed"
+    ROLLED_FORWARD = "rolled forward"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class CommitBatch:
+    """A batch of a transaction, staged.
+
+    Attributes:
+        run_id: of the run of the query; empty where there is none. A run that another took over from is refused.
+        is_stream: whether the decision stays for ever.
+        fingerprint: of the batch's input; empty where it is not known.
+        skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before.
+    """
+
+    transactional_id: str
+    batch_id: int
+    run_id: str
+    is_stream: bool
+    fingerprint: bytes
+    parts: Sequence[StagedPartition]
+    skip_if_recorded: bool = False
+
+
+class Step(enum.Enum):
+    """What a decision leaves to be done for a batch."""
+
+    ROLL_FORWARD = "roll the recorded batch forward"
+    PREPARE = "prepare and decide"
+    COMMITTED = "nothing, it is committed"
+    RECORDED = "nothing, an earlier attempt is committed"
+    SKIP = "nothing, it was written before"
+
+
+def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Step:
+    """What comes next by the decision as it is.
+
+    Raises:
+        RunSuperseded: another run has taken over from the batch's.
+        CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
+    """
+    if batch.run_id and batch.run_id in decision.replaced_runs:
+        raise RunSuperseded(run_id=batch.run_id, transactional_id=batch.transactional_id, other=decision.run_id)
+    if decision.is_open:
+        return Step.ROLL_FORWARD
+    if decision.batch_id < batch.batch_id:
+        return Step.PREPARE
+    if decision.batch_id == batch.batch_id and decision.commit_uuid == commit_uuid:
+        return Step.COMMITTED
+    if batch.skip_if_recorded:
+        return Step.SKIP
+    if decision.batch_id > batch.batch_id:
+        raise CheckpointCopied(
+            batch_id=batch.batch_id,
+            transactional_id=batch.transactional_id,
+            reason=f"batch {decision.batch_id} is in the topic already, written by run {decision.run_id}; to skip this "
+            "one would lose its rows",
+        )
+    if batch.fingerprint and decision.fingerprint and batch.fingerprint != decision.fingerprint:
+        raise CheckpointCopied(
+            batch_id=batch.batch_id,
+            transactional_id=batch.transactional_id,
+            reason=f"run {decision.run_id} wrote a batch of this number from another input",
+        )
+    return Step.RECORDED
+
+
+def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decision:
+    """The decision for a batch, to be written over another."""
+    replaced = [run for run in decision.replaced_runs if run != batch.run_id]
+    if decision.run_id and decision.run_id != batch.run_id:
+        replaced.append(decision.run_id)
+    by_topic: dict[tuple[bytes, str], list[int]] = {}
+    for part in batch.parts:
+        by_topic.setdefault((part.topic_id, part.topic), []).append(part.partition)
+    return Decision(
+        transactional_id=batch.transactional_id,
+        version=decision.version,
+        batch_id=batch.batch_id,
+        commit_uuid=commit_uuid,
+        run_id=batch.run_id,
+        fingerprint=batch.fingerprint,
+        topics=tuple(DecidedTopic(*topic, ranges(numbers)) for topic, numbers in sorted(by_topic.items())),
+        replaced_runs=tuple(replaced[-REPLACED_RUNS_KEPT:]),
+        is_stream=batch.is_stream,
+    )
+
+
+def places_of(decision: Decision) -> list[Place]:
+    """The partitions that a decision is about."""
+    return [Place(topic.topic, topic.topic_id, number) for topic in decision.topics for number in topic.numbers()]
+
+
+class Committer:
+    """Commits batches of staged parts. Thread-safe, for different transactions; `close` it after use.
+
+    Args:
+        cluster: its owner's to close.
+        settings: a producer's; of them transaction.commit.timeout.ms counts here.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Values | None = None) -> None:
+        self._cluster = cluster
+        self._timeout = (settings or parse_producer({})).transaction_commit_timeout_ms / 1000
+        self._leaders = Leaders(cluster)
+        self._lock = threading.Lock()  # guards _known
+        self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs a write that is refused
+
+    def close(self) -> None:
+        self._leaders.close()
+
+    # --- commits
+
+    def commit(self, batch: CommitBatch) -> Outcome:
+        """Have a batch in the log, whole and once; returns only when every partition has it.
+
+        Raises:
+            RunSuperseded, CheckpointCopied: the batch is none that may be written.
+            StagedPartLost: a leader has not (any more) what was staged.
+            UnknownTopicId: a topic was deleted before the batch was decided.
+            KafkalogError: brokers were unreachable for transaction.commit.timeout.ms. The batch may be decided all the
+                same; the same batch committed again finds out.
+        """
+        with self._lock:
+            known = self._known.get(batch.transactional_id)
+        if not batch.parts:  # no decision to make; what is known already may still forbid to go on
+            if known is not None:
+                next_step(known, batch, b"")
+            return Outcome.COMMITTED
+        commit_uuid = uuid.uuid4().bytes
+        deadline = time.monotonic() + self._timeout
+        if known is None or known.is_open or known.run_id != batch.run_id or known.batch_id >= batch.batch_id:
+            known = self._read(batch.transactional_id, deadline)
+        decision = known
+        while True:
+            step = next_step(decision, batch, commit_uuid)
+            if step is Step.ROLL_FORWARD:
+                decision = self._roll_forward(decision, deadline)
+                self._remember(decision)
+            elif step is Step.PREPARE:
+                self._prepare(decision, batch, commit_uuid, deadline)
+                try:
+                    wanted = decided(decision, batch, commit_uuid)
+                    decision = replace(wanted, version=self._decide(wanted))
+                except KafkalogError as error:
+                    # Moved, or whether it was written is unknown: the znode tells, by the commit's uuid.
+                    if not isinstance(error, DecisionMoved) and not error.retriable:
+                        raise
+                    self._pause(deadline, error)
+                    decision = self._read(batch.transactional_id, deadline)
+            else:
+                if step is not Step.COMMITTED:
+                    self.discard(batch.parts)
+                return _OUTCOMES[step]
+
+    def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, deadline: float) -> None:
+        by_place: dict[Place, list[StagedPartition]] = {}
+        for part in sorted(batch.parts, key=lambda part: part.part):
+            by_place.setdefault(Place(part.topic, part.topic_id, part.partition), []).append(part)
+
+        def request(places: Sequence[Place]) -> pb.PrepareRequest:
+            message = pb.PrepareRequest(
+                transactional_id=batch.transactional_id,
+                producer_id=producer_id_of(batch.transactional_id),
+                batch_id=batch.batch_id,
+                commit_uuid=commit_uuid,
+                version=decision.version,
+            )
+            for place in places:
+                wanted = message.partitions.add(topic_id=place.topic_id, partition=place.partition)
+                for part in by_place[place]:
+                    wanted.parts.add(uuid=part.uuid, part=part.part, batches=part.batches, length=part.length)
+            return message
+
+        self._leaders.ask("Prepare", by_place, request, deadline, lambda place, error: False)
+
+    def _roll_forward(
+        self, decision: Decision, deadline: float, lost: Callable[[Place, StagedPartLost], bool] | None = None
+    ) -> Decision:
+        """Have a decided batch applied everywhere and marked done; the decision after that. A partition of a deleted
+        topic counts as applied; `lost` says whether one whose staged parts are gone does."""
+
+        def request(places: Sequence[Place]) -> pb.ApplyRequest:
+            return pb.ApplyRequest(
+                transactional_id=decision.transactional_id,
+                producer_id=producer_id_of(decision.transactional_id),
+                batch_id=decision.batch_id,
+                commit_uuid=decision.commit_uuid,
+                partitions=_partitions(places),
+            )
+
+        def settle(place: Place, error: KafkalogError) -> bool:
+            if isinstance(error, StagedPartLost) and lost is not None:
+                return lost(place, error)
+            return isinstance(error, UnknownTopicId)
+
+        places = places_of(decision)
+        self._leaders.ask("Apply", places, request, deadline, settle)
+        done = self._write_done(decision, deadline)
+        self._leaders.hint(
+            "Release",
+            places,
+            lambda told: pb.ReleaseRequest(
+                transactional_id=decision.transactional_id, batch_id=decision.batch_id, partitions=_partitions(told)
+            ),
+        )
+        return done
+
+    def _write_done(self, decision: Decision, deadline: float) -> Decision:
+        """Mark a batch done that every partition has; whoever else does it first is right too."""
+        now = decision
+        while now.commit_uuid == decision.commit_uuid and now.is_open:
+            done = replace(now, done=True)
+            try:
+                now = replace(done, version=self._decide(done))
+            except KafkalogError as error:
+                if not isinstance(error, DecisionMoved) and not error.retriable:
+                    raise
+                self._pause(deadline, error)
+                now = self._read(decision.transactional_id, deadline)
+        return now
+
+    # --- decisions
+
+    def _decide(self, decision: Decision) -> int:
+        request = pb.DecideRequest(decision=decision_to_wire(decision))
+        return int(self._cluster.call("Decide", request, patient=False).version)
+
+    def _read(self, transactional_id: str, deadline: float) -> Decision:
+        request = pb.ReadDecisionRequest(transactional_id=transactional_id)
+        while True:
+            try:
+                found = decision_from_wire(self._cluster.call("ReadDecision", request))
+                break
+            except KafkalogError as error:
+                if not error.retriable:
+                    raise
+                self._pause(deadline, error)
+        self._remember(found)
+        return found
+
+    def _remember(self, decision: Decision) -> None:
+        if decision.is_stream:
+            with self._lock:
+                self._known[decision.transactional_id] = decision
+
+    def _pause(self, deadline: float, error: KafkalogError) -> None:
+        """Wait before another try. Raises the error once the time is over."""
+        pause = self._cluster.settings.retry_backoff_ms / 1000
+        if time.monotonic() + pause > deadline:
+            raise error
+        self._cluster.pause(pause)
+
+    # --- by hand, and hints
+
+    def discard(self, parts: Iterable[StagedPartition]) -> None:
+        """Tell the leaders that these parts will not be committed. A hint: what is prepared stays; never fails."""
+        discard_parts(
+            self._cluster,
+            [(Place(part.topic, part.topic_id, part.partition).label, part.topic_id, part.uuid) for part in parts],
+        )
+
+    def decisions(self) -> list[Decision]:
+        """The decisions of all transactions, by id."""
+        reply = self._cluster.call("ListDecisions", pb.ListDecisionsRequest())
+        return [decision_from_wire(each) for each in reply.decisions]
+
+    def decision(self, transactional_id: str) -> Decision:
+        """A transaction's last decision; version -1 if there is none."""
+        return self._read(transactional_id, time.monotonic() + self._timeout)
+
+    def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
+        """What all brokers have staged; all of it, or a transaction's."""
+        request = pb.ListStagedRequest(transactional_id=transactional_id)
+        return [
+            staged
+            for broker in self._cluster.describe().brokers
+            for staged in self._cluster.call("ListStaged", request, broker_id=broker.broker_id).sets
+        ]
+
+    def abort(self, transactional_id: str) -> list[pb.StagedSet]:
+        """Give up what is prepared and not decided: first the version is raised, so that nobody can decide for it any
+        more without preparing again, then its leaders are told.
+
+        Returns:
+            the prepared sets that were given up.
+
+        Raises:
+            InvalidArgument: a batch is decided and not done; that can only be rolled forward (`resolve`).
+            DecisionMoved: somebody decided meanwhile.
+        """
+        deadline = time.monotonic() + self._timeout
+        decision = self._read(transactional_id, deadline)
+        if decision.is_open:
+            raise InvalidArgument(
+                reason=f"batch {decision.batch_id} of transaction '{transactional_id}' is decided, so it can not be "
+                "aborted; `kafkalog transactions resolve` finishes it"
+            )
+        undecided = [each for each in self.staged(transactional_id) if _is_undecided(each, decision)]
+        if not undecided:
+            return []
+        version = self._decide(decision)
+        self._remember(replace(decision, version=version))
+        for staged in undecided:
+            place = Place(staged.topic, staged.topic_id, staged.partition)
+            request = pb.ReleaseRequest(
+                transactional_id=transactional_id,
+                batch_id=staged.batch_id,
+                commit_uuid=staged.commit_uuid,
+                below_version=version,
+                partitions=_partitions([place]),
+            )
+            _, leader = self._cluster.leader_of(place.label, place.topic_id)
+            self._cluster.call("Release", request, broker_id=leader.broker_id)
+        return undecided
+
+    def resolve(self, transactional_id: str, accept_loss: bool = False) -> tuple[Decision, list[StagedPartLost]]:
+        """Have a decided batch applied everywhere and marked done.
+
+        Args:
+            accept_loss: go on where staged parts are lost, and leave them out.
+
+        Returns:
+            the decision after that, and what was lost.
+
+        Raises:
+            StagedPartLost: parts are lost, and that is not accepted.
+        """
+        deadline = time.monotonic() + self._timeout
+        decision = self._read(transactional_id, deadline)
+        losses: list[StagedPartLost] = []
+
+        def lost(place: Place, error: StagedPartLost) -> bool:
+            losses.append(error)
+            return accept_loss
+
+        if decision.is_open:
+            decision = self._roll_forward(decision, deadline, lost)
+            self._remember(decision)
+        return decision, losses
+
+
+_OUTCOMES = {
+    Step.COMMITTED: Outcome.COMMITTED,
+    Step.RECORDED: Outcome.ROLLED_FORWARD,
+    Step.SKIP: Outcome.SKIPPED,
+}
+
+
+def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
+    return bool(staged.commit_uuid) and (decision.batch_id == NO_BATCH or staged.commit_uuid != decision.commit_uuid)
+
+
+def _partitions(places: Iterable[Place]) -> list[pb.TransactionPartition]:
+    return [pb.TransactionPartition(topic_id=place.topic_id, partition=place.partition) for place in places]

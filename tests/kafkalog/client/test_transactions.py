@@ -1,0 +1,393 @@
+"""The exactly-once write end to end: stage, commit, read; and what becomes of a batch whose driver or broker failed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog.client.admin import Admin
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import parse_producer
+from kafkalog.client.consumer import Consumer
+from kafkalog.client.staging import PartStager, StagedPartition
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, decided, next_step
+from kafkalog.errors import (
+    BrokerUnreachable,
+    CheckpointCopied,
+    InvalidArgument,
+    KafkalogError,
+    RunSuperseded,
+    StagedPartLost,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import producer_id_of
+from kafkalog.records import TopicPartition
+from kafkalog.wire.decisions import Decision
+
+# --- the rules, pure
+
+BATCH = CommitBatch("tx", 5, "run", True, b"input", ())
+UUID = b"u" * 16
+OTHER = b"o" * 16
+RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("decision", "batch", "step"),
+    [
+        (Decision("tx"), BATCH, Step.PREPARE),
+        (Decision("tx", 3), BATCH, Step.PREPARE),
+        (replace(RECORDED, batch_id=4), BATCH, Step.PREPARE),
+        (replace(RECORDED, batch_id=4, done=False), BATCH, Step.ROLL_FORWARD),
+        (replace(RECORDED, done=False), BATCH, Step.ROLL_FORWARD),
+        (replace(RECORDED, batch_id=6, done=False), BATCH, Step.ROLL_FORWARD),
+        (RECORDED, BATCH, Step.RECORDED),
+        (replace(RECORDED, commit_uuid=UUID), BATCH, Step.COMMITTED),
+        (replace(RECORDED, fingerprint=b""), BATCH, Step.RECORDED),
+        (replace(RECORDED, fingerprint=b"x"), replace(BATCH, fingerprint=b""), Step.RECORDED),
+        (RECORDED, replace(BATCH, skip_if_recorded=True), Step.SKIP),
+        (replace(RECORDED, batch_id=6), replace(BATCH, skip_if_recorded=True), Step.SKIP),
+        (replace(RECORDED, replaced_runs=("run",)), replace(BATCH, run_id=""), Step.RECORDED),
+    ],
+)
+def test_what_comes_next_by_the_decision(decision: Decision, batch: CommitBatch, step: Step) -> None:
+    assert next_step(decision, batch, UUID) is step
+
+
+def test_a_later_batch_in_the_topic_fails_the_commit() -> None:
+    with pytest.raises(CheckpointCopied, match="batch 6 is in the topic already, written by run older"):
+        next_step(replace(RECORDED, batch_id=6), BATCH, UUID)
+
+
+def test_the_same_batch_of_another_input_fails_the_commit() -> None:
+    with pytest.raises(CheckpointCopied, match="wrote a batch of this number from another input"):
+        next_step(replace(RECORDED, fingerprint=b"other"), BATCH, UUID)
+
+
+def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
+    for decision in (replace(RECORDED, done=False), RECORDED, replace(RECORDED, batch_id=1)):
+        with pytest.raises(RunSuperseded, match="run run of transaction 'tx' was replaced by run older"):
+            next_step(replace(decision, replaced_runs=("a", "run")), BATCH, UUID)
+
+
+def test_a_decision_remembers_the_last_20_runs_that_were_replaced() -> None:
+    decision = Decision("tx")
+    for number in range(25):
+        decision = decided(decision, replace(BATCH, run_id=f"run {number}"), UUID)
+        decision = decided(decision, replace(BATCH, run_id=f"run {number}"), UUID)
+    assert decision.replaced_runs == tuple(f"run {number}" for number in range(4, 24))
+
+
+def test_a_decision_holds_the_partitions_as_ranges() -> None:
+    parts = [StagedPartition("t", b"t" * 16, number, UUID, 0, 1, 1, 1) for number in (3, 0, 1, 1)]
+    parts.append(StagedPartition("s", b"s" * 16, 7, UUID, 0, 1, 1, 1))
+    found = decided(Decision("tx", 4), replace(BATCH, parts=parts), UUID)
+    assert [(topic.topic, topic.partitions) for topic in found.topics] == [("s", ((7, 7),)), ("t", ((0, 1), (3, 3)))]
+    assert found.version == 4
+
+
+# --- end to end
+
+PARTITIONS = 3
+
+
+class Query:
+    """A streaming query in small: its driver and tasks, with a run of its own."""
+
+    def __init__(self, servers: str, topic: str, transactional_id: str, run_id: str = "run 1", **settings: Any) -> None:
+        given = {"retry.backoff.ms": 10, **{name.replace("_", "."): value for name, value in settings.items()}}
+        self.settings = parse_producer(given)
+        connections = {name: value for name, value in given.items() if not name.startswith(("transaction", "delivery"))}
+        self.cluster = Cluster(servers, **connections)
+        self.committer = Committer(self.cluster, self.settings)
+        self.topic = topic
+        self.transactional_id = transactional_id
+        self.run_id = run_id
+
+    def stage(self, batch_id: int, rows: list[str], part: int = 0) -> list[StagedPartition]:
+        producer_id = producer_id_of(self.transactional_id)
+        with PartStager(self.cluster, self.settings, producer_id, batch_id, part) as stager:
+            numbers = [number % PARTITIONS for number in range(len(rows))]
+            stager.stage(self.topic, pa.table({"value": rows, "partition": pa.array(numbers, pa.int32())}))
+            return stager.finish()
+
+    def batch(self, batch_id: int, parts: list[StagedPartition], fingerprint: bytes = b"") -> CommitBatch:
+        return CommitBatch(self.transactional_id, batch_id, self.run_id, True, fingerprint, parts)
+
+    def write(self, batch_id: int, rows: list[str], fingerprint: bytes = b"") -> Outcome:
+        half = len(rows) // 2 // PARTITIONS * PARTITIONS
+        parts = self.stage(batch_id, rows[half:], 1) + self.stage(batch_id, rows[:half], 0)
+        return self.committer.commit(self.batch(batch_id, parts, fingerprint))
+
+    def close(self) -> None:
+        self.committer.close()
+        self.cluster.close()
+
+
+class _Died(Exception):
+    """A driver that goes no further."""
+
+
+def dies_before(query: Query, step: str) -> None:
+    """Let a driver die before a step of its commit: prepare, decide, apply, or done."""
+    committer: Any = query.committer
+
+    def die(*_: Any, **__: Any) -> None:
+        raise _Died
+
+    if step == "done":
+        committer._write_done = die
+    elif step == "apply":
+        committer._roll_forward = die
+    elif step == "decide":
+        committer._decide = die
+    else:
+        committer._prepare = die
+
+
+StartQuery = Callable[..., Query]
+
+
+@pytest.fixture
+def start_query(cluster: LocalCluster, topic: str) -> Iterator[StartQuery]:
+    """Starts queries that write into a topic of three partitions; a further one is another run of the same."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, PARTITIONS)
+    transactional_id = f"spark-stream-{uuid.uuid4()}"
+    started = []
+
+    def start(run_id: str = "run 1", **settings: Any) -> Query:
+        query = Query(cluster.bootstrap_servers, topic, transactional_id, run_id, **settings)
+        started.append(query)
+        return query
+
+    yield start
+    for query in started:
+        query.close()
+
+
+def rows(batch_id: int, count: int = 12, attempt: str = "a") -> list[str]:
+    return [f"{batch_id}.{attempt}.{number:03}" for number in range(count)]
+
+
+def read(servers: str, topic: str) -> list[list[str]]:
+    """The values of each partition, in order."""
+    found: list[list[str]] = []
+    places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    with Admin(servers) as admin:
+        ends = admin.list_offsets(dict.fromkeys(places, "latest"))
+    with Consumer(servers) as consumer:
+        for place in places:
+            consumer.assign({place: "earliest"})
+            messages = list(consumer.messages(max_messages=ends[place].offset, timeout=30))
+            assert [message.offset for message in messages] == list(range(ends[place].offset))
+            found.append([(message.value or b"").decode() for message in messages])
+    return found
+
+
+def expected(*batches: list[str]) -> list[list[str]]:
+    """What `write` puts into each partition: batch after batch, each in the order of its parts."""
+    found: list[list[str]] = [[] for _ in range(PARTITIONS)]
+    for each in batches:
+        for number, row in enumerate(each):
+            found[number % PARTITIONS].append(row)
+    return found
+
+
+def test_batches_are_read_whole_in_order_and_once(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:
+    query = start_query()
+    for batch_id in range(4):
+        assert query.write(batch_id, rows(batch_id)) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(*(rows(number) for number in range(4)))
+    decision = query.committer.decision(query.transactional_id)
+    assert (decision.batch_id, decision.done, decision.run_id) == (3, True, "run 1")
+    assert [each.partitions for each in decision.topics] == [((0, 2),)]
+
+
+def test_nothing_is_read_of_what_is_not_committed(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:
+    query = start_query()
+    parts = query.stage(0, rows(0))
+    assert read(cluster.bootstrap_servers, topic) == expected()
+    query.committer.discard(parts)
+    with pytest.raises(StagedPartLost):
+        query.committer.commit(query.batch(0, parts))
+    assert read(cluster.bootstrap_servers, topic) == expected()
+    assert query.committer.staged(query.transactional_id) == []
+
+
+@pytest.mark.parametrize(("step", "attempt"), [("prepare", "b"), ("decide", "b"), ("apply", "a"), ("done", "a")])
+def test_a_batch_whose_driver_died_is_there_as_one_attempt_had_it(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, step: str, attempt: str
+) -> None:
+    dying = start_query()
+    dying.write(0, rows(0), b"input 0")
+    dies_before(dying, step)
+    with pytest.raises(_Died):
+        dying.write(1, rows(1), b"input 1")
+    restarted = start_query("run 2")
+    outcome = restarted.write(1, rows(1, 15, "b"), b"input 1")
+    assert outcome is (Outcome.COMMITTED if attempt == "b" else Outcome.ROLLED_FORWARD)
+    assert restarted.write(2, rows(2)) is Outcome.COMMITTED
+    first = rows(1) if attempt == "a" else rows(1, 15, "b")
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0), first, rows(2))
+
+
+def test_a_run_that_was_replaced_fails(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:
+    zombie = start_query()
+    zombie.write(0, rows(0))
+    restarted = start_query("run 2")
+    restarted.write(1, rows(1))
+    with pytest.raises(RunSuperseded) as superseded:
+        zombie.write(2, rows(2))
+    assert superseded.value.facts["other"] == "run 2"
+    again = start_query("run 1")  # another process of the same run knows it too
+    with pytest.raises(RunSuperseded):
+        again.write(2, rows(2))
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
+
+
+def test_an_old_checkpoint_and_a_copy_one_batch_behind_fail(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query = start_query()
+    for batch_id in range(3):
+        query.write(batch_id, rows(batch_id), b"input %d" % batch_id)
+    copy = start_query("run of a copy")
+    with pytest.raises(CheckpointCopied):
+        copy.write(1, rows(1, attempt="b"), b"another input 1")
+    with pytest.raises(CheckpointCopied):
+        copy.write(2, rows(2, attempt="b"), b"another input 2")
+    query.write(3, rows(3))
+    assert read(cluster.bootstrap_servers, topic) == expected(*(rows(number) for number in range(4)))
+
+
+def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:
+    query = start_query()
+    for version, outcome in ((7, Outcome.COMMITTED), (7, Outcome.SKIPPED), (3, Outcome.SKIPPED)):
+        parts = query.stage(version, rows(version))
+        batch = replace(query.batch(version, parts), skip_if_recorded=True, is_stream=False)
+        assert query.committer.commit(batch) is outcome
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
+
+
+def test_a_batch_without_parts_decides_nothing(start_query: StartQuery) -> None:
+    query = start_query()
+    assert query.committer.commit(query.batch(0, [])) is Outcome.COMMITTED
+    assert query.committer.decision(query.transactional_id).version == -1
+    query.write(2, rows(2))
+    with pytest.raises(CheckpointCopied):
+        query.committer.commit(query.batch(1, []))
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_decision_of_unknown_outcome_is_looked_up(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, landed: bool
+) -> None:
+    query = start_query()
+    committer: Any = query.committer
+    decide, answers = committer._decide, []
+
+    def unanswered(decision: Decision) -> int:
+        if not answers:
+            if landed:
+                decide(decision)
+            answers.append(decision)
+            raise BrokerUnreachable(address="broker", reason="cut")
+        return int(decide(decision))
+
+    committer._decide = unanswered
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    assert query.write(1, rows(1)) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
+
+
+def test_a_version_that_is_raised_amid_a_commit_makes_it_prepare_again(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query, other = start_query(), start_query()
+    committer: Any = query.committer
+    prepare, versions = committer._prepare, []
+
+    def raised(decision: Decision, *rest: Any) -> None:
+        prepare(decision, *rest)
+        versions.append(decision.version)
+        if len(versions) == 1:
+            committer_of_other: Any = other.committer
+            committer_of_other._decide(decision)  # as a leader does that times a prepared set out
+
+    committer._prepare = raised
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    assert versions == [-1, 0]
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_what_is_prepared_and_undecided_is_aborted_for_good(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query, operator = start_query(), start_query()
+    dies_before(query, "decide")
+    with pytest.raises(_Died):
+        query.write(0, rows(0))
+    assert {each.partition for each in operator.committer.abort(query.transactional_id)} == {0, 1, 2}
+    assert operator.committer.staged(query.transactional_id) == []
+    assert operator.committer.abort(query.transactional_id) == []
+    late: Any = operator.committer
+    with pytest.raises(KafkalogError):  # the late decision of the one that was aborted
+        late._decide(Decision(query.transactional_id, -1, 0, UUID, "run 1"))
+    assert start_query("run 2").write(0, rows(0, attempt="b")) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="b"))
+
+
+def test_what_is_decided_is_resolved_and_not_aborted(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query, operator = start_query(), start_query()
+    dies_before(query, "apply")
+    with pytest.raises(_Died):
+        query.write(0, rows(0))
+    with pytest.raises(InvalidArgument, match="is decided, so it can not be aborted"):
+        operator.committer.abort(query.transactional_id)
+    decision, lost = operator.committer.resolve(query.transactional_id)
+    assert decision.done and lost == []
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_a_decision_whose_staged_parts_are_lost_closes_only_when_the_loss_is_accepted(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query, operator = start_query(), start_query()
+    parts = query.stage(0, rows(0))
+    committer: Any = query.committer
+    committer._decide(decided(Decision(query.transactional_id), query.batch(0, parts), UUID))  # never prepared
+    with pytest.raises(StagedPartLost):
+        query.write(1, rows(1))
+    with pytest.raises(StagedPartLost):
+        operator.committer.resolve(query.transactional_id)
+    decision, lost = operator.committer.resolve(query.transactional_id, accept_loss=True)
+    assert decision.done
+    assert len(lost) == PARTITIONS
+    assert query.write(1, rows(1)) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(1))
+
+
+def test_a_topic_deleted_before_the_decision_fails_the_batch_and_after_it_does_not(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query = start_query()
+    dies_before(query, "apply")
+    with pytest.raises(_Died):
+        query.write(0, rows(0))
+    parts = query.stage(1, rows(1))
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_topic(topic)
+    restarted = start_query("run 2")
+    with pytest.raises(UnknownTopicId):
+        restarted.committer.commit(restarted.batch(1, parts))
+    decision = restarted.committer.decision(query.transactional_id)
+    assert (decision.batch_id, decision.done) == (0, True)

@@ -1,0 +1,65 @@
+"""The protocol of the exactly-once write holds in every state of a small world, and no rule of it can be left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.transactions import RULES, Model, World, explore
+
+WORLDS = {
+    "a task that is late, and a reaper": World(length=2, reaps=1),
+    "a speculative twin": World(length=2, twins=2, restarts=0),
+    "two drivers, two leaders": World(leaders=2),
+    "a zombie over two batches": World(batches=2),
+    "a zombie over three batches": World(batches=3, tidy=True, forgetful=True),
+    "crashes amid an apply": World(parts=2, kills=1, power_losses=1),
+    "prepared sets that time out": World(timeouts=2),
+    "a copy of the checkpoint": World(batches=2, restarts=0, copies=1),
+    "aborts, and an old znode": World(discards=True, expires=True),
+}
+
+WITHOUT = {
+    "fresh_uuid_per_attempt": ("a task that is late, and a reaper", "torn"),
+    "prepare_checks_parts": ("a task that is late, and a reaper", "lost: decided"),
+    "keep_prepared": ("a task that is late, and a reaper", "lost: decided"),
+    "raise_version_first": ("prepared sets that time out", "lost: decided"),
+    "drop_only_on_news": ("a zombie over two batches", "lost: decided"),
+    "cas_on_version": ("two drivers, two leaders", "although it was replaced"),
+    "reread_after_unknown": ("two drivers, two leaders", "torn"),
+    "reprepare_at_new_version": ("prepared sets that time out", "lost: decided"),
+    "keep_newer_version": ("prepared sets that time out", "lost: decided"),
+    "roll_forward_recorded": ("two drivers, two leaders", "torn"),
+    "fail_when_recorded_higher": ("a copy of the checkpoint", "of another input"),
+    "run_superseded": ("a zombie over three batches", "although it was replaced"),
+    "replaced_runs_in_znode": ("a zombie over three batches", "although it was replaced"),
+    "fingerprint": ("a copy of the checkpoint", "of another input"),
+    "apply_resumes_after_mark": ("crashes amid an apply", "twice"),
+    "marks_rebuilt": ("crashes amid an apply", "twice"),
+    "staged_kept_until_done": ("crashes amid an apply", "lost: decided"),
+    "done_before_next": ("a zombie over two batches", "out of order"),
+    "abort_spares_prepared": ("aborts, and an old znode", "lost: decided"),
+    "streams_never_expire": ("aborts, and an old znode", "lost: decided"),
+}
+"""The world in which a rule is missed, and what goes wrong there first."""
+
+ENDS = {
+    "a zombie over three batches": {"end", "superseded"},
+    "a copy of the checkpoint": {"end", "superseded", "copied"},
+}
+"""Ends that have to be reached, or else a world shows less than it seems to."""
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_with_all_rules_no_batch_is_lost_doubled_torn_or_out_of_order(name: str) -> None:
+    found = explore(Model(WORLDS[name]))
+    assert not found.violation, found.steps
+    assert ENDS.get(name, {"end"}) <= found.phases
+    assert found.states > 100
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_each_rule_left_out_breaks_it(rule: str) -> None:
+    world, wrong = WITHOUT[rule]
+    found = explore(Model(WORLDS[world], without=frozenset({rule})))
+    assert wrong in found.violation
+    assert found.steps
