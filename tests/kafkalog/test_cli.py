@@ -32,7 +32,8 @@ from tests.free_ports import free_ports
 COMMANDS = (
     [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
     ["topics", "describe"], ["topics", "alter"], ["topics", "delete"], ["produce"], ["consume"], ["offsets"], ["log"],
-    ["log", "dump"], ["log", "verify"], ["doctor"],
+    ["log", "dump"], ["log", "verify"], ["doctor"], ["transactions"], ["transactions", "list"],
+    ["transactions", "describe"], ["transactions", "abort"], ["transactions", "resolve"],
 )  # fmt: skip
 
 KAFKALOG = [sys.executable, "-m", "kafkalog.cli"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
+from kafkalog.cli.main import run
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
@@ -391,3 +393,48 @@ def test_a_topic_deleted_before_the_decision_fails_the_batch_and_after_it_does_n
         restarted.committer.commit(restarted.batch(1, parts))
     decision = restarted.committer.decision(query.transactional_id)
     assert (decision.batch_id, decision.done) == (0, True)
+
+
+# --- the command line
+
+
+def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def ran(command: str, *more: str) -> str:
+        capfd.readouterr()
+        code = run(["transactions", command, *more, "--bootstrap", cluster.bootstrap_servers])
+        out, err = capfd.readouterr()
+        assert (code, err) == (0, ""), err
+        return out
+
+    query = start_query()
+    name = query.transactional_id
+    assert "nothing is decided or staged" in ran("describe", name)
+    dies_before(query, "decide")
+    with pytest.raises(_Died):
+        query.write(0, rows(0))
+    [prepared] = [row for row in json.loads(ran("list", "--json")) if row["transaction"] == name]
+    assert (prepared["state"], prepared["batch"], prepared["partitions"]) == ("prepared", 0, 3)
+    assert "gave up what 3 partitions had prepared" in ran("abort", name)
+    assert "is prepared and undecided" in ran("abort", name)
+    query = start_query("run 2")
+    dies_before(query, "apply")
+    with pytest.raises(_Died):
+        query.write(0, rows(0))
+    described = json.loads(ran("describe", name, "--json"))
+    assert (described["decided"]["state"], described["decided"]["run"]) == ("decided", "run 2")
+    assert {each["state"] for each in described["staged"]} == {"prepared"}
+    assert "batch 0 is decided, by run run 2" in ran("describe", name)
+    assert run(["transactions", "abort", name, "--bootstrap", cluster.bootstrap_servers]) == 1
+    assert f"batch 0 of transaction {name} is done" in ran("resolve", name)
+    assert [row["state"] for row in json.loads(ran("list", "--json")) if row["transaction"] == name] == ["done"]
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+    parts = query.stage(1, rows(1))
+    lost: Any = query.committer
+    del lost._roll_forward
+    lost._decide(decided(lost.decision(name), query.batch(1, parts), UUID))  # never prepared
+    assert run(["transactions", "resolve", name, "--bootstrap", cluster.bootstrap_servers]) == 1
+    closed = ran("resolve", name, "--accept-loss")
+    assert "batch 1 of transaction" in closed
+    assert closed.count("lost: what was staged of") == PARTITIONS

@@ -1,0 +1,174 @@
+"""`kafkalog transactions ...`: what the exactly-once write has decided and staged, and what to do when it is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.output import bootstrap_option, json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from kafkalog.client.transactions import Committer
+    from kafkalog.wire.decisions import Decision
+    from kafkalog.wire.transactions_pb2 import StagedSet
+
+
+@click.group()
+def transactions() -> None:
+    """List, describe, abort and resolve exactly-once writes."""
+
+
+@contextmanager
+def _committer(bootstrap: str) -> Iterator[Committer]:
+    from kafkalog.client.cluster import Cluster
+    from kafkalog.client.transactions import Committer
+
+    cluster = Cluster(bootstrap)
+    committer = Committer(cluster)
+    try:
+        yield committer
+    finally:
+        committer.close()
+        cluster.close()
+
+
+@transactions.command("list")
+@bootstrap_option
+@json_option
+def list_transactions(bootstrap: str, as_json: bool) -> None:
+    """List the last decision of each transaction, and what is staged on all brokers."""
+    with _committer(bootstrap) as committer:
+        decisions = committer.decisions()
+        staged = committer.staged()
+    rows = _rows(decisions, staged)
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(rows, ["transaction", "batch", "state", "run", "partitions", "bytes", "age_seconds"])
+    else:
+        click.echo("there are no transactions")
+
+
+@transactions.command("describe")
+@click.argument("transaction")
+@bootstrap_option
+@json_option
+def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
+    """Describe TRANSACTION: its last decision, and what is staged for it partition by partition."""
+    with _committer(bootstrap) as committer:
+        decision = committer.decision(transaction)
+        staged = committer.staged(transaction)
+    described: dict[str, Any] = {
+        "transaction": transaction,
+        "version": decision.version,
+        "decided": _row(decision, staged) if decision.batch_id >= 0 else None,
+        "replaced_runs": list(decision.replaced_runs),
+        "staged": [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "batch": each.batch_id,
+                "state": "prepared" if each.commit_uuid else "staged",
+                "commit": each.commit_uuid.hex(),
+                "version": each.version,
+                "parts": each.parts,
+                "bytes": each.length,
+                "age_seconds": _age(each.staged_us),
+            }
+            for each in staged
+        ],
+    }
+    if as_json:
+        print_json(described)
+        return
+    decided = described["decided"]
+    if decision.version < 0 and not staged:
+        click.echo(f"nothing is decided or staged of transaction {transaction}")
+        return
+    if decided is None:
+        click.echo(f"transaction {transaction}: nothing is decided (version {decision.version})")
+    else:
+        click.echo(
+            f"transaction {transaction}: batch {decided['batch']} is {decided['state']}, by run {decided['run']}"
+        )
+        for topic in decision.topics:
+            ranges = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in topic.partitions)
+            click.echo(f"  topic {topic.topic}, partitions {ranges}")
+    if staged:
+        columns = ["topic", "partition", "batch", "state", "version", "parts", "bytes", "age_seconds"]
+        print_table(described["staged"], columns)
+
+
+@transactions.command("abort")
+@click.argument("transaction")
+@bootstrap_option
+def abort(transaction: str, bootstrap: str) -> None:
+    """Give up what is prepared of TRANSACTION and not decided. A writer that still runs fails."""
+    with _committer(bootstrap) as committer:
+        given_up = committer.abort(transaction)
+    if given_up:
+        size = sum(each.length for each in given_up)
+        click.echo(f"gave up what {len(given_up)} partitions had prepared of transaction {transaction}, {size} bytes")
+    else:
+        click.echo(f"nothing of transaction {transaction} is prepared and undecided")
+
+
+@transactions.command("resolve")
+@click.argument("transaction")
+@click.option("--accept-loss", is_flag=True, help="Close the batch also where its staged rows are lost.")
+@bootstrap_option
+def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
+    """Have the batch that TRANSACTION has decided appended everywhere, and close it."""
+    with _committer(bootstrap) as committer:
+        decision, losses = committer.resolve(transaction, accept_loss)
+    if decision.batch_id < 0:
+        click.echo(f"nothing is decided of transaction {transaction}")
+        return
+    click.echo(f"batch {decision.batch_id} of transaction {transaction} is done")
+    for loss in losses:
+        click.echo(f"  lost: {loss}")
+
+
+def _rows(decisions: list[Decision], staged: list[StagedSet]) -> list[dict[str, Any]]:
+    """Decisions by id, then what is staged beside them: prepared sets by their id, other parts by their producer's."""
+    rows = [_row(decision, staged) for decision in decisions if decision.batch_id >= 0]
+    recorded = {decision.commit_uuid for decision in decisions}
+    beside: dict[tuple[str, int, bytes], list[StagedSet]] = {}
+    for each in staged:
+        if not each.commit_uuid or each.commit_uuid not in recorded:
+            name = each.transactional_id or f"producer {each.producer_id}"
+            beside.setdefault((name, each.batch_id, each.commit_uuid), []).append(each)
+    for (name, batch_id, commit_uuid), sets in sorted(beside.items()):
+        rows.append(
+            {
+                "transaction": name,
+                "batch": batch_id,
+                "state": "prepared" if commit_uuid else "staged",
+                "run": None,
+                "partitions": len({(each.topic_id, each.partition) for each in sets}),
+                "bytes": sum(each.length for each in sets),
+                "age_seconds": _age(max(each.staged_us for each in sets)),
+            }
+        )
+    return rows
+
+
+def _row(decision: Decision, staged: list[StagedSet]) -> dict[str, Any]:
+    held = [each for each in staged if each.commit_uuid == decision.commit_uuid]
+    return {
+        "transaction": decision.transactional_id,
+        "batch": decision.batch_id,
+        "state": "done" if decision.done else "decided",
+        "run": decision.run_id,
+        "partitions": sum(len(topic.numbers()) for topic in decision.topics),
+        "bytes": sum(each.length for each in held),
+        "age_seconds": _age(decision.decided_us),
+    }
+
+
+def _age(since_us: int) -> int:
+    return max(0, int(time.time() - since_us / 1e6))

@@ -1,0 +1,204 @@
+"""A task's side of the exactly-once write: what is staged survives cut connections and killed brokers, once, in order."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog.client.admin import Admin
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import parse_producer
+from kafkalog.client.staging import PartStager
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome
+from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic
+from kafkalog.format.batch import producer_id_of
+from tests.kafkalog.client.proxy import proxied
+from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
+
+pytestmark = pytest.mark.timeout(180)
+FAST = {"retry.backoff.ms": 10}
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[LocalCluster]:
+    """A cluster of two brokers that may be killed; they are to be running again at the end of a test."""
+    with LocalCluster(brokers=2) as running:
+        yield running
+
+
+def create(cluster: LocalCluster, topic: str) -> str:
+    """Make a topic; returns a transactional id."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, PARTITIONS)
+    return f"spark-stream-{uuid.uuid4()}"
+
+
+def stager(cluster: Cluster, transactional_id: str, batch_id: int = 0, part: int = 0, **settings: Any) -> PartStager:
+    return PartStager(cluster, parse_producer(settings), producer_id_of(transactional_id), batch_id, part)
+
+
+def table(values: list[str]) -> pa.Table:
+    numbers = [number % PARTITIONS for number in range(len(values))]
+    return pa.table({"value": values, "partition": pa.array(numbers, pa.int32())})
+
+
+def fail_after_staging(task: PartStager, topic: str) -> None:
+    task.stage(topic, table(rows(0)))
+    task.finish()
+    raise ZeroDivisionError
+
+
+def test_connections_cut_at_any_byte_stage_each_batch_once(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    staged = [rows(0, 300, f"{number:02}") for number in range(20)]
+    port = cluster.brokers[0].data_port
+    with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
+        for number, each in enumerate(staged):
+            proxy.cut_after(1 + number * 977)
+            task.stage(topic, table(each))
+        parts = task.finish()
+        assert proxy.accepted > 5
+        committer = Committer(behind)
+        assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+        committer.close()
+    assert read(cluster.bootstrap_servers, topic) == expected(*staged)
+
+
+def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    port = cluster.brokers[0].data_port
+    with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
+        task.stage(topic, table(rows(0)))
+        task.finish()
+        proxy.hold_answers()
+        task.stage(topic, table(rows(1)))
+        cut = threading.Timer(0.3, proxy.cut)
+        cut.start()
+        parts = task.finish()
+        cut.join()
+        committer = Committer(behind)
+        committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
+        committer.close()
+    assert [part.batches for part in parts] == [2] * PARTITIONS
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
+
+
+@pytest.mark.parametrize("step", ["stage", "prepare", "decide", "apply", "done"])
+def test_brokers_killed_after_any_step_lose_and_double_nothing(
+    own_cluster: LocalCluster, topic: str, step: str
+) -> None:
+    name = create(own_cluster, topic)
+    cluster = Cluster(own_cluster.bootstrap_servers, **FAST)
+    committer: Any = Committer(cluster)
+    kills: list[str] = []
+
+    def kill(*_: Any) -> None:
+        kills.append(step)
+        for broker in own_cluster.brokers:
+            broker.kill()
+        for broker in own_cluster.brokers:
+            broker.start()
+
+    def then_kill(method: str) -> None:
+        original = getattr(committer, method)
+
+        def wrapped(*arguments: Any) -> Any:
+            result = original(*arguments)
+            if not kills:
+                kill()
+            return result
+
+        setattr(committer, method, wrapped)
+
+    if step == "apply":
+        done = committer._write_done
+        committer._write_done = lambda *arguments: (kills or kill(), done(*arguments))[1]
+    elif step != "stage":
+        then_kill({"prepare": "_prepare", "decide": "_decide", "done": "_write_done"}[step])
+    with stager(cluster, name, 0) as task:
+        task.stage(topic, table(rows(0, 60)))
+        if step == "stage":
+            kill()
+        parts = task.finish()
+    assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+    assert kills
+    with stager(cluster, name, 1) as task:
+        task.stage(topic, table(rows(1)))
+        assert committer.commit(CommitBatch(name, 1, "run", True, b"", task.finish())) is Outcome.COMMITTED
+    committer.close()
+    cluster.close()
+    assert read(own_cluster.bootstrap_servers, topic) == expected(rows(0, 60), rows(1))
+
+
+def test_rows_without_key_or_partition_are_spread_and_parts_ordered(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    behind = Cluster(cluster.bootstrap_servers)
+    found = []
+    for part in range(2):
+        with stager(behind, name, part=part, **{"batch.records": 2}) as task:
+            task.stage(topic, pa.table({"value": [f"{part}{number}" for number in range(6)]}))
+            found.append(task.finish())
+    assert [[(each.partition, each.records) for each in parts] for parts in found] == [
+        [(0, 2), (1, 2), (2, 2)],
+        [(0, 2), (1, 2), (2, 2)],
+    ]
+    committer = Committer(behind)
+    committer.commit(CommitBatch(name, 0, "run", True, b"", [*found[1], *found[0]]))
+    committer.close()
+    behind.close()
+    assert read(cluster.bootstrap_servers, topic) == [
+        ["00", "01", "14", "15"],
+        ["02", "03", "10", "11"],
+        ["04", "05", "12", "13"],
+    ]
+
+
+def test_what_cannot_be_staged_is_told_and_a_failed_task_leaves_nothing(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    behind = Cluster(cluster.bootstrap_servers)
+    committer = Committer(behind)
+    with stager(behind, name) as task:
+        task.stage(topic, table(rows(0)))
+        task.finish()
+        assert len(committer.staged(name)) == PARTITIONS
+        with pytest.raises(UnknownPartition):
+            task.stage(topic, pa.table({"value": ["x"], "partition": pa.array([PARTITIONS], pa.int32())}))
+    with pytest.raises(ZeroDivisionError), stager(behind, name, part=1) as task:
+        fail_after_staging(task, topic)
+    assert {(each.parts, each.commit_uuid) for each in committer.staged(name)} == {(1, b"")}
+    with pytest.raises(InvalidArgument), stager(behind, name) as task:
+        task.stage(topic, pa.table({"value": [1]}))
+    with pytest.raises(UnknownTopic), stager(behind, name) as task:
+        task.stage(f"{topic}.none", pa.table({"value": ["x"]}))
+    committer.close()
+    behind.close()
+
+
+def test_a_leader_that_stays_away_fails_the_task_within_the_delivery_timeout(
+    own_cluster: LocalCluster, topic: str
+) -> None:
+    name = create(own_cluster, topic)
+    cluster = Cluster(own_cluster.bootstrap_servers, **FAST)
+    with stager(cluster, name, **{"delivery.timeout.ms": 500}) as task:
+        task.stage(topic, table(rows(0)))
+        task.finish()
+        for broker in own_cluster.brokers:
+            broker.kill()
+        try:
+            with pytest.raises(DeliveryTimedOut):
+                stage_and_finish(task, topic)
+        finally:
+            for broker in own_cluster.brokers:
+                broker.start()
+    cluster.close()
+
+
+def stage_and_finish(task: PartStager, topic: str) -> None:
+    task.stage(topic, table(rows(1)))
+    task.finish()
