@@ -53,7 +53,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Of this write alone, or the one of the user's version."""
         txn = self._options.txn
         if txn is None:
-            return Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, is_stream=False)
+            return Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, stays=False)
         run_id = None
         if task.getLocalProperty(staged.QUERY_ID):  # in foreachBatch: a run that another replaced writes nothing more
             run_id = task.getLocalProperty(staged.RUN_ID)
@@ -61,7 +61,7 @@ class BatchWriter(DataSourceArrowWriter):
             f"app-{txn.app_id}:{self._options.topic}",  # no topic's name has a colon, so no two pairs are alike
             txn.version,
             run_id or self._write_id,
-            is_stream=False,
+            stays=True,
             skip_if_recorded=True,
         )
 

@@ -7,6 +7,7 @@ away by the brokers. What a commit is made of is `kafkalog/client/transactions.p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,9 +22,10 @@ from pyspark_kafkalog.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
+
     from kafkalog.client.staging import StagedPartition
     from kafkalog.client.transactions import Committer
-    from pyspark import TaskContext
 
 log = get_logger(__name__)
 
@@ -34,19 +36,24 @@ RUN_ID = "spark.jobGroup.id"
 tells the driver's side of a sink neither of the ids, so the tasks' messages carry them there."""
 
 
+_committers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Committer] = {}
+"""By process id (a forked child must not use its parent's), servers and settings."""
+
+
 @dataclass(frozen=True)
 class Transaction:
     """Which batch of which transaction a write is, and in which run.
 
     Attributes:
-        is_stream: its batches are a stream's, numbered without a gap but for those without rows.
+        stays: its decision is kept for ever, for the same batch may come again after any time: a stream's, and that of
+            a user's version. Others are forgotten a day after they are done.
         skip_if_recorded: a batch number up to the last recorded one is no mistake, but a write to be skipped.
     """
 
     transactional_id: str
     batch_id: int
     run_id: str
-    is_stream: bool
+    stays: bool
     skip_if_recorded: bool = False
 
 
@@ -71,7 +78,7 @@ def stream_transaction(task: TaskContext) -> Transaction:
     """A stream's, in one of its tasks."""
     query_id, batch_id, run_id = (task.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
     assert query_id and batch_id and run_id, "Spark did not tell the task its query, batch and run"
-    return Transaction(f"spark-stream-{query_id}", int(batch_id), run_id, is_stream=True)
+    return Transaction(f"spark-stream-{query_id}", int(batch_id), run_id, stays=True)
 
 
 def stage_rows(
@@ -82,23 +89,18 @@ def stage_rows(
     part: int,
 ) -> Staged:
     """Stage a task's rows as a part of a batch; returns when the brokers have them all."""
-    from kafkalog.client.staging import PartStager
-    from kafkalog.format.transactions import producer_id_of
-
     from kafkalog.client.config import parse_producer
+    from kafkalog.client.staging import PartStager
+    from kafkalog.format.batch import producer_id_of
 
     settings = parse_producer(options.client)
     cluster = cluster_of(options.bootstrap_servers, settings)
     producer_id = producer_id_of(transaction.transactional_id)
-    with PartStager(cluster, settings, producer_id, transaction.batch_id, part) as stager:
-        try:
-            for batch in batches:
-                for topic, records in batches_by_topic(batch, columns, options.topic):
-                    stager.stage(topic, records)
-            return Staged(transaction, tuple(stager.finish()))
-        except BaseException:
-            stager.discard()
-            raise
+    with PartStager(cluster, settings, producer_id, transaction.batch_id, part) as stager:  # a failure discards
+        for batch in batches:
+            for topic, records in batches_by_topic(batch, columns, options.topic):
+                stager.stage(topic, records)
+        return Staged(transaction, tuple(stager.finish()))
 
 
 def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, fingerprint: bytes = UNKNOWN) -> None:
@@ -115,7 +117,7 @@ def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions,
             transactional_id=transaction.transactional_id,
             batch_id=transaction.batch_id,
             run_id=transaction.run_id,
-            is_stream=transaction.is_stream,
+            is_stream=transaction.stays,
             fingerprint=fingerprint,
             parts=sorted((part for each in staged for part in each.parts), key=lambda part: part.part),
             skip_if_recorded=transaction.skip_if_recorded,
@@ -141,8 +143,13 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 
 
 def _committer(options: SinkOptions) -> Committer:
+    """This process's for the options. It remembers the streams' decisions, which spares a question for each batch."""
+    from kafkalog.client.config import parse_producer
     from kafkalog.client.transactions import Committer
 
-    from kafkalog.client.config import parse_producer
-
-    return Committer(cluster_of(options.bootstrap_servers, parse_producer(options.client)))
+    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    committer = _committers.get(key)
+    if committer is None:
+        settings = parse_producer(options.client)
+        committer = _committers[key] = Committer(cluster_of(options.bootstrap_servers, settings), settings)
+    return committer

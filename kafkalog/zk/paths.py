@@ -13,7 +13,7 @@
     /transactions/<id>                              the last decision of a transaction (docs/FORMATS.md), by its id
                                                     as `transaction` spells it
 
-Knows names only; what stands in a znode is `registry.py`'s, `groups.py`'s, `members.py`'s or `transactions.py`'s business.
+Knows names only; what stands in a znode is the business of the modules beside this one.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@ old or copied, runs that others replaced, numbered writes. Under fire it is in `
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,7 @@ class Stream:
         number = len(list(self._input.iterdir()))
         hidden = self._input.parent / f"{number}.txt"
         hidden.write_text("".join(f"{line}\n" for line in lines))
+        os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes files by their times
         hidden.rename(self._input / hidden.name)
 
     def run(self, checkpoint: Path | None = None, where: str = "true", **more: str) -> StreamingQuery:
@@ -112,18 +115,19 @@ def test_nothing_can_be_read_before_all_tasks_have_ended_and_then_everything(
         while context is not None and context.partitionId() == 1 and not Path(gate).exists():
             threading.Event().wait(0.02)
 
-    rows = spark.range(0, 2000, 1, 2).selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
-    writer = threading.Thread(target=write, args=[rows.mapInArrow(second_waits, rows.schema), options])
-    writer.start()
-    try:
+    def looks_and_opens() -> list[Message]:
         waited_for(lambda: sum(each.length for each in staged_sets(brokers, topic)) > 0, 60)
         with Consumer(options["kafkalog.bootstrap.servers"]) as consumer:
             consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(2)})
-            assert list(consumer.messages(timeout=0.3)) == []
-        assert messages_in(topic) == []
-    finally:
+            seen = list(consumer.messages(timeout=0.3))
         Path(gate).touch()
-        writer.join()
+        return seen
+
+    rows = spark.range(0, 2000, 1, 2).selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
+    with ThreadPoolExecutor() as pool:
+        seen = pool.submit(looks_and_opens)
+        write(rows.mapInArrow(second_waits, rows.schema), options)
+        assert seen.result() == []
     assert [int(text) for text in texts(messages_in(topic))] == [*range(0, 2000, 2), *range(1, 2000, 2)]
 
 
@@ -135,24 +139,16 @@ def test_a_batchs_rows_are_in_the_order_of_its_tasks(
     assert [int(text) for text in texts(messages_in(topic))] == list(range(800))
 
 
-def test_a_failed_batch_write_leaves_nothing(
-    spark: SparkSession,
-    brokers: Cluster,
-    admin: Admin,
-    options: dict[str, str],
-    topic: str,
-    messages_in: MessagesIn,
+def test_a_failed_batch_write_leaves_nothing_to_read(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
-    rows = spark.range(0, 4000, 1, 4).selectExpr(
-        "if(id = 3999, raise_error('on purpose'), cast(id AS string)) AS value"
-    )
+    value = "if(id = 3999, raise_error('on purpose'), cast(id AS string)) AS value"
     with pytest.raises(Exception, match="on purpose"):
-        write(rows, options)
+        write(spark.range(0, 4000, 1, 4).selectExpr(value), options)
     assert messages_in(topic) == []
     write(spark.range(1).selectExpr("'after' AS value"), options)
     assert texts(messages_in(topic)) == ["after"]
-    waited_for(lambda: staged_sets(brokers, topic) == [], 30)
 
 
 # --- the writer's own calls, without Spark ---------------------------------------------------------------------------
@@ -166,10 +162,14 @@ class Attempt:
         self._transactional_id = transactional_id
         self._run_id = run_id
 
-    def stage(self, batch_id: int, *values: str, part: int = 0) -> Staged:
-        batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
-        transaction = Transaction(self._transactional_id, batch_id, self._run_id, is_stream=True)
-        return staged.stage_rows(iter([batch]), self._options, ("value",), transaction, part)
+    def stage(self, batch_id: int, *values: str, part: int = 0, fails: bool = False) -> Staged:
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+            if fails:
+                raise RuntimeError("the task fails")
+
+        transaction = Transaction(self._transactional_id, batch_id, self._run_id, stays=True)
+        return staged.stage_rows(batches(), self._options, ("value",), transaction, part)
 
     def commit(self, *messages: Staged | None, fingerprint: bytes = b"") -> None:
         staged.commit(list(messages), self._options, fingerprint)
@@ -235,6 +235,19 @@ def test_a_run_that_was_replaced_fails(
             zombie.commit(message)
     other.commit(other.stage(2, "2"))
     assert texts(messages_in(topic)) == ["0", "1", "2"]
+
+
+def test_what_was_staged_for_nothing_is_thrown_away(
+    brokers: Cluster, admin: Admin, options: dict[str, str], topic: str, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    attempt = Attempt(options, transactional_id)
+    message = attempt.stage(0, "staged")
+    assert [each.parts for each in staged_sets(brokers, topic)] == [1]
+    attempt.abort(message, None)
+    with pytest.raises(RuntimeError, match="the task fails"):
+        attempt.stage(0, "the task fails after this row", fails=True)
+    waited_for(lambda: staged_sets(brokers, topic) == [], 30)
 
 
 def test_an_open_transaction_delays_no_other_writer(
@@ -363,8 +376,8 @@ def test_a_write_whose_version_was_written_is_skipped(
     write_version(5, "again")
     write_version(4, "older")
     write_version(7, "next")
-    write_version(5, "another's", "other app")
-    assert texts(messages_in(topic)) == ["first", "next", "another's"]
+    write_version(5, "of another", "other app")
+    assert texts(messages_in(topic)) == ["first", "next", "of another"]
 
 
 def test_two_writes_of_one_foreach_batch_both_land_and_once_when_the_batch_runs_again(

@@ -132,19 +132,22 @@ class FireWriter(StreamWriter):
         folder, plan = _plan()
         call = Cluster.call
         stop = _Stop(folder, plan, batchId)
-        first_apply = threading.Lock()
+        first_apply, goes_on = threading.Lock(), threading.Event()
 
         def watched(cluster: Cluster, method: str, request: Any, **more: Any) -> Any:
             done = method == "Decide" and request.decision.done
             if method == "Decide":
                 stop.at("applied" if done else "prepared")
-            if method == "Apply" and stop.point == "half applied":
-                first_apply.acquire()  # never let go of: others wait until the end
-            result = call(cluster, method, request, **more)
-            if method == "Decide":
-                stop.at("done" if done else "decided")
-            elif method == "Apply":
-                stop.at("half applied")
+            if method == "Apply" and stop.point == "half applied" and not first_apply.acquire(blocking=False):
+                goes_on.wait()
+            try:
+                result = call(cluster, method, request, **more)
+                if method == "Decide":
+                    stop.at("done" if done else "decided")
+                elif method == "Apply":
+                    stop.at("half applied")
+            finally:
+                goes_on.set()
             return result
 
         stop.at("all staged")
