@@ -12,6 +12,7 @@ Needs Kafka's jars: without them there are no figures but a sentence that says s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,6 +20,7 @@ from bench.kafka_server import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERS
 from bench.measure import fresh_topic, interleaved, rate, ratio
 from bench.spark_read import to_noop
 from bench.spark_session import RUNS, WARMUPS, spark_session
+from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
 from kafkalog import Admin
 
@@ -54,6 +56,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         topics = KafkaTopics(spark, kafka.bootstrap_servers)
         ours = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
         theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
+        into_topic = {**ours, "topic": "written"}
 
         def renew() -> None:
             fresh_topic(admin, "written", PARTITIONS)
@@ -62,7 +65,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
         written = interleaved(
             {
-                "kafkalog": lambda: _save(rows, "kafkalog", {**ours, "topic": "written"}),
+                **{each: partial(_save, rows, "kafkalog", {**into_topic, "delivery": each}) for each in DELIVERIES},
                 "connector": lambda: _save(rows, "kafka", {**theirs, **PRODUCER, "topic": topics.current}),
             },
             scale,
@@ -70,11 +73,12 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             warmups=WARMUPS,
             before=renew,
         )
-        yield _figure("write", "kafkalog", written, count, PRODUCER)
+        yield {**_figure("write", "exactly-once", written, count, PRODUCER), "target_ratio": 2.0}
+        yield _figure("write", "at-least-once", written, count, PRODUCER)
 
         renew()
         spread = rows.selectExpr("value", "spark_partition_id() AS partition")  # as evenly on both sides
-        _save(spread, "kafkalog", {**ours, "topic": "written"})
+        _save(spread, "kafkalog", into_topic)
         _save(spread, "kafka", {**theirs, **PRODUCER, "topic": topics.current})
         read = interleaved(
             {
