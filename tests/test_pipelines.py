@@ -1,0 +1,146 @@
+"""The spark-submit jobs, each run whole on some days of real flights and compared with pandas on the same flights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from broker.local import LocalCluster
+from examples import demo
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+
+ROOT = Path(__file__).resolve().parent.parent
+PIPELINES = ROOT / "examples" / "pipelines"
+FLIGHTS = "pipelines-flights"
+COUNT = 4000  # the flights of four days and a half
+
+pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
+
+
+def scheduled(flight: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(flight["time_hour"]) + timedelta(minutes=flight["minute"])
+
+
+@pytest.fixture(scope="module")
+def flights(cluster: LocalCluster) -> pd.DataFrame:
+    """The flights that the topic has, keyed by carrier, in the order of their scheduled departures. The last three are
+    of the first morning, and so come days late. `time` is that of a flight's record."""
+    published = demo.read_flights()[:COUNT]
+    published += [{**flight, "flight": 10_000 + number} for number, flight in enumerate(published[:3])]
+    frame = pd.DataFrame(published).assign(scheduled=[scheduled(flight) for flight in published])
+    frame = frame.assign(time=frame["scheduled"].cummax(), late=frame["flight"] >= 10_000)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(FLIGHTS, partitions=3, config={"retention.ms": "-1"})
+    with Producer(cluster.bootstrap_servers) as producer:
+        for flight, time in zip(published, frame["time"], strict=True):
+            moment = int(time.timestamp() * 1_000_000)
+            producer.send(FLIGHTS, json.dumps(flight).encode(), key=flight["carrier"].encode(), timestamp_us=moment)
+    return frame
+
+
+def create(cluster: LocalCluster, *topics: str) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        for topic in topics:
+            admin.create_topic(topic, partitions=2)
+
+
+def submit(job: str, *arguments: str) -> None:
+    """Run a job as its docstring says, with the project's Spark settings."""
+    command = [
+        str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]",
+        "--properties-file", str(ROOT / "conf" / "spark-defaults.conf"), "--conf", "spark.ui.enabled=false",
+        "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.driver.memory=1g",
+        str(PIPELINES / job), *arguments,
+    ]  # fmt: skip
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
+    environment.pop("SPARK_HOME", None)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+
+
+def read(cluster: LocalCluster, topic: str) -> list[Message]:
+    """Every message of a topic that `create` made, in the order of each partition."""
+    partitions = [TopicPartition(topic, number) for number in range(2)]
+    with Admin(cluster.bootstrap_servers) as admin:
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign(dict.fromkeys(partitions, "earliest"))
+        return list(consumer.messages(max_messages=sum(end.offset for end in ends.values())))
+
+
+def by_key(rows: Iterable[tuple[bytes | None, Any]]) -> dict[str, list[Any]]:
+    """What each key has, in order."""
+    found: dict[str, list[Any]] = {}
+    for key, row in rows:
+        assert key is not None
+        found.setdefault(key.decode(), []).append(row)
+    return found
+
+
+def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
+    cluster: LocalCluster, flights: pd.DataFrame, tmp_path: Path
+) -> None:
+    planes = pd.read_csv(demo.flights_file().parent / "planes.csv")[["tailnum", "manufacturer", "model", "seats"]]
+    gone = planes.index % 5 == 0
+    create(cluster, "planes", "flights-with-planes")
+    with Producer(cluster.bootstrap_servers) as producer:
+        for plane in planes.to_dict("records"):
+            key = plane.pop("tailnum").encode()
+            producer.send("planes", json.dumps({**plane, "model": "its first", "seats": 1}).encode(), key=key)
+            producer.send("planes", json.dumps(plane).encode(), key=key)
+        for tailnum in planes[gone]["tailnum"]:
+            producer.send("planes", None, key=tailnum.encode())
+
+    submit(
+        "enrich_flights.py", "--bootstrap", cluster.bootstrap_servers, "--flights", FLIGHTS, "--planes", "planes",
+        "--to", "flights-with-planes", "--checkpoint", str(tmp_path / "checkpoint"),
+    )  # fmt: skip
+
+    def row(flight: dict[str, Any]) -> tuple[Any, ...]:
+        plane = flight.get("plane") or {}
+        return (flight["flight"], flight.get("tailnum"), plane.get("model"), plane.get("seats"))
+
+    messages = read(cluster, "flights-with-planes")
+    found = by_key((message.key, row(json.loads(message.value or b""))) for message in messages)
+    joined = flights.merge(planes[~gone], on="tailnum", how="left").astype(object)
+    joined = joined.where(joined.notna(), None)
+    assert 0 < joined["model"].isna().sum() < joined["model"].notna().sum()
+    rows = joined[["flight", "tailnum", "model", "seats"]].itertuples(index=False, name=None)
+    assert found == by_key(zip(joined["carrier"].str.encode("utf-8"), rows, strict=True))
+
+
+def test_each_closed_window_is_written_once_with_the_departures_that_came_in_time(
+    cluster: LocalCluster, flights: pd.DataFrame, tmp_path: Path
+) -> None:
+    create(cluster, "delays")
+    submit(
+        "delays_by_window.py", "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "delays",
+        "--window", "3 hours", "--lateness", "12 hours", "--batch", "2000",
+        "--checkpoint", str(tmp_path / "checkpoint"),
+    )  # fmt: skip
+    values = [json.loads(message.value or b"") for message in read(cluster, "delays")]
+    found = sorted(
+        (row["origin"], datetime.fromisoformat(row["start"]), row["departures"], row["mean_delay"], row["max_delay"])
+        for row in values
+    )
+    departed = flights[flights["dep_delay"].notna() & ~flights["late"]]
+    assert len(departed) < len(flights[~flights["late"]])
+    watermark = departed["scheduled"].max() - timedelta(hours=12)
+    groups = departed.groupby(["origin", departed["scheduled"].dt.floor("3h")])["dep_delay"]
+    expected = sorted(
+        (origin, start.to_pydatetime(), len(group), group.sum() / len(group), int(group.max()))
+        for (origin, start), group in groups
+        if start + timedelta(hours=3) <= watermark
+    )
+    assert len(expected) > 60
+    assert found == expected
