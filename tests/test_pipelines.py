@@ -16,6 +16,7 @@ import pytest
 
 from broker.local import LocalCluster
 from examples import demo
+from examples.pipelines import backfill
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,3 +145,36 @@ def test_each_closed_window_is_written_once_with_the_departures_that_came_in_tim
     )
     assert len(expected) > 60
     assert found == expected
+
+
+def test_a_range_of_time_is_copied_once_however_often_the_job_is_run(
+    cluster: LocalCluster, flights: pd.DataFrame
+) -> None:
+    create(cluster, "backfilled")
+    since, until = "2013-01-02T07:30:00-05:00", "2013-01-04T00:00:00Z"
+    for _ in range(2):
+        submit(
+            "backfill.py", "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "backfilled",
+            "--since", since, "--until", until,
+        )  # fmt: skip
+    found = by_key((message.key, json.loads(message.value or b"")["flight"]) for message in read(cluster, "backfilled"))
+    ranged = flights[(flights["time"] >= pd.Timestamp(since)) & (flights["time"] < pd.Timestamp(until))]
+    assert 1000 < len(ranged) < COUNT - 1000
+    assert found == by_key(zip(ranged["carrier"].str.encode("utf-8"), ranged["flight"], strict=True))
+
+
+@pytest.mark.parametrize(
+    "since, until, told",
+    [
+        ("2013-01-01T00:00:00Z", "2999-01-01T00:00:00Z", "is yet to come"),
+        ("2013-01-01T00:00:00", "2013-01-02T00:00:00Z", "has no zone"),
+        ("2013-01-02T00:00:00Z", "2013-01-02T00:00:00Z", "--since must be before --until"),
+        ("yesterday", "2013-01-02T00:00:00Z", "invalid moment value: 'yesterday'"),
+    ],
+)
+def test_a_range_that_could_not_be_copied_whole_is_refused(
+    since: str, until: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        backfill.parse(["--bootstrap", "host:1", "--from", "a", "--to", "b", "--since", since, "--until", until])
+    assert told in capsys.readouterr().err
