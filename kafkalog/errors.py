@@ -129,7 +129,10 @@ class CorruptBatch(KafkalogError):
 
 class NoCommittedOffset(KafkalogError):
     code = 22
-    message = "group '{group}' has committed no offset for {partition}"
+    message = (
+        "group '{group}' has committed no offset for {partition} "
+        "(committed.fallback says where to start then: earliest or latest)"
+    )
 
 
 class NoOffsetForTimestamp(KafkalogError):
@@ -142,6 +145,29 @@ class DataLost(KafkalogError):
 
     code = 24
     message = "records that were to be read are not in the log any more: {reason}"
+
+
+class CommittedOffsetGone(KafkalogError):
+    """A group's offset names a record that the log has not (any more), so it is no place to start."""
+
+    code = 25
+    message = (
+        "offset {offset}, which group '{group}' has committed for {partition}, is outside "
+        "[{start_offset}, {end_offset}] (committed.fallback says where to start then: earliest or latest)"
+    )
+
+
+class UnknownGroup(KafkalogError):
+    code = 26
+    message = "no group is called '{group}': none has committed an offset or has a live member under that name{hint}"
+
+
+class GroupIsLive(KafkalogError):
+    code = 27
+    message = (
+        "group '{group}' has a live member, {member} on {host}, which would write its own offsets over these: "
+        "stop it first, or force it"
+    )
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

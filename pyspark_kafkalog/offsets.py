@@ -2,7 +2,8 @@
 to Spark's offset log. Pure: no broker, no Spark.
 
 An offset names the next record to read, so a range is [start, end). Two symbols stand for offsets that only the broker
-knows, with the Kafka connector's numbers: EARLIEST and LATEST.
+knows, with the Kafka connector's numbers: EARLIEST and LATEST. A third, COMMITTED, stands for what the read's group has
+committed; `committed.py` replaces it before anything else sees it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kafkalog.records import TopicPartition
 
 LATEST = -1
 EARLIEST = -2
+COMMITTED = -3
 SYMBOLS = {"earliest": EARLIEST, "latest": LATEST}
 
 PartitionOffsets = dict[TopicPartition, int]

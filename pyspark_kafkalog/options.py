@@ -19,7 +19,8 @@ from kafkalog.config import Table, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, Position, parse_assignment, parse_position
+from pyspark_kafkalog.committed import default_group, parse_fallback, parse_group
+from pyspark_kafkalog.offsets import COMMITTED, EARLIEST, LATEST, Position, parse_assignment, parse_position
 
 log = get_logger(__name__)
 
@@ -95,6 +96,10 @@ def _pattern(name: str, text: str) -> str:
     return text
 
 
+def _start(name: str, text: str) -> Position:
+    return COMMITTED if text.strip().lower() == "committed" else parse_position(name, text)
+
+
 OPTIONS = (
     Option("kafkalog.bootstrap.servers", "host:port,...", "required", READ + WRITE, _addresses,
            "Any brokers of the cluster, by their gRPC ports; the others are found from them. "
@@ -105,10 +110,17 @@ OPTIONS = (
            "a stream picks up topics created later."),
     Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
-    Option("startingOffsets", "earliest, latest or JSON", "batch: earliest, stream: latest", READ, parse_position,
+    Option("startingOffsets", "earliest, latest, committed or JSON", "batch: earliest, stream: latest", READ, _start,
            'Where to start; in JSON an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. Of a stream it counts only when its checkpoint is new; a batch can not start at "
+           "earliest and -1 for latest. `committed` is where the read's group is in each partition. Of a stream it counts only when its checkpoint is new; a batch can not start at "
            "latest."),
+    Option("kafkalog.group.id", "name", "from what is read", READ, parse_group,
+           "The group under which a stream publishes its position, and from which `startingOffsets=committed` takes "
+           "its start; `kafka.group.id` is another name for it. `subscribe` of one topic: `spark-TOPIC`; other reads: "
+           "their topics or pattern behind `spark-`, with a checksum."),
+    Option("committed.fallback", "error, earliest or latest", "error", READ, parse_fallback,
+           "Where `startingOffsets=committed` starts in a partition for which the group has committed nothing, or an "
+           "offset that the log has no longer; `kafkalog.committed.fallback` is another name for it."),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after the last record's. Earliest and latest of a batch are looked up anew "
            "each time that the DataFrame is run."),
@@ -120,6 +132,13 @@ OPTIONS = (
 )  # fmt: skip
 
 BOOTSTRAP = "kafkalog.bootstrap.servers"
+_OTHER_NAMES = {
+    "kafka.bootstrap.servers": BOOTSTRAP,
+    "kafka.group.id": "kafkalog.group.id",
+    "kafkalog.committed.fallback": "committed.fallback",
+    "kafka.committed.fallback": "committed.fallback",
+}
+"""Second names of options."""
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
@@ -137,7 +156,6 @@ _REFUSED = {
     "key.serializer": "keys are written as the bytes of the column",
     "value.serializer": "values are written as the bytes of the column",
     "interceptor.classes": "there are no interceptors",
-    "committed.fallback": "a read starts where startingOffsets says",
 }
 """What the Kafka connector refuses, and what would have no effect on a read whose every offset is told."""
 
@@ -161,6 +179,11 @@ class Selection:
             return self.value
         return tuple(sorted({partition.topic for partition in self.value}))
 
+    def words(self) -> str:
+        """What is read, for a person's eyes."""
+        value = self.value if isinstance(self.value, str) else ", ".join(str(each) for each in self.value)
+        return f"{self.option} {value}"
+
     def takes(self, partition: TopicPartition) -> bool:
         """Whether a partition of one of its topics is read."""
         return self.option != "assign" or partition in self.value
@@ -177,6 +200,8 @@ class SourceOptions:
     ending: Position | None
     include_headers: bool
     max_offsets_per_trigger: int | None
+    group: str
+    committed_fallback: str
 
     def batch_positions(self) -> tuple[Position, Position]:
         """Start and end of a batch read."""
@@ -216,6 +241,8 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         ending=values.get("endingOffsets"),
         include_headers=values.get("includeHeaders", False),
         max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        group=values.get("kafkalog.group.id") or default_group(chosen[0], values[chosen[0]]),
+        committed_fallback=values.get("committed.fallback", "error"),
     )
 
 
@@ -233,7 +260,7 @@ def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
     for name in _lowered(options):
         prefix, _, setting = name.partition(".")
-        if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name == "kafka.bootstrap.servers":
+        if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name in _OTHER_NAMES:
             continue
         if prefix in ("kafkalog", "kafka") and setting in _REFUSED:
             raise InvalidArgument(reason=f"the option {name} is not supported: {_REFUSED[setting]}")
@@ -279,13 +306,11 @@ def _lowered(options: Mapping[str, str]) -> dict[str, str]:
 def _values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str, Any]:
     """Parsed values, by documented name, of the options given that apply to one of the uses."""
     given = _lowered(options)
-    ours, kafkas = given.get(BOOTSTRAP), given.pop("kafka.bootstrap.servers", None)
-    if ours is not None and kafkas is not None and ours != kafkas:
-        raise InvalidArgument(
-            reason=f"{BOOTSTRAP} ({ours}) and kafka.bootstrap.servers ({kafkas}) differ: two names of one option"
-        )
-    if ours is None and kafkas is not None:
-        given[BOOTSTRAP] = kafkas
+    for other, name in _OTHER_NAMES.items():
+        if other in given and given.setdefault(name, given[other]) != given[other]:
+            raise InvalidArgument(
+                reason=f"{name} ({given[name]}) and {other} ({given[other]}) differ: two names of one option"
+            )
     return {
         option.name: option.parse(option.name, given[key])
         for key, option in _BY_KEY.items()

@@ -8,13 +8,15 @@ A stream's position is in Spark's checkpoint, as JSON; what this reader remember
 ids of its topics, the target of AvailableNow) is gone after a restart and must not be needed then. Spark calls
 `initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
 there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged: an
-empty first batch writes the position down before anything is read.
+empty first batch writes the position down before anything is read. A start at what a group has committed, which others
+may move, is held the same way.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +27,9 @@ from kafkalog.errors import DataLost, InvalidArgument, OffsetOutOfRange, Unknown
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import Fetched, Rows, check_projection
+from pyspark_kafkalog.committed import with_committed
 from pyspark_kafkalog.offsets import (
+    COMMITTED,
     EARLIEST,
     LATEST,
     InputRange,
@@ -42,6 +46,7 @@ from pyspark_kafkalog.offsets import (
     whats_lost,
 )
 from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,6 +91,11 @@ def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> Parti
     words = {EARLIEST: "earliest", LATEST: "latest"}
     listed = list_offsets(cluster, {partition: words[symbol] for partition, symbol in symbols.items()})
     return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
+
+
+def started(options: SourceOptions, starts: PartitionOffsets) -> PartitionOffsets:
+    """Starts without COMMITTED. Raises NoCommittedOffset, CommittedOffsetGone."""
+    return with_committed(connected(options), options.group, options.committed_fallback, starts)
 
 
 class PlannedRange(NamedTuple):
@@ -183,7 +193,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         partitions = Selected(self._options).partitions()
         starting, ending = self._options.batch_positions()
-        starts = position_of_each("startingOffsets", starting, partitions)
+        starts = started(self._options, position_of_each("startingOffsets", starting, partitions))
         ends = position_of_each("endingOffsets", ending, partitions)
         return [
             InputPartition(PlannedRange(InputRange(partition, starts[partition], ends[partition]), None))
@@ -206,6 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._given = dict(options)
         self._selected_once: Selected | None = None
+        self._progress_once: Progress | None = None
         self._initial: PartitionOffsets | None = None
         self._hold_start = False
         self._latest: PartitionOffsets = {}
@@ -236,15 +247,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             selected = self._selected
             partitions = self._partitions_now()
-            start = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
-            moving = symbols_in([start], LATEST)
+            told = position_of_each("startingOffsets", selected.options.stream_start(), partitions)
+            start = started(selected.options, told)
+            moving = symbols_in([told], LATEST) + symbols_in([told], COMMITTED)
             self._initial = resolved(
-                start, selected.at(EARLIEST, symbols_in([start], EARLIEST)), selected.at(LATEST, moving)
+                start,
+                selected.at(EARLIEST, symbols_in([start], EARLIEST)),
+                selected.at(LATEST, symbols_in([start], LATEST)),
             )
             self._hold_start = bool(moving)
         return to_log(self._initial)
 
     def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
+        progress = self._progress
+        progress.at(from_log(start))
+        end = self._next_end(start, limit)
+        if self._available_now and end == start:  # the last call: Spark ends this process once it has its answer
+            progress.finish()
+        return end
+
+    def commit(self, end: LoggedOffsets) -> None:
+        self._progress.done(from_log(end))
+
+    def stop(self) -> None:
+        if self._progress_once is not None:
+            self._progress_once.stop()
+
+    @property
+    def _progress(self) -> Progress:
+        if self._progress_once is None:
+            options = self._selected.options
+            self._progress_once = Progress(connected(options), options.group, options.selection.words())
+            weakref.finalize(self, self._progress_once.end)
+        return self._progress_once
+
+    def _next_end(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
         position = from_log(start)
         once = isinstance(limit, ReadAllAvailable)
         latest = self._latest_from(position)

@@ -1,19 +1,99 @@
-"""Group offsets: commit and read, in ZooKeeper. Any broker answers; it keeps nothing of a group itself."""
+"""Groups: their offsets and live members, in ZooKeeper. Any broker answers; it keeps nothing of a group itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from broker.replica.catalog import Catalog
-from kafkalog.errors import InvalidRequest, UnknownPartition
+from kafkalog.config import nearest_hint
+from kafkalog.errors import GroupIsLive, InvalidRequest, UnknownGroup, UnknownPartition
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
-from kafkalog.zk import groups, paths
+from kafkalog.zk import groups, members, paths
+
+_TEXT_MAX = 4096  # of what a member tells of itself: a znode is no place for more
 
 
 def commit_offsets(request: pb.CommitOffsetsRequest, catalog: Catalog) -> pb.CommitOffsetsReply:
     """Write a group's offsets in one go. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
-    _check_group(request.group)
+    _check_name(request.group)
+    _commit(request.group, request.offsets, catalog)
+    return pb.CommitOffsetsReply()
+
+
+def committed_offsets(request: pb.CommittedOffsetsRequest, catalog: Catalog) -> pb.CommittedOffsetsReply:
+    """A group's offsets; partitions without one, and topics that are gone, are left out. Raises InvalidRequest."""
+    _check_name(request.group)
+    found = groups.committed_offsets(catalog.session, request.group, _topic_ids(catalog), request.topics)
+    reply = pb.CommittedOffsetsReply()
+    for (topic, number), offset in sorted(found.items()):
+        reply.offsets.add(topic=topic, partition=number, offset=offset)
+    return reply
+
+
+def list_groups(request: pb.ListGroupsRequest, catalog: Catalog) -> pb.ListGroupsReply:
+    """Every group that has offsets or live members."""
+    reply = pb.ListGroupsReply()
+    for name in groups.group_names(catalog.session):
+        topics = groups.topics_of(catalog.session, name)
+        live = members.live_members(catalog.session, name)
+        if topics or live:
+            reply.groups.add(group=name, topics=topics, live_members=len(live))
+    return reply
+
+
+def describe_group(request: pb.DescribeGroupRequest, catalog: Catalog) -> pb.GroupDescription:
+    """A group's offsets and live members. Raises InvalidRequest, UnknownGroup."""
+    _check_known(request.group, catalog)
+    live = members.live_members(catalog.session, request.group)
+    reply = pb.GroupDescription(members=[_member_to_wire(member) for member in live])
+    found = groups.committed(catalog.session, request.group, _topic_ids(catalog))
+    for (topic, number), (offset, committed_us) in sorted(found.items()):
+        reply.offsets.add(topic=topic, partition=number, offset=offset, committed_us=committed_us)
+    return reply
+
+
+def reset_offsets(request: pb.ResetOffsetsRequest, catalog: Catalog) -> pb.ResetOffsetsReply:
+    """Write the offsets that an operator wants.
+
+    Raises:
+        GroupIsLive: it has a live member, and `force` is not set.
+        InvalidRequest, UnknownGroup, UnknownTopic, UnknownPartition.
+    """
+    _check_known(request.group, catalog)
+    live = members.live_members(catalog.session, request.group)
+    if live and not request.force:
+        raise GroupIsLive(group=request.group, member=live[0].name, host=live[0].host or "an unknown host")
+    _commit(request.group, request.offsets, catalog)
+    return pb.ResetOffsetsReply()
+
+
+def keep_member(request: pb.KeepMemberRequest, catalog: Catalog) -> pb.KeepMemberReply:
+    """Register or renew a live member; write its offsets if it is the group's first.
+
+    Raises InvalidRequest, UnknownTopic, UnknownPartition.
+    """
+    told = request.member
+    _check_name(request.group)
+    _check_name(told.member, "member")
+    subscription, host, process = (text[:_TEXT_MAX] for text in (told.subscription, told.host, told.process))
+    live = members.keep(catalog.session, request.group, members.Member(told.member, subscription, host, process))
+    if live and live[0].name == told.member:
+        _commit(request.group, request.offsets, catalog)
+    return pb.KeepMemberReply(first=_member_to_wire(live[0]) if live else None)
+
+
+def leave_group(request: pb.LeaveGroupRequest, catalog: Catalog) -> pb.LeaveGroupReply:
+    """Forget a member at once. Raises InvalidRequest."""
+    _check_name(request.group)
+    _check_name(request.member, "member")
+    members.leave(catalog.session, request.group, request.member)
+    return pb.LeaveGroupReply()
+
+
+def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog) -> None:
     offsets = {}
-    for committed in request.offsets:
+    for committed in wanted:
         topic = catalog.topic(committed.topic)
         if committed.partition >= len(topic.replicas):
             raise UnknownPartition(topic=topic.name, partition=committed.partition, partitions=len(topic.replicas))
@@ -22,23 +102,32 @@ def commit_offsets(request: pb.CommitOffsetsRequest, catalog: Catalog) -> pb.Com
         offsets[TopicPartition(committed.topic, committed.partition)] = committed.offset
     if offsets:
         ids = {partition.topic: catalog.topic(partition.topic).topic_id for partition in offsets}
-        groups.commit_offsets(catalog.session, request.group, offsets, ids, catalog.clock.now_us())
-    return pb.CommitOffsetsReply()
+        groups.commit_offsets(catalog.session, group, offsets, ids, catalog.clock.now_us())
 
 
-def committed_offsets(request: pb.CommittedOffsetsRequest, catalog: Catalog) -> pb.CommittedOffsetsReply:
-    """A group's offsets; partitions without one, and topics that are gone, are left out. Raises InvalidRequest."""
-    _check_group(request.group)
-    ids = {name: topic.topic_id for name, topic in catalog.topics.items()}
-    found = groups.committed_offsets(catalog.session, request.group, ids, request.topics)
-    reply = pb.CommittedOffsetsReply()
-    for (topic, number), offset in sorted(found.items()):
-        reply.offsets.add(topic=topic, partition=number, offset=offset)
-    return reply
+def _topic_ids(catalog: Catalog) -> dict[str, bytes]:
+    return {name: topic.topic_id for name, topic in catalog.topics.items()}
 
 
-def _check_group(group: str) -> None:
-    if not paths.is_valid_name(group):
+def _member_to_wire(member: members.Member) -> pb.GroupMember:
+    return pb.GroupMember(
+        member=member.name,
+        subscription=member.subscription,
+        host=member.host,
+        process=member.process,
+        since_us=member.since_ms * 1000,
+    )
+
+
+def _check_known(group: str, catalog: Catalog) -> None:
+    _check_name(group)
+    known = groups.group_names(catalog.session)
+    if group not in known:
+        raise UnknownGroup(group=group, hint=nearest_hint(group, known))
+
+
+def _check_name(name: str, what: str = "group") -> None:
+    if not paths.is_valid_name(name):
         raise InvalidRequest(
-            reason=f"'{group}' is no group name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+            reason=f"'{name}' is no {what} name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
         )

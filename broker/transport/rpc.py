@@ -59,7 +59,7 @@ _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than 
 _SENTENCE_MAX = 1000
 
 _INVALID = frozenset({"InvalidTopicName", "InvalidPartitions", "InvalidRequest", "InvalidSetting", "UnknownSetting"})
-_MISSING = frozenset({"UnknownTopic", "UnknownTopicId", "UnknownPartition"})
+_MISSING = frozenset({"UnknownGroup", "UnknownTopic", "UnknownTopicId", "UnknownPartition"})
 
 
 class BrokerService:
@@ -133,6 +133,21 @@ class BrokerService:
 
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
+
+    def ListGroups(self, request: broker_pb2.ListGroupsRequest, context: Any) -> Any:
+        return groups.list_groups(request, self._catalog)
+
+    def DescribeGroup(self, request: broker_pb2.DescribeGroupRequest, context: Any) -> Any:
+        return groups.describe_group(request, self._catalog)
+
+    def ResetOffsets(self, request: broker_pb2.ResetOffsetsRequest, context: Any) -> Any:
+        return groups.reset_offsets(request, self._catalog)
+
+    def KeepMember(self, request: broker_pb2.KeepMemberRequest, context: Any) -> Any:
+        return groups.keep_member(request, self._catalog)
+
+    def LeaveGroup(self, request: broker_pb2.LeaveGroupRequest, context: Any) -> Any:
+        return groups.leave_group(request, self._catalog)
 
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:

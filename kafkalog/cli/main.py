@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from kafkalog.cli import cluster, doctor, log, records, topics
+from kafkalog.cli import cluster, doctor, groups, log, records, topics
 from kafkalog.errors import KafkalogError
 
 
@@ -47,6 +47,7 @@ kafkalog.add_command(topics.topics)
 kafkalog.add_command(records.produce)
 kafkalog.add_command(records.consume)
 kafkalog.add_command(topics.offsets)
+kafkalog.add_command(groups.groups)
 kafkalog.add_command(log.log)
 kafkalog.add_command(doctor.doctor)
 

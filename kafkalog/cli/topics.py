@@ -130,6 +130,7 @@ def delete(topic: str, yes: bool, bootstrap: str) -> None:
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
     """Show from where to where each partition of TOPIC goes."""
     from kafkalog.client.admin import Admin
+    from kafkalog.client.groups import lag
     from kafkalog.records import TopicPartition
 
     with Admin(bootstrap) as admin:
@@ -152,7 +153,7 @@ def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> Non
         if group:
             reached = committed.get(partition)
             row["committed"] = reached
-            row["lag"] = end - (start if reached is None else min(max(reached, start), end))
+            row["lag"] = lag(start, end, reached)
         rows.append(row)
     if as_json:
         print_json(rows)

@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.cluster import Cluster, ClusterInfo, TopicInfo, topic_info
-from kafkalog.errors import BrokerUnreachable, InvalidArgument, LeaderNotAvailable, NotLeader, UnknownTopicId
+from kafkalog.client.groups import (
+    GroupInfo,
+    GroupSummary,
+    commit_offsets,
+    committed_offsets,
+    describe_group,
+    list_groups,
+    reset_offsets,
+)
+from kafkalog.errors import (
+    BrokerUnreachable,
+    InvalidArgument,
+    LeaderNotAvailable,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownTopicId,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
@@ -225,21 +241,45 @@ class Admin:
         """Write a group's offsets, each the next to be consumed. Raises UnknownTopic, UnknownPartition."""
         commit_offsets(self._cluster, group, offsets)
 
+    def groups(self) -> list[GroupSummary]:
+        """Every group that has offsets or live members, by name."""
+        return list_groups(self._cluster)
 
-def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    """A group's offsets in some topics, in all if none is named."""
-    reply = cluster.call("CommittedOffsets", pb.CommittedOffsetsRequest(group=group, topics=list(topics)))
-    return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
+    def describe_group(self, group: str) -> GroupInfo:
+        """A group's offsets and live members. Raises UnknownGroup."""
+        return describe_group(self._cluster, group)
 
+    def reset_offsets(
+        self, group: str, to: Mapping[TopicPartition, str | int | AtTimestamp], force: bool = False
+    ) -> dict[TopicPartition, int]:
+        """Set a group's offsets: to "earliest", "latest", an offset, or a timestamp (its end if nothing is as young).
 
-def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Write a group's offsets. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
-    request = pb.CommitOffsetsRequest(group=group)
-    for (topic, number), offset in offsets.items():
-        if offset < 0:
-            raise InvalidArgument(reason=f"offset {offset} of {topic}-{number} is negative")
-        request.offsets.add(topic=topic, partition=number, offset=offset)
-    cluster.call("CommitOffsets", request)
+        Args:
+            force: although the group has a live member, who writes its own offsets again as it goes on.
+
+        Returns:
+            What was written.
+
+        Raises:
+            GroupIsLive: it has one, and `force` is not set.
+            OffsetOutOfRange: an offset is not in the log; nothing was written.
+            UnknownGroup, UnknownTopic, UnknownPartition.
+        """
+        ends = self.list_offsets(dict.fromkeys(to, "latest"))
+        starts = self.list_offsets(dict.fromkeys(to, "earliest"))
+        listed = self.list_offsets({partition: at for partition, at in to.items() if not isinstance(at, int)})
+        offsets = {}
+        for partition, at in to.items():
+            start, end = starts[partition].offset, ends[partition].offset
+            offset = at if isinstance(at, int) else listed[partition].offset
+            assert start is not None and end is not None  # only an offset by timestamp may be
+            if offset is None:
+                offset = end
+            if not start <= offset <= end:
+                raise OffsetOutOfRange(offset=offset, partition=str(partition), start_offset=start, end_offset=end)
+            offsets[partition] = offset
+        reset_offsets(self._cluster, group, offsets, force)
+        return offsets
 
 
 def _positive(partitions: int | None) -> int:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.client.admin import AtTimestamp, commit_offsets, committed_offsets, list_offsets
+from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
 from kafkalog.client.decoding import ArrowBuilder, Decoded, messages
 from kafkalog.client.fetcher import FetchedBatch, decode
+from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.client.session import FetchSession, Source
 from kafkalog.connection import after_fork
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, NoCommittedOffset

@@ -245,14 +245,16 @@ class PullReply(_message.Message):
     def __init__(self, reply: _Optional[_Union[_dataport_pb2.FetchReply, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class GroupOffset(_message.Message):
-    __slots__ = ("topic", "partition", "offset")
+    __slots__ = ("topic", "partition", "offset", "committed_us")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_US_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    committed_us: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets")
@@ -279,6 +281,96 @@ class CommittedOffsetsReply(_message.Message):
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+
+class ListGroupsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListGroupsReply(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupSummary]
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupSummary, _Mapping]]] = ...) -> None: ...
+
+class GroupSummary(_message.Message):
+    __slots__ = ("group", "topics", "live_members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    live_members: int
+    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., live_members: _Optional[int] = ...) -> None: ...
+
+class DescribeGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GroupDescription(_message.Message):
+    __slots__ = ("offsets", "members")
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("member", "subscription", "host", "process", "since_us")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    subscription: str
+    host: str
+    process: str
+    since_us: int
+    def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
+
+class ResetOffsetsRequest(_message.Message):
+    __slots__ = ("group", "offsets", "force")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
+    force: bool
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ResetOffsetsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepMemberRequest(_message.Message):
+    __slots__ = ("group", "member", "offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: GroupMember
+    offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+
+class KeepMemberReply(_message.Message):
+    __slots__ = ("first",)
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    first: GroupMember
+    def __init__(self, first: _Optional[_Union[GroupMember, _Mapping]] = ...) -> None: ...
+
+class LeaveGroupRequest(_message.Message):
+    __slots__ = ("group", "member")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: str
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
+
+class LeaveGroupReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DescribeBrokerRequest(_message.Message):
     __slots__ = ()

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from kafkalog.records import TopicPartition
 from kafkalog.zk import paths
 from kafkalog.zk.session import MULTI_MAX, Create, NodeExists, NoNode, Operation, Set, ZooKeeperSession
 
 _CREATE_ATTEMPTS = 20
+
+
+class Committed(NamedTuple):
+    """The next offset to consume, and when that was written."""
+
+    offset: int
+    committed_us: int
 
 
 def commit_offsets(
@@ -64,9 +72,9 @@ def _write(session: ZooKeeperSession, contents: Mapping[str, bytes]) -> None:
                 raise
 
 
-def committed_offsets(
+def committed(
     session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes], topics: Iterable[str] = ()
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, Committed]:
     """A group's offsets; those of topics that are not in `topic_ids`, or have another id there, are left out.
 
     Args:
@@ -76,7 +84,7 @@ def committed_offsets(
         names = sorted(set(topics) or session.children(paths.group_offsets(group)))
     except NoNode:
         return {}
-    found: dict[TopicPartition, int] = {}
+    found: dict[TopicPartition, Committed] = {}
     for name in names:
         if name not in topic_ids:
             continue
@@ -90,5 +98,25 @@ def committed_offsets(
                 continue
             fields = json.loads(content[0])
             if fields["topic_id"] == topic_ids[name].hex():
-                found[TopicPartition(name, number)] = int(fields["offset"])
+                found[TopicPartition(name, number)] = Committed(int(fields["offset"]), int(fields["committed_us"]))
     return found
+
+
+def committed_offsets(
+    session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes], topics: Iterable[str] = ()
+) -> dict[TopicPartition, int]:
+    """The same, offsets alone."""
+    return {partition: each.offset for partition, each in committed(session, group, topic_ids, topics).items()}
+
+
+def group_names(session: ZooKeeperSession) -> list[str]:
+    """Every group that ever committed an offset or had a member."""
+    return sorted(session.children(paths.CONSUMERS))
+
+
+def topics_of(session: ZooKeeperSession, group: str) -> list[str]:
+    """Names of the topics for which a group has offsets, whether or not the topic is still there."""
+    try:
+        return sorted(session.children(paths.group_offsets(group)))
+    except NoNode:
+        return []

@@ -8,8 +8,10 @@
     /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr}: made by the leader once its log is open
     /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
+    /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s, by the
+                                                    time of ZooKeeper's own stamps; the lowest czxid is the first
 
-Knows names only; what stands in a znode is `registry.py`'s and `groups.py`'s business.
+Knows names only; what stands in a znode is `registry.py`'s, `groups.py`'s and `members.py`'s business.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ def partition_state(name: str, number: int) -> str:
 
 def deleted_topic(topic_id: bytes) -> str:
     return f"{DELETED_TOPICS}/{topic_id.hex()}"
+
+
+def group_members(group: str) -> str:
+    return f"{CONSUMERS}/{group}/ids"
+
+
+def group_member(group: str, member: str) -> str:
+    return f"{CONSUMERS}/{group}/ids/{member}"
 
 
 def group_offsets(group: str) -> str:

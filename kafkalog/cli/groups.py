@@ -1,0 +1,208 @@
+"""`kafkalog groups ...`: how far groups are, who lives in them, and setting them elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.output import bootstrap_option, json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin, AtTimestamp
+    from kafkalog.records import TopicPartition
+
+_COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "committed_at"]
+
+
+@click.group()
+def groups() -> None:
+    """List and describe consumer groups and streams' groups, and set their offsets."""
+
+
+@groups.command("list")
+@bootstrap_option
+@json_option
+def list_groups(bootstrap: str, as_json: bool) -> None:
+    """List the groups: the topics that each has offsets for, and how many live members."""
+    from kafkalog.client.admin import Admin
+
+    with Admin(bootstrap) as admin:
+        rows = [
+            {"group": group.name, "topics": list(group.topics), "live_members": group.live_members}
+            for group in admin.groups()
+        ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(rows, ["group", "live_members", "topics"])
+
+
+@groups.command("describe")
+@click.argument("group")
+@bootstrap_option
+@json_option
+def describe(group: str, bootstrap: str, as_json: bool) -> None:
+    """Describe GROUP: its offset in each partition of its topics, how many records are before it, its live members."""
+    from kafkalog.client.admin import Admin
+
+    with Admin(bootstrap) as admin:
+        found = _description(admin, group)
+    if as_json:
+        print_json(found)
+        return
+    if found["partitions"]:
+        print_table(found["partitions"], _COLUMNS)
+    else:
+        click.echo(f"group {group} has no offset in any topic that is there")
+    click.echo(f"\nlag {found['lag']}, of {found['size_bytes']} bytes in the log")
+    if found["members"]:
+        click.echo("")
+        print_table(found["members"], ["member", "host", "since", "subscription"])
+    else:
+        click.echo("no live member")
+
+
+def _description(admin: Admin, group: str) -> dict[str, Any]:
+    from kafkalog.client.groups import lag
+    from kafkalog.errors import UnknownTopic
+    from kafkalog.records import TopicPartition
+
+    described = admin.describe_group(group)
+    partitions: list[TopicPartition] = []
+    for name in sorted({partition.topic for partition in described.offsets}):
+        try:
+            [topic] = admin.describe_topics([name])
+        except UnknownTopic:
+            continue  # deleted this moment
+        partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
+    starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    rows: list[dict[str, Any]] = []
+    for partition in partitions:
+        start, end, reached = starts[partition].offset, ends[partition].offset, described.offsets.get(partition)
+        assert start is not None and end is not None  # only an offset by timestamp may be
+        rows.append(
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "start_offset": start,
+                "end_offset": end,
+                "size_bytes": ends[partition].size_bytes,
+                "committed": reached.offset if reached else None,
+                "lag": lag(start, end, reached.offset if reached else None),
+                "committed_at": _time(reached.committed_us) if reached else None,
+            }
+        )
+    return {
+        "group": group,
+        "lag": sum(row["lag"] for row in rows),
+        "size_bytes": sum(row["size_bytes"] for row in rows),
+        "partitions": rows,
+        "members": [
+            {
+                "member": member.name,
+                "host": member.host,
+                "since": _time(member.since_us),
+                "subscription": member.subscription,
+            }
+            for member in described.members
+        ],
+    }
+
+
+def _time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).isoformat()
+
+
+@groups.command("reset")
+@click.argument("group")
+@click.option("--to", type=click.Choice(["earliest", "latest"]), help="Where each partition starts, or ends.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="The offset to consume next.")
+@click.option(
+    "--to-timestamp",
+    metavar="TIME",
+    help="The first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since 1970.",
+)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:P,P]",
+    help="Only this topic, or these partitions of it; repeatable. All for which the group has offsets, if not given.",
+)
+@click.option("--force", is_flag=True, help="Although a member is live; it writes its own offsets again as it goes on.")
+@bootstrap_option
+@json_option
+def reset(
+    group: str,
+    to: str | None,
+    to_offset: int | None,
+    to_timestamp: str | None,
+    topics: tuple[str, ...],
+    force: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Set where GROUP goes on. Its members must be stopped."""
+    from kafkalog.client.admin import Admin
+
+    places = [place for place in (to, to_offset, to_timestamp) if place is not None]
+    if len(places) != 1:
+        raise click.UsageError("say where to: one of --to, --to-offset and --to-timestamp")
+    place = _timestamp(to_timestamp) if to_timestamp is not None else places[0]
+    named = dict(_partitions_named(text) for text in topics)
+    with Admin(bootstrap) as admin:
+        before = admin.describe_group(group).offsets
+        chosen = _chosen(admin, named) if named else list(before)
+        if not chosen:
+            raise click.ClickException(f"group {group} has no offset in any topic that is there; name one with --topic")
+        written = admin.reset_offsets(group, dict.fromkeys(chosen, place), force)
+    rows = [
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "was": before[partition].offset if partition in before else None,
+            "is": offset,
+        }
+        for partition, offset in sorted(written.items())
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+
+
+def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
+    from kafkalog.records import TopicPartition
+
+    return [
+        TopicPartition(topic.name, number)
+        for topic in admin.describe_topics(list(named))
+        for number in (named[topic.name] or [each.partition for each in topic.partitions])
+    ]
+
+
+def _partitions_named(text: str) -> tuple[str, list[int]]:
+    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
+    topic, colon, numbers = text.partition(":")
+    if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
+        raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
+    return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
+
+
+def _timestamp(text: str) -> AtTimestamp:
+    from kafkalog.client.admin import AtTimestamp
+
+    if text.strip().isdecimal():
+        return AtTimestamp(int(text) * 1000)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise click.BadParameter(
+            f"'{text}' is no time: write 2013-06-01T12:00:00, or milliseconds since 1970", param_hint="--to-timestamp"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since = moment - datetime.fromtimestamp(0, UTC)
+    return AtTimestamp((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)

@@ -1,0 +1,120 @@
+"""Groups as a client sees them: offsets, live members, and being one. Brokers answer for ZooKeeper.
+
+`Admin` and `Consumer` offer what users need of it; `keep_member` and `leave_group` are for what reads under a group's
+name for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kafkalog.client.cluster import Cluster
+from kafkalog.errors import InvalidArgument
+from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2 as pb
+
+
+class GroupSummary(NamedTuple):
+    """A group: the topics for which it has offsets, and how many live members."""
+
+    name: str
+    topics: tuple[str, ...]
+    live_members: int
+
+
+class GroupOffset(NamedTuple):
+    """The next offset that a group consumes, and when it was written (microseconds since the epoch)."""
+
+    offset: int
+    committed_us: int
+
+
+class GroupMember(NamedTuple):
+    """A live member of a group. `process` names its process on `host`, `subscription` what it reads, in words."""
+
+    name: str
+    subscription: str
+    host: str
+    process: str
+    since_us: int = 0
+
+
+class GroupInfo(NamedTuple):
+    """A group; its members in the order in which they came: the first is the one whose offsets are written."""
+
+    name: str
+    offsets: Mapping[TopicPartition, GroupOffset]
+    members: tuple[GroupMember, ...]
+
+
+def lag(start: int, end: int, committed: int | None) -> int:
+    """How many records of [start, end) a group has before it; all of them if it has committed nothing."""
+    return end - (start if committed is None else min(max(committed, start), end))
+
+
+def list_groups(cluster: Cluster) -> list[GroupSummary]:
+    """Every group that has offsets or live members, by name."""
+    reply = cluster.call("ListGroups", pb.ListGroupsRequest())
+    return [GroupSummary(each.group, tuple(each.topics), each.live_members) for each in reply.groups]
+
+
+def describe_group(cluster: Cluster, group: str) -> GroupInfo:
+    """A group's offsets and live members. Raises InvalidRequest, UnknownGroup."""
+    reply = cluster.call("DescribeGroup", pb.DescribeGroupRequest(group=group))
+    offsets = {
+        TopicPartition(each.topic, each.partition): GroupOffset(each.offset, each.committed_us)
+        for each in reply.offsets
+    }
+    return GroupInfo(group, offsets, tuple(_member(each) for each in reply.members))
+
+
+def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """A group's offsets in some topics, in all if none is named."""
+    reply = cluster.call("CommittedOffsets", pb.CommittedOffsetsRequest(group=group, topics=list(topics)))
+    return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
+
+
+def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Write a group's offsets. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
+    cluster.call("CommitOffsets", pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets)))
+
+
+def reset_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], force: bool) -> None:
+    """Write what an operator wants. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownPartition."""
+    cluster.call("ResetOffsets", pb.ResetOffsetsRequest(group=group, offsets=_to_wire(offsets), force=force))
+
+
+def keep_member(
+    cluster: Cluster, group: str, member: GroupMember, offsets: Mapping[TopicPartition, int]
+) -> GroupMember:
+    """Be a live member for the next 10 s, and commit offsets if no other live one came before.
+
+    Each broker is tried once.
+
+    Returns:
+        The group's first live member: the offsets were written if that is the one given.
+
+    Raises:
+        BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownPartition.
+    """
+    name, subscription, host, process, _ = member
+    told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
+    request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets))
+    return _member(cluster.call("KeepMember", request, patient=False).first)
+
+
+def leave_group(cluster: Cluster, group: str, name: str) -> None:
+    """Be a live member no longer. Each broker is tried once. Raises BrokerUnreachable."""
+    cluster.call("LeaveGroup", pb.LeaveGroupRequest(group=group, member=name), patient=False)
+
+
+def _member(told: pb.GroupMember) -> GroupMember:
+    return GroupMember(told.member, told.subscription, told.host, told.process, told.since_us)
+
+
+def _to_wire(offsets: Mapping[TopicPartition, int]) -> list[pb.GroupOffset]:
+    for (topic, number), offset in offsets.items():
+        if offset < 0:
+            raise InvalidArgument(reason=f"offset {offset} of {topic}-{number} is negative")
+    return [pb.GroupOffset(topic=topic, partition=number, offset=offset) for (topic, number), offset in offsets.items()]

@@ -1,0 +1,95 @@
+"""Live members of a group, each a znode that counts for as long as its member writes it. Knows no offset, no broker.
+
+Clients have no session with ZooKeeper whose end would take an ephemeral znode along, and a broker's session says
+nothing of the client; so a member's znode is a lease. Whichever broker the member reaches renews it, which leaves
+nothing to hand over when a broker dies. All times are ZooKeeper's own stamps, so no clock of a broker's or a client's
+is compared with another: "now" is the stamp of a write made just before. Who came first is told by the order in which
+ZooKeeper made the znodes (czxid). A member that let its lease lapse is removed by the next who looks, and comes last
+when it returns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from kafkalog.zk import paths
+from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+
+LEASE_MS = 10_000
+"""How long a member counts as live after it was last written."""
+
+_ATTEMPTS = 5
+
+
+class Member(NamedTuple):
+    """A live member. `process` names its process on `host`, `subscription` what it reads."""
+
+    name: str
+    subscription: str
+    host: str
+    process: str
+    since_ms: int = 0
+
+
+def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = LEASE_MS) -> list[Member]:
+    """Register a member, or renew it; returns the live ones in the order in which they came, that one among them."""
+    path = paths.group_member(group, member.name)
+    fields = {"subscription": member.subscription, "host": member.host, "process": member.process}
+    content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    for _ in range(_ATTEMPTS):
+        try:
+            now_ms = session.set(path, content).mtime
+        except NoNode:
+            try:
+                session.create(path, content)
+            except NodeExists:  # made by an attempt of which no answer came
+                pass
+            continue
+        live = _live(session, group, now_ms, lease_ms)
+        if any(each.name == member.name for each in live):
+            return live
+    return _live(session, group, _now_ms(session), lease_ms)
+
+
+def leave(session: ZooKeeperSession, group: str, name: str) -> None:
+    """Forget a member at once; fine if it is not there."""
+    try:
+        session.delete(paths.group_member(group, name))
+    except NoNode:
+        pass
+
+
+def live_members(session: ZooKeeperSession, group: str, lease_ms: int = LEASE_MS) -> list[Member]:
+    """A group's live members in the order in which they came."""
+    return _live(session, group, _now_ms(session), lease_ms)
+
+
+def _now_ms(session: ZooKeeperSession) -> int:
+    return session.set(paths.CONSUMERS, b"").mtime
+
+
+def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> list[Member]:
+    try:
+        names = session.children(paths.group_members(group))
+    except NoNode:
+        return []
+    found: list[tuple[int, Member]] = []
+    for name, content in zip(names, session.get_many([paths.group_member(group, name) for name in names]), strict=True):
+        if content is None:
+            continue
+        data, stat = content
+        if stat.mtime > now_ms - lease_ms:
+            fields: dict[str, Any] = json.loads(data or b"{}")
+            subscription, host, process = (str(fields.get(each, "")) for each in ("subscription", "host", "process"))
+            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime)))
+        else:
+            _remove_lapsed(session, paths.group_member(group, name), stat.version)
+    return [member for _, member in sorted(found)]
+
+
+def _remove_lapsed(session: ZooKeeperSession, path: str, version: int) -> None:
+    try:
+        session.delete(path, version)
+    except (NoNode, BadVersion):  # somebody else did, or it came back this moment
+        pass

@@ -1,0 +1,108 @@
+"""The group of a read: its name, and starts where the group has committed. Knows no stream; the name is pure.
+
+A source's process is told no query id, so a group that the user does not name is called after what is read: the same
+query has the same group after a restart and on a new checkpoint, and two queries that read the same share one (only the
+first of them publishes, see `progress.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
+from kafkalog.records import TopicPartition
+from kafkalog.zk.paths import is_valid_name
+from pyspark_kafkalog.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
+
+if TYPE_CHECKING:
+    from kafkalog.client.cluster import Cluster
+
+_READABLE_MAX = 100
+
+
+def default_group(option: str, value: Any) -> str:
+    """The group of a read that names none, from what it selects.
+
+    One topic by subscribe: `spark-<topic>`. Anything else: `spark-<topics or pattern, as far as a name may have it>-`
+    and 8 hexadecimal digits of its SHA-256.
+
+    Args:
+        option: subscribe, subscribePattern or assign.
+        value: the option's parsed value.
+    """
+    if option == "subscribe" and len(value) == 1 and is_valid_name(f"spark-{value[0]}"):
+        return f"spark-{value[0]}"
+    names = [value] if isinstance(value, str) else [str(each) for each in value]  # a pattern; topics; partitions
+    digest = hashlib.sha256("\n".join([option, *names]).encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-zA-Z0-9._-]+", "_", "-".join(names))[:_READABLE_MAX]
+    return f"spark-{readable}-{digest}"
+
+
+def parse_group(name: str, text: str) -> str:
+    """The value of the option that names a group. Raises InvalidArgument."""
+    if not is_valid_name(text.strip()):
+        raise InvalidArgument(
+            reason=f"{name}='{text}' is no group name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+        )
+    return text.strip()
+
+
+def parse_fallback(name: str, text: str) -> str:
+    """The value of committed.fallback. Raises InvalidArgument."""
+    if text.strip().lower() not in ("error", "earliest", "latest"):
+        raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be error, earliest or latest")
+    return text.strip().lower()
+
+
+def with_committed(cluster: Cluster, group: str, fallback: str, starts: PartitionOffsets) -> PartitionOffsets:
+    """Starts in which COMMITTED is replaced by what the group has committed now.
+
+    Raises:
+        NoCommittedOffset: for a partition, and the fallback is error.
+        CommittedOffsetGone: the log has it not (any more), and the fallback is error.
+    """
+    from kafkalog.client.admin import list_offsets
+    from kafkalog.client.groups import committed_offsets
+
+    wanted = symbols_in([starts], COMMITTED)
+    if not wanted:
+        return starts
+    committed = committed_offsets(cluster, group, sorted({partition.topic for partition in wanted}))
+    first = {
+        partition: found.offset for partition, found in list_offsets(cluster, dict.fromkeys(wanted, "earliest")).items()
+    }
+    last = {
+        partition: found.offset for partition, found in list_offsets(cluster, dict.fromkeys(wanted, "latest")).items()
+    }
+    return starts | {
+        partition: start_of(partition, group, fallback, committed, first[partition] or 0, last[partition] or 0)
+        for partition in wanted
+    }
+
+
+def start_of(
+    partition: TopicPartition,
+    group: str,
+    fallback: str,
+    committed: Mapping[TopicPartition, int],
+    earliest: int,
+    latest: int,
+) -> int:
+    """Where a partition of [earliest, latest) starts: its committed offset, or by the fallback.
+
+    Earliest stays a symbol, which a batch looks up when it reads; latest is an offset, for a batch can not start there
+    otherwise.
+    """
+    offset = committed.get(partition)
+    if offset is not None and earliest <= offset <= latest:
+        return offset
+    if fallback == "error":
+        if offset is None:
+            raise NoCommittedOffset(group=group, partition=str(partition))
+        raise CommittedOffsetGone(
+            group=group, partition=str(partition), offset=offset, start_offset=earliest, end_offset=latest
+        )
+    return EARLIEST if fallback == "earliest" else latest

@@ -1,0 +1,105 @@
+"""How far a streaming query is behind, from what Spark tells of its progress.
+
+    spark.streams.addListener(LagListener())        # logs it with every progress
+    kafkalog_lag(query.lastProgress).total
+
+Spark has metrics of a source (`offsetsBehindLatest`) only for sources in Java; it does report `latestOffset` for ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from kafkalog.log import get_logger
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog.offsets import PartitionOffsets, from_log
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+log = get_logger(__name__)
+
+
+class Lag(NamedTuple):
+    """Records that a query has before it."""
+
+    partitions: dict[TopicPartition, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.partitions.values())
+
+    def by_partition(self) -> dict[str, int]:
+        """The same by the partitions' names (`flights-0`)."""
+        return {str(partition): lag for partition, lag in sorted(self.partitions.items())}
+
+
+def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
+    """How far a query was behind at a progress, over all of its kafkalog sources.
+
+    A partition that two of them read counts with the larger lag. A source tells Spark no name; one that is written in
+    Python and whose offsets look like ours counts as ours.
+
+    Args:
+        progress: a `StreamingQueryProgress`, or the dictionary that its JSON holds.
+    """
+    lags: dict[TopicPartition, int] = {}
+    for end, latest in _positions(progress):
+        for partition, lag in behind(end, latest).items():
+            lags[partition] = max(lag, lags.get(partition, 0))
+    return Lag(lags)
+
+
+def behind(end: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
+    """Records of each partition between two positions. One that only `latest` has is new: it is read from 0."""
+    return {partition: max(0, offset - end.get(partition, 0)) for partition, offset in latest.items()}
+
+
+def _positions(progress: Mapping[str, Any]) -> Iterable[tuple[PartitionOffsets, PartitionOffsets]]:
+    for source in progress["sources"]:
+        end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+        if end is not None and latest is not None and not str(source["description"]).startswith("Kafka"):
+            yield end, latest
+
+
+def _offsets(told: Any) -> PartitionOffsets | None:
+    """A source's offsets, from JSON text or what was made of it; None if they are not ours."""
+    try:
+        parsed = json.loads(told) if isinstance(told, str) else told
+        return from_log(parsed) if isinstance(parsed, dict) else None
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+class LagListener(StreamingQueryListener):
+    """Logs every query's lag, as the event `stream_lag` of the logger `pyspark_kafkalog.lag`, at level info."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        lag = kafkalog_lag(progress)
+        if lag.partitions:
+            log.info(
+                "stream_lag",
+                query=progress.name or str(progress.id),
+                batch=progress.batchId,
+                lag=lag.total,
+                **lag.by_partition(),
+            )
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to tell yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new to tell."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The group in ZooKeeper tells how far it came."""

@@ -1,0 +1,176 @@
+"""Publishing a stream's position under its group while it runs. Knows offsets and a group's members; no Spark.
+
+The position is Spark's: what `latestOffset` is told as its start is done with. A thread writes it, through a broker, to
+ZooKeeper, and renews the stream's place among the group's live members; of several only the first publishes, the others
+warn and take over once it is gone. Nothing here slows a query or fails it: what goes wrong is a warning, once until it
+goes well again, and the next attempt comes with the next renewal.
+
+Spark ends the process of a source without a word. A member that is not renewed lapses after 10 s; a successor on the
+same machine, which sees that the process has ended, does not wait for that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+from kafkalog.log import get_logger
+from pyspark_kafkalog import processes
+from pyspark_kafkalog.offsets import PartitionOffsets
+
+if TYPE_CHECKING:
+    from kafkalog.client.cluster import Cluster
+    from kafkalog.client.groups import GroupMember
+
+log = get_logger(__name__)
+
+RENEW_S = 3.0
+"""How often a place among the live members, which lasts 10 s, is renewed."""
+_PAUSE_S = 0.2
+_FINISH_S = 5.0
+_END_S = 1.0
+
+
+class Progress:
+    """One stream's progress. Its methods return at once, but for `finish`; the thread starts with the first position.
+
+    Args:
+        cluster: where the group is.
+        subscription: what the stream reads, in words, for who looks at the group.
+    """
+
+    def __init__(self, cluster: Cluster, group: str, subscription: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._subscription = subscription
+        self._process = os.getpid()
+        host = socket.gethostname()
+        readable = re.sub(r"[^a-zA-Z0-9._-]", "_", host)[:200]
+        self._name = f"{readable}-{self._process}-{uuid.uuid4().hex[:8]}"
+        self._host = host
+        self._changed = threading.Condition()  # guards the next five; held for no I/O
+        self._position: PartitionOffsets = {}
+        self._asked = self._answered = 0
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._written: PartitionOffsets = {}  # the thread's own, as are those below
+        self._is_first: bool | None = None
+        self._failing = False
+
+    def at(self, position: PartitionOffsets) -> None:
+        """The stream has done with everything before the position."""
+        if os.getpid() != self._process:  # a forked child's copy, which has no thread
+            return
+        with self._changed:
+            if position != self._position or self._thread is None:
+                self._position = dict(position)
+                self._asked += 1
+            self._start()
+            self._changed.notify_all()
+
+    def done(self, end: PartitionOffsets) -> None:
+        """The stream has done with a batch that ended there; what it is known to be beyond stays as it is."""
+        with self._changed:
+            known = self._position
+            self.at(known | {partition: max(offset, known.get(partition, 0)) for partition, offset in end.items()})
+
+    def finish(self, timeout: float = _FINISH_S) -> None:
+        """The position is the last: return once it is written and the member gone, or the time is over."""
+        with self._changed:
+            self.end()
+            if not self._changed.wait_for(lambda: self._thread is None, timeout):
+                log.warning("group_progress_late", group=self._group, waited_s=timeout)
+
+    def end(self) -> None:
+        """Write the position, leave the group and stop, soon."""
+        with self._changed:
+            self._ending = self._thread is not None
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """The same, with a moment's time to do it."""
+        self.finish(_END_S)
+
+    # --- the thread
+
+    def _start(self) -> None:
+        """Lock held."""
+        if self._thread is None:
+            self._ending = False
+            self._thread = threading.Thread(target=self._run, name="kafkalog-progress", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads
+                self._thread = None
+                self._failed(error)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked != self._answered or self._ending, RENEW_S)
+                asked, position, ending = self._asked, self._position, self._ending
+            self._publish(position)
+            if ending:
+                self._leave()
+            with self._changed:
+                self._answered = asked
+                if ending:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # a fast stream needs not every position
+
+    def _publish(self, position: PartitionOffsets) -> None:
+        from kafkalog.client.groups import GroupMember, keep_member, leave_group
+
+        me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
+        news = {partition: offset for partition, offset in position.items() if self._written.get(partition) != offset}
+        try:
+            first = keep_member(self._cluster, self._group, me, news)
+            if first.name != me.name and processes.has_ended(first.process):
+                leave_group(self._cluster, self._group, first.name)
+                first = keep_member(self._cluster, self._group, me, news)
+        except Exception as error:
+            self._failed(error)
+            return
+        self._failing = False
+        self._is_first, was_first = first.name == me.name, self._is_first
+        if self._is_first:
+            self._written = position
+            if was_first is False:
+                log.info("group_taken_over", group=self._group)
+        else:
+            self._written = {}
+            if was_first is not False:
+                self._warn_of(first)
+
+    def _leave(self) -> None:
+        from kafkalog.client.groups import leave_group
+
+        try:
+            leave_group(self._cluster, self._group, self._name)
+        except Exception as error:
+            self._failed(error)
+        self._written = {}
+
+    def _warn_of(self, first: GroupMember) -> None:
+        log.warning(
+            "group_has_another_live_query",
+            group=self._group,
+            first=first.name,
+            reads=first.subscription,
+            effect="this query's progress is not published; give it a group of its own with kafkalog.group.id",
+        )
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            self._failing = True
+            log.warning("group_progress_not_published", group=self._group, reason=str(error))
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """In a task, where a stream's reader is copied to, nothing is published: the copy is None."""
+        return type(None), ()

@@ -1,0 +1,77 @@
+"""Live members of groups in a real ZooKeeper: who is live, who is first, and when neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kafkalog.zk import members, paths
+from kafkalog.zk.members import Member
+from kafkalog.zk.session import ZooKeeperSession
+
+ONE = Member("one", "topic a", "host", "1", 0)
+TWO = Member("two", "topic a", "host", "2", 0)
+
+
+@pytest.fixture
+def session(session: ZooKeeperSession) -> ZooKeeperSession:
+    session.ensure([paths.CONSUMERS])  # as a broker does when it first connects
+    return session
+
+
+def names(live: list[Member]) -> list[str]:
+    return [member.name for member in live]
+
+
+def test_the_first_stays_first_whoever_renews_through_whichever_broker(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    other = new_session()
+    assert names(members.keep(session, "g", ONE)) == ["one"]
+    assert names(members.keep(other, "g", TWO)) == ["one", "two"]
+    assert names(members.keep(other, "g", ONE)) == ["one", "two"]
+    live = members.live_members(other, "g")
+    assert [member._replace(since_ms=0) for member in live] == [ONE, TWO]
+    assert abs(live[0].since_ms / 1000 - time.time()) < 60
+    assert members.live_members(session, "nobody") == []
+
+
+def test_a_member_outlives_the_broker_through_which_it_came(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    broker = new_session()
+    members.keep(broker, "g", ONE)
+    broker.close()
+    assert names(members.keep(session, "g", TWO)) == ["one", "two"]
+
+
+def test_who_leaves_makes_the_next_the_first(session: ZooKeeperSession) -> None:
+    members.keep(session, "g", ONE)
+    members.keep(session, "g", TWO)
+    members.leave(session, "g", "one")
+    members.leave(session, "g", "one")
+    assert names(members.live_members(session, "g")) == ["two"]
+    assert names(members.keep(session, "g", ONE)) == ["two", "one"]
+
+
+def test_a_member_that_is_silent_for_its_lease_is_removed_and_comes_last_when_it_returns(
+    session: ZooKeeperSession,
+) -> None:
+    lease_ms = 300
+    members.keep(session, "g", ONE, lease_ms)
+    deadline = time.monotonic() + 20
+    while names(members.keep(session, "g", TWO, lease_ms)) != ["two"]:
+        assert time.monotonic() < deadline
+    assert session.children(paths.group_members("g")) == ["two"]
+    assert names(members.keep(session, "g", ONE, lease_ms)) == ["two", "one"]
+
+
+def test_a_member_that_came_back_is_not_removed_for_having_lapsed(session: ZooKeeperSession) -> None:
+    members.keep(session, "g", ONE)
+    path = paths.group_member("g", "one")
+    _, seen = session.get(path)
+    members.keep(session, "g", ONE)
+    members._remove_lapsed(session, path, seen.version)
+    assert names(members.live_members(session, "g")) == ["one"]
