@@ -38,9 +38,15 @@ class Lag(NamedTuple):
     def total(self) -> int:
         return sum(self.partitions.values())
 
-    def by_partition(self) -> dict[str, int]:
-        """The same by the partitions' names (`flights-0`)."""
-        return {str(partition): lag for partition, lag in sorted(self.partitions.items())}
+    @property
+    def partitions_behind(self) -> int:
+        """How many of them have any."""
+        return sum(lag > 0 for lag in self.partitions.values())
+
+    @property
+    def furthest(self) -> TopicPartition | None:
+        """The one that has most; None if none has any."""
+        return max(sorted(self.partitions), key=self.partitions.__getitem__) if self.partitions_behind else None
 
 
 def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
@@ -92,7 +98,9 @@ class LagListener(StreamingQueryListener):
                 query=progress.name or str(progress.id),
                 batch=progress.batchId,
                 lag=lag.total,
-                **lag.by_partition(),
+                partitions_behind=lag.partitions_behind,
+                furthest=str(lag.furthest or ""),
+                furthest_lag=max(lag.partitions.values()),
             )
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ RENEW_S = 3.0
 _PAUSE_S = 0.2
 _FINISH_S = 5.0
 _END_S = 1.0
+_LAST_ATTEMPTS = 5
 
 
 class Progress:
@@ -113,8 +115,13 @@ class Progress:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked != self._answered or self._ending, RENEW_S)
                 asked, position, ending = self._asked, self._position, self._ending
-            self._publish(position)
+            published = self._publish(position)
             if ending:
+                for _ in range(_LAST_ATTEMPTS):
+                    if published:
+                        break
+                    time.sleep(_PAUSE_S)  # what failed may pass: a broker has not heard yet of a new topic
+                    published = self._publish(position)
                 self._leave()
             with self._changed:
                 self._answered = asked
@@ -124,7 +131,8 @@ class Progress:
                     return
                 self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # a fast stream needs not every position
 
-    def _publish(self, position: PartitionOffsets) -> None:
+    def _publish(self, position: PartitionOffsets) -> bool:
+        """Renew the membership, and write the position if the group's is ours to write. False if that failed."""
         from kafkalog.client.groups import GroupMember, keep_member, leave_group
 
         me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
@@ -136,7 +144,7 @@ class Progress:
                 first = keep_member(self._cluster, self._group, me, news)
         except Exception as error:
             self._failed(error)
-            return
+            return False
         self._failing = False
         self._is_first, was_first = first.name == me.name, self._is_first
         if self._is_first:
@@ -147,6 +155,7 @@ class Progress:
             self._written = {}
             if was_first is not False:
                 self._warn_of(first)
+        return True
 
     def _leave(self) -> None:
         from kafkalog.client.groups import leave_group

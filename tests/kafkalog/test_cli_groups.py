@@ -1,0 +1,202 @@
+"""`kafkalog groups`: what it prints and what it changes, against a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.cli.main import run
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.groups import GroupMember, keep_member, lag, leave_group
+from kafkalog.errors import GroupIsLive
+
+ME = GroupMember("me-1", "subscribe flights", "here", "")
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as admin:
+        yield admin
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Cluster]:
+    client = Cluster(cluster.bootstrap_servers)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def made(admin: Admin, cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A topic of two partitions, ten and five records in them, a second apart from 1970 on; deleted at the end."""
+    monkeypatch.setitem(os.environ, "KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+    admin.create_topic(topic, partitions=2)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(15):
+            producer.send(topic, b"v", partition=number // 10, timestamp_us=number * 1_000_000)
+    yield topic
+    if topic in [each.name for each in admin.topics()]:
+        admin.delete_topic(topic)
+
+
+@pytest.fixture
+def done(capfd: pytest.CaptureFixture[str]) -> Run:
+    def done(*arguments: str, code: int = 0) -> str:
+        """Its standard output, or what it failed with."""
+        capfd.readouterr()
+        ended = run(["groups", *arguments])
+        written = capfd.readouterr()
+        assert ended == code, written.err
+        return written.err if code else written.out
+
+    return done
+
+
+def described(done: Run, group: str) -> dict:
+    return json.loads(done("describe", group, "--json"))
+
+
+def test_lag_counts_what_the_log_still_has() -> None:
+    assert lag(0, 10, 4) == 6
+    assert lag(0, 10, None) == 10
+    assert lag(5, 10, 2) == 5  # retention took three of them
+    assert lag(5, 10, None) == 5
+    assert lag(0, 10, 12) == 0  # the log was cut at its end
+    assert lag(7, 7, None) == 0
+
+
+def test_a_group_is_listed_and_described_with_its_lag_and_its_members(
+    admin: Admin, client: Cluster, made: str, done: Run
+) -> None:
+    group = made + ".g"
+    assert group not in done("list")
+    admin.commit(group, {TopicPartition(made, 0): 4})
+    keep_member(client, group, ME, {TopicPartition(made, 0): 5})
+    assert {"group": group, "topics": [made], "live_members": 1} in json.loads(done("list", "--json"))
+    assert re.search(rf"^{re.escape(group)} +1 +{re.escape(made)}$", done("list"), re.MULTILINE)
+    found = described(done, group)
+    assert (found["group"], found["lag"]) == (group, 10)
+    sizes = [row.pop("size_bytes") for row in found["partitions"]]
+    assert found["size_bytes"] == sum(sizes) and min(sizes) > 0
+    moment = datetime.fromisoformat(found["partitions"][0].pop("committed_at"))
+    assert abs((moment - datetime.now(moment.tzinfo)).total_seconds()) < 60
+    common = {"topic": made, "start_offset": 0}
+    assert found["partitions"] == [
+        {**common, "partition": 0, "end_offset": 10, "committed": 5, "lag": 5},
+        {**common, "partition": 1, "end_offset": 5, "committed": None, "lag": 5, "committed_at": None},
+    ]
+    [member] = found["members"]
+    assert (member["member"], member["host"], member["subscription"]) == ("me-1", "here", "subscribe flights")
+    text = done("describe", group)
+    assert re.search(rf"^{re.escape(made)} +0 +0 +10 +\d+ +5 +5 +\S+$", text, re.MULTILINE)
+    assert re.search(r"^lag 10, of \d+ bytes in the log$", text, re.MULTILINE)
+    assert re.search(r"^me-1 +here +\S+ +subscribe flights$", text, re.MULTILINE)
+    leave_group(client, group, "me-1")
+    assert done("describe", group).endswith("no live member\n")
+
+
+def test_only_the_first_live_member_s_offsets_are_written(admin: Admin, client: Cluster, made: str) -> None:
+    group = made + ".g"
+    other = GroupMember("me-2", "subscribe flights", "there", "")
+    at = TopicPartition(made, 0)
+    assert keep_member(client, group, ME, {at: 3})._replace(since_us=0) == ME
+    assert keep_member(client, group, other, {at: 9}).name == "me-1"
+    assert admin.committed(group) == {at: 3}
+    leave_group(client, group, "me-1")
+    assert keep_member(client, group, other, {at: 9}).name == "me-2"
+    assert admin.committed(group) == {at: 9}
+
+
+def test_a_group_whose_topic_is_gone_says_so(admin: Admin, made: str, done: Run) -> None:
+    admin.commit(made, {TopicPartition(made, 0): 4})
+    admin.delete_topic(made)
+    assert described(done, made)["partitions"] == []
+    assert "has no offset in any topic that is there" in done("describe", made)
+    assert "name one with --topic" in done("reset", made, "--to", "latest", code=1)
+
+
+def test_a_reset_goes_where_it_is_told(admin: Admin, made: str, done: Run) -> None:
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    admin.commit(made, {zero: 4})
+    admin.delete_records({zero: 2})
+    assert json.loads(done("reset", made, "--to", "latest", "--json")) == [
+        {"topic": made, "partition": 0, "was": 4, "is": 10}
+    ]
+    for arguments, expected in (
+        (("--to", "earliest"), {zero: 2}),
+        (("--to-offset", "7"), {zero: 7}),
+        (("--to-timestamp", "5000"), {zero: 5}),
+        (("--to-timestamp", "1970-01-01T00:00:06"), {zero: 6}),
+        (("--to-timestamp", "1970-01-01T01:00:07.5+01:00"), {zero: 8}),
+        (("--to-timestamp", "2099-01-01"), {zero: 10}),  # nothing is as young: its end
+        (("--to-offset", "3", "--topic", f"{made}:1"), {zero: 10, one: 3}),
+        (("--to", "earliest", "--topic", made), {zero: 2, one: 0}),
+        (("--to-offset", "4", "--topic", f"{made}:0,1"), {zero: 4, one: 4}),
+    ):
+        done("reset", made, *arguments)
+        assert admin.committed(made) == expected, arguments
+    assert re.search(rf"^{re.escape(made)} +0 +4 +10$", done("reset", made, "--to", "latest"), re.MULTILINE)
+
+
+def test_a_reset_out_of_the_log_changes_nothing(admin: Admin, made: str, done: Run) -> None:
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    admin.commit(made, {zero: 4, one: 4})
+    assert f"offset 8 of {made}-1 is outside [0, 5]" in done("reset", made, "--to-offset", "8", code=1)
+    assert f"topic '{made}' has no partition 7" in done(
+        "reset", made, "--to-offset", "1", "--topic", f"{made}:7", code=1
+    )
+    assert admin.committed(made) == {zero: 4, one: 4}
+
+
+def test_a_live_member_is_not_overwritten_unless_forced(admin: Admin, client: Cluster, made: str, done: Run) -> None:
+    zero = TopicPartition(made, 0)
+    keep_member(client, made, ME, {zero: 5})
+    says = done("reset", made, "--to", "earliest", code=1)
+    assert f"group '{made}' has a live member, me-1 on here" in says and says.count("\n") == 1
+    with pytest.raises(GroupIsLive):
+        admin.reset_offsets(made, {zero: "earliest"})
+    assert admin.committed(made) == {zero: 5}
+    done("reset", made, "--to", "earliest", "--force")
+    assert admin.committed(made) == {zero: 0}
+    leave_group(client, made, "me-1")
+    done("reset", made, "--to", "latest")
+    assert admin.committed(made) == {zero: 10}
+
+
+def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run) -> None:
+    admin.commit(made, {TopicPartition(made, 0): 4})
+    for arguments in (["describe"], ["reset", "--to", "latest"]):
+        says = done(arguments[0], made + "x", *arguments[1:], code=1)
+        assert f"no group is called '{made}x'" in says and f"did you mean '{made}'?" in says
+    assert "'a/b' is no group name" in done("describe", "a/b", code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["describe"],
+        ["reset", "g"],
+        ["reset", "g", "--to", "latest", "--to-offset", "3"],
+        ["reset", "g", "--to", "yesterday"],
+        ["reset", "g", "--to-offset", "-1"],
+        ["reset", "g", "--to-timestamp", "noon"],
+        ["reset", "g", "--to", "latest", "--topic", "t:x"],
+        ["reset", "g", "--to", "latest", "--topic", ":1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2(arguments: list[str], done: Run) -> None:
+    assert "Error: " in done(*arguments, code=2)
+
+
+@pytest.mark.parametrize("command", [[], ["list"], ["describe"], ["reset"]], ids=" ".join)
+def test_every_command_explains_itself(command: list[str], done: Run) -> None:
+    assert done(*command, "--help").startswith("Usage: kafkalog groups")

@@ -1,0 +1,288 @@
+"""A stream's progress under its group, against a running cluster: seen while it runs, and by whom it is written. Stream
+readers are called as Spark calls them; Spark itself runs where its processes are what is looked at."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import LongType, StructField, StructType
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
+from kafkalog.errors import UnknownGroup
+from pyspark_kafkalog import processes, progress
+from pyspark_kafkalog.progress import Progress
+from pyspark_kafkalog.source import NO_LIMIT, StreamReader
+
+SCHEMA = StructType([StructField("offset", LongType())])
+EVERYTHING = ReadMaxRows(NO_LIMIT)
+
+MakeReader = Callable[..., StreamReader]
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as admin:
+        yield admin
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Cluster]:
+    client = Cluster(cluster.bootstrap_servers, retry_timeout_ms=500, bootstrap_timeout_ms=500)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def made(admin: Admin, cluster: LocalCluster, topic: str) -> str:
+    """A topic of two partitions with 10 records each."""
+    admin.create_topic(topic, partitions=2)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(20):
+            producer.send(topic, b"v", partition=number % 2)
+    return topic
+
+
+@pytest.fixture
+def reader(cluster: LocalCluster) -> Iterator[MakeReader]:
+    readers = []
+
+    def make(**options: str) -> StreamReader:
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        readers.append(StreamReader(SCHEMA, {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, **given}))
+        return readers[-1]
+
+    yield make
+    for each in readers:
+        each.stop()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def published(admin: Admin, group: str) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in admin.committed(group).items()}
+
+
+def members(admin: Admin, group: str) -> list[str]:
+    try:
+        return [member.name for member in admin.describe_group(group).members]
+    except UnknownGroup:
+        return []
+
+
+# --- one stream ------------------------------------------------------------------------------------------------------
+
+
+def test_the_position_is_seen_as_soon_as_the_stream_asks_for_more(admin: Admin, reader: MakeReader, made: str) -> None:
+    stream = reader(subscribe=made, startingOffsets="earliest")
+    group = f"spark-{made}"
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(10))
+    until(lambda: published(admin, group) == {f"{made}-0": 0, f"{made}-1": 0})  # before anything is done
+    stream.latestOffset(end, EVERYTHING)
+    until(lambda: published(admin, group) == {f"{made}-0": 5, f"{made}-1": 5})
+    [member] = admin.describe_group(group).members
+    assert member.subscription == f"subscribe {made}"
+    assert not processes.has_ended(member.process) and member.process == processes.own_name()
+    stream.stop()
+    assert members(admin, group) == []
+
+
+def test_a_commit_moves_the_position_forward_only(admin: Admin, reader: MakeReader, made: str) -> None:
+    stream = reader(subscribe=made, kafkalog__group__id=made)
+    position = {made: {"0": 6, "1": 6}}
+    stream.latestOffset(position, EVERYTHING)
+    stream.commit({made: {"0": 4, "1": 7}})
+    until(lambda: published(admin, made) == {f"{made}-0": 6, f"{made}-1": 7})
+
+
+def test_a_stream_that_goes_on_from_an_older_checkpoint_sets_the_group_back(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
+    first = reader(subscribe=made, kafkalog__group__id=made)
+    first.latestOffset({made: {"0": 8, "1": 9}}, EVERYTHING)
+    until(lambda: published(admin, made) == {f"{made}-0": 8, f"{made}-1": 9})
+    first.stop()
+    reader(subscribe=made, kafkalog__group__id=made).latestOffset({made: {"0": 2, "1": 9}}, EVERYTHING)
+    until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 9})
+
+
+def test_the_last_call_of_available_now_is_answered_once_the_position_is_written_and_the_member_gone(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
+    stream = reader(subscribe=made, startingOffsets="earliest", kafkalog__group__id=made)
+    stream.prepareForTriggerAvailableNow()
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    assert stream.latestOffset(end, EVERYTHING) == end
+    assert published(admin, made) == {f"{made}-0": 10, f"{made}-1": 10}
+    assert members(admin, made) == []
+
+
+def test_a_reader_that_is_dropped_leaves_the_group(admin: Admin, cluster: LocalCluster, made: str) -> None:
+    options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": made, "kafkalog.group.id": made}
+    stream = StreamReader(SCHEMA, options)
+    stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    until(lambda: len(members(admin, made)) == 1)
+    del stream
+    until(lambda: members(admin, made) == [])
+
+
+def test_a_copy_for_the_tasks_publishes_nothing(admin: Admin, reader: MakeReader, made: str) -> None:
+    stream = reader(subscribe=made, startingOffsets="earliest", kafkalog__group__id=made)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, EVERYTHING)
+    until(lambda: len(members(admin, made)) == 1)
+    copy = pickle.loads(pickle.dumps(stream))
+    assert sum(batch.num_rows for planned in stream.partitions(start, end) for batch in copy.read(planned)) == 20
+    copy.stop()
+    assert len(members(admin, made)) == 1
+
+
+def test_a_forked_child_publishes_nothing(client: Cluster, admin: Admin, made: str) -> None:
+    told = Progress(client, made, "here")
+    told.at({TopicPartition(made, 0): 1})
+    until(lambda: published(admin, made) == {f"{made}-0": 1})
+    child = os.fork()
+    if not child:
+        told.at({TopicPartition(made, 0): 2})
+        os._exit(told._position != {TopicPartition(made, 0): 1})
+    assert os.waitpid(child, 0)[1] == 0
+    told.stop()
+    assert published(admin, made) == {f"{made}-0": 1}
+
+
+def test_a_cluster_that_is_gone_neither_fails_nor_holds_up_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "pyspark_kafkalog.progress")
+    told = Progress(Cluster("127.0.0.1:1"), "g", "nothing")
+    started = time.monotonic()
+    for offset in range(1000):
+        told.at({TopicPartition("t", 0): offset})
+    told.done({TopicPartition("t", 0): 1000})
+    assert time.monotonic() - started < 5
+    told.finish()
+    assert time.monotonic() - started < 2 * progress._FINISH_S
+    failed = [record for record in caplog.records if "group_progress_not_published" in record.message]
+    assert len(failed) == 1 and "127.0.0.1:1" in failed[0].message
+
+
+# --- two streams -----------------------------------------------------------------------------------------------------
+
+
+def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_and_takes_over(
+    admin: Admin, reader: MakeReader, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "RENEW_S", 0.05)
+    caplog.set_level(logging.INFO, "pyspark_kafkalog.progress")
+
+    def warnings() -> list[str]:
+        return [record.message for record in caplog.records if "group_has_another_live_query" in record.message]
+
+    first, second = (reader(subscribe=made, kafkalog__group__id=made) for _ in range(2))
+    first.latestOffset({made: {"0": 1, "1": 1}}, EVERYTHING)
+    until(lambda: len(members(admin, made)) == 1)
+    second.latestOffset({made: {"0": 7, "1": 7}}, EVERYTHING)
+    until(lambda: len(members(admin, made)) == 2 and len(warnings()) == 1)
+    first.latestOffset({made: {"0": 2, "1": 1}}, EVERYTHING)
+    until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
+    assert len(warnings()) == 1
+    first.stop()
+    until(lambda: published(admin, made) == {f"{made}-0": 7, f"{made}-1": 7})
+    assert any("group_taken_over" in record.message for record in caplog.records)
+
+
+def test_a_successor_on_the_same_machine_does_not_wait_for_the_lease_of_a_killed_process(
+    admin: Admin, cluster: LocalCluster, reader: MakeReader, made: str
+) -> None:
+    program = f"""
+import sys, time
+from kafkalog import TopicPartition
+from kafkalog.client.cluster import Cluster
+from pyspark_kafkalog.progress import Progress
+told = Progress(Cluster({cluster.bootstrap_servers!r}), {made!r}, "killed")
+told.at({{TopicPartition({made!r}, 0): 3}})
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        until(lambda: published(admin, made) == {f"{made}-0": 3})
+        process.send_signal(signal.SIGKILL)
+    assert len(members(admin, made)) == 1
+    killed = time.monotonic()
+    stream = reader(subscribe=made, kafkalog__group__id=made)
+    stream.prepareForTriggerAvailableNow()
+    end = {made: {"0": 10, "1": 10}}
+    assert stream.latestOffset(end, EVERYTHING) == end
+    assert published(admin, made) == {f"{made}-0": 10, f"{made}-1": 10}
+    assert time.monotonic() - killed < 10
+
+
+def test_a_process_is_known_by_more_than_its_number() -> None:
+    own = processes.own_name()
+    namespace, number, start = own.split(" ")
+    assert not processes.has_ended(own)
+    assert processes.has_ended(f"{namespace} {number} {int(start) + 1}")  # the number was given again
+    assert not processes.has_ended(f"elsewhere {number} {int(start) + 1}")
+    for unknown in ("", "x", f"{namespace} x", namespace):
+        assert not processes.has_ended(unknown)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    name = f"{namespace} {child.pid} {processes._state_and_start(child.pid)[1]}"
+    assert not processes.has_ended(name)
+    child.kill()
+    until(lambda: processes.has_ended(name))  # though nobody has asked for its end: it is a zombie
+    child.communicate()
+    assert processes.has_ended(name)
+
+
+# --- Spark -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_killed_and_after_available_now(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, made: str, tmp_path: Path
+) -> None:
+    options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": made}
+    options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "10"}
+    group = f"spark-{made}"
+
+    def started(**trigger: object):  # type: ignore[no-untyped-def]
+        rows = spark.readStream.format("kafkalog").options(**options).load()
+        writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+        return writer.trigger(**trigger).start()  # type: ignore[arg-type]
+
+    def send(count: int) -> None:
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(count):
+                producer.send(made, b"v", partition=number % 2)
+
+    query = started(processingTime="0 seconds")
+    until(lambda: published(admin, group) == {f"{made}-0": 10, f"{made}-1": 10}, 90)  # idle: no batch comes after
+    [member] = members(admin, group)
+    send(4)
+    until(lambda: published(admin, group) == {f"{made}-0": 12, f"{made}-1": 12}, 60)
+    [told] = admin.describe_group(group).members
+    os.kill(int(told.process.split(" ")[1]), signal.SIGKILL)  # the process of the source, which Spark started
+    send(2)
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    assert members(admin, group) == [member]
+    send(20)
+    query = started(availableNow=True)
+    assert query.awaitTermination(120)
+    assert published(admin, group) == {f"{made}-0": 23, f"{made}-1": 23}
+    assert members(admin, group) == []
