@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,7 +18,7 @@ import pandas as pd
 import pytest
 
 from broker.local import LocalCluster
-from examples import demo
+from examples import demo, publish_flights
 from examples.pipelines import backfill
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 
@@ -27,25 +30,16 @@ COUNT = 4000  # the flights of four days and a half
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 
 
-def scheduled(flight: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(flight["time_hour"]) + timedelta(minutes=flight["minute"])
-
-
 @pytest.fixture(scope="module")
 def flights(cluster: LocalCluster) -> pd.DataFrame:
     """The flights that the topic has, keyed by carrier, in the order of their scheduled departures. The last three are
     of the first morning, and so come days late. `time` is that of a flight's record."""
     published = demo.read_flights()[:COUNT]
     published += [{**flight, "flight": 10_000 + number} for number, flight in enumerate(published[:3])]
-    frame = pd.DataFrame(published).assign(scheduled=[scheduled(flight) for flight in published])
-    frame = frame.assign(time=frame["scheduled"].cummax(), late=frame["flight"] >= 10_000)
-    with Admin(cluster.bootstrap_servers) as admin:
-        admin.create_topic(FLIGHTS, partitions=3, config={"retention.ms": "-1"})
-    with Producer(cluster.bootstrap_servers) as producer:
-        for flight, time in zip(published, frame["time"], strict=True):
-            moment = int(time.timestamp() * 1_000_000)
-            producer.send(FLIGHTS, json.dumps(flight).encode(), key=flight["carrier"].encode(), timestamp_us=moment)
-    return frame
+    publish_flights.publish_flights(cluster.bootstrap_servers, FLIGHTS, published, partitions=3)
+    frame = pd.DataFrame(published)
+    frame["scheduled"] = pd.to_datetime(frame["time_hour"]) + pd.to_timedelta(frame["minute"], unit="min")
+    return frame.assign(time=frame["scheduled"].cummax(), late=frame["flight"] >= 10_000)
 
 
 def create(cluster: LocalCluster, *topics: str) -> None:
@@ -91,16 +85,17 @@ def by_key(rows: Iterable[tuple[bytes | None, Any]]) -> dict[str, list[Any]]:
 def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
     cluster: LocalCluster, flights: pd.DataFrame, tmp_path: Path
 ) -> None:
-    planes = pd.read_csv(demo.flights_file().parent / "planes.csv")[["tailnum", "manufacturer", "model", "seats"]]
-    gone = planes.index % 5 == 0
-    create(cluster, "planes", "flights-with-planes")
+    planes = [
+        {name: plane[name] for name in ("tailnum", "manufacturer", "model", "seats")}
+        for plane in publish_flights.read_planes()
+    ]
+    firsts = [{**plane, "model": "its first", "seats": 1} for plane in planes]
+    publish_flights.publish_planes(cluster.bootstrap_servers, "planes", firsts + planes)
+    gone = planes[::5]
     with Producer(cluster.bootstrap_servers) as producer:
-        for plane in planes.to_dict("records"):
-            key = plane.pop("tailnum").encode()
-            producer.send("planes", json.dumps({**plane, "model": "its first", "seats": 1}).encode(), key=key)
-            producer.send("planes", json.dumps(plane).encode(), key=key)
-        for tailnum in planes[gone]["tailnum"]:
-            producer.send("planes", None, key=tailnum.encode())
+        for plane in gone:
+            producer.send("planes", None, key=plane["tailnum"].encode())
+    create(cluster, "flights-with-planes")
 
     submit(
         "enrich_flights.py", "--bootstrap", cluster.bootstrap_servers, "--flights", FLIGHTS, "--planes", "planes",
@@ -113,7 +108,8 @@ def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
 
     messages = read(cluster, "flights-with-planes")
     found = by_key((message.key, row(json.loads(message.value or b""))) for message in messages)
-    joined = flights.merge(planes[~gone], on="tailnum", how="left").astype(object)
+    kept = pd.DataFrame([plane for plane in planes if plane not in gone])
+    joined = flights.merge(kept, on="tailnum", how="left").astype(object)
     joined = joined.where(joined.notna(), None)
     assert 0 < joined["model"].isna().sum() < joined["model"].notna().sum()
     rows = joined[["flight", "tailnum", "model", "seats"]].itertuples(index=False, name=None)
@@ -178,3 +174,20 @@ def test_a_range_that_could_not_be_copied_whole_is_refused(
     with pytest.raises(SystemExit):
         backfill.parse(["--bootstrap", "host:1", "--from", "a", "--to", "b", "--since", since, "--until", until])
     assert told in capsys.readouterr().err
+
+
+def test_the_commands_that_readme_and_docstrings_print_are_what_the_jobs_take() -> None:
+    pages = [ROOT / "README.md", *PIPELINES.glob("*.py")]
+    # A backslash is doubled in a docstring.
+    text = "\n".join(page.read_text().replace("\\\\\n", "\\\n") for page in pages)
+    printed = [
+        shlex.split(command.replace("\\\n", " "))
+        for command in re.findall(r"^    spark-submit ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    ]
+    ran = set()
+    for command in printed:
+        [job] = [word for word in command if word.endswith(".py")]
+        module = importlib.import_module(job.removesuffix(".py").replace("/", "."))
+        module.parse(command[command.index(job) + 1 :])
+        ran.add(ROOT / job)
+    assert ran == set(PIPELINES.glob("*.py")) and len(printed) == 2 * len(ran)

@@ -13,6 +13,7 @@ from there. The executors' Python, which PYSPARK_PYTHON names, needs kafkalog in
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -37,7 +38,7 @@ def delays(rows: DataFrame, window: str, lateness: str) -> DataFrame:
     )
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Count departures and their delays by airport and window of time.")
     parser.add_argument("--bootstrap", required=True, help="host:port of a broker")
     parser.add_argument("--from", dest="source", required=True, help="topic to read: flights as JSON")
@@ -48,8 +49,11 @@ def main() -> None:
         "--batch", type=int, default=100_000, help="flights of one micro-batch, at most (default 100000)"
     )
     parser.add_argument("--checkpoint", required=True, help="directory where the stream keeps its position and windows")
-    given = parser.parse_args()
+    return parser.parse_args(arguments)
 
+
+def main() -> None:
+    given = parse()
     spark = (
         SparkSession.builder.appName("delays by window")
         .config("spark.sql.session.timeZone", "UTC")  # to_json writes times in the session's zone

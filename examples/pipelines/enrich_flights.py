@@ -12,6 +12,7 @@ checkpoint it goes on from there. The executors' Python, which PYSPARK_PYTHON na
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -40,15 +41,18 @@ def enriched(flights: DataFrame, planes: DataFrame) -> DataFrame:
     )
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Add to each flight of a topic what a table knows of its plane.")
     parser.add_argument("--bootstrap", required=True, help="host:port of a broker")
     parser.add_argument("--flights", required=True, help="topic to read: flights as JSON, with their tailnum")
     parser.add_argument("--planes", required=True, help="topic that is the table: planes as JSON, keyed by tailnum")
     parser.add_argument("--to", dest="target", required=True, help="topic to write")
     parser.add_argument("--checkpoint", required=True, help="directory where the stream keeps its position")
-    given = parser.parse_args()
+    return parser.parse_args(arguments)
 
+
+def main() -> None:
+    given = parse()
     spark = SparkSession.builder.appName("enrich flights").getOrCreate()
     planes = (
         spark.read.format("kafkalog")
