@@ -10,6 +10,7 @@ The executors' Python, which PYSPARK_PYTHON names, needs kafkalog installed.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,15 +24,18 @@ def late(rows: DataFrame, minutes: int) -> DataFrame:
     return rows.withColumn("flight", flight).where(F.col("flight.dep_delay") > minutes).select("flight.origin", "value")
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Copy the flights that left late into a topic of their own.")
     parser.add_argument("--bootstrap", required=True, help="host:port of a broker")
     parser.add_argument("--from", dest="source", required=True, help="topic to read")
     parser.add_argument("--to", dest="target", required=True, help="topic to write")
     parser.add_argument("--minutes", type=int, default=60, help="how late is late (default 60)")
     parser.add_argument("--checkpoint", required=True, help="directory where the stream keeps its position")
-    given = parser.parse_args()
+    return parser.parse_args(arguments)
 
+
+def main() -> None:
+    given = parse()
     spark = SparkSession.builder.appName("late flights").getOrCreate()
     rows = (
         spark.readStream.format("kafkalog")

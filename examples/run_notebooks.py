@@ -1,0 +1,39 @@
+"""Runs notebooks and keeps in them what they put out: `python examples/run_notebooks.py [NOTEBOOK ...]`.
+
+Without a name it runs all of them. What Spark says on stderr when it starts is left out: it names the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """A notebook with the outputs of a run of it, in its own folder. Raises CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    metadata = dict(notebook.metadata)
+    here = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here, record_timing=False).execute()
+    notebook.metadata = nbformat.from_dict(metadata)  # the kernel adds its versions
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    return notebook
+
+
+def main() -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for path in map(Path, sys.argv[1:] or sorted(NOTEBOOKS.glob("*.ipynb"))):
+        print(path.name)
+        nbformat.write(executed(path), path)
+
+
+if __name__ == "__main__":
+    main()
