@@ -214,7 +214,9 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
 def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -> None:
     from kafkalog.client import fetcher
 
-    topic = live.topic(6)
+    topic = live.topic(0)
+    for _ in range(6):
+        live.append(topic, 1)
     fetch_range = fetcher.fetch_range
 
     def damaged(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int) -> Any:
