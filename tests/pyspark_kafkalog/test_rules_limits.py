@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafkalog.clock import ManualClock
 from kafkalog.errors import RequestTimedOut
+from kafkalog.records import TopicPartition
 from pyspark_kafkalog import reading
 from pyspark_kafkalog.limits import Gate
 from pyspark_kafkalog.offsets import EARLIEST, LATEST
@@ -35,13 +36,14 @@ def first_batches(stream: StreamReader, count: int) -> list[list[int]]:
     return [list(end[topic].values()) for end in itertools.islice(batches(stream, stream.initialOffset()), count)]
 
 
-def of_large_batches(live: Live) -> str:
-    """A topic with 20 and 10 records, each in a batch of its own of a little over 1,000 bytes."""
+def of_large_batches(live: Live) -> tuple[str, int]:
+    """A topic with 20 and 10 records, each in a batch of its own, and the bytes of one of those."""
     topic = live.topic(0, 0, index_interval_bytes=64)
     for partition, count in ((0, 20), (1, 10)):
         for _ in range(count):
             live.append(topic, 1, partition, value=bytes(1000))
-    return topic
+    where = TopicPartition(topic, 0)
+    return topic, live.admin.list_offsets({where: "latest"})[where].size_bytes // 20
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
@@ -54,10 +56,10 @@ def test_max_offsets_is_proportional_floor_from_one_on_and_ceil_below(live: Live
 
 
 def test_max_bytes_is_proportional_and_reads_everything_in_the_end(live: Live) -> None:
-    topic = of_large_batches(live)
-    stream = live.stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger="7500")
+    topic, size = of_large_batches(live)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size + 5))
     ends = first_batches(stream, 8)
-    assert ends[0] == [4, 2]  # 5,000 and 2,500 bytes
+    assert ends[0] == [4, 2]
     assert ends[-1] == [20, 10]
     assert all(after > before for before, after in itertools.pairwise(sum(end) for end in ends[:5]))
     start = stream.initialOffset()
@@ -70,8 +72,8 @@ def test_max_bytes_is_proportional_and_reads_everything_in_the_end(live: Live) -
 
 @pytest.mark.parametrize(("records", "ends"), [("3", [2, 1]), ("1000", [4, 2])])
 def test_of_both_limits_the_smaller_counts(live: Live, records: str, ends: list[int]) -> None:
-    topic = of_large_batches(live)
-    both = {"maxOffsetsPerTrigger": records, "maxBytesPerTrigger": "7500"}
+    topic, size = of_large_batches(live)
+    both = {"maxOffsetsPerTrigger": records, "maxBytesPerTrigger": str(6 * size + 5)}
     assert first_batches(live.stream(subscribe=topic, startingOffsets="earliest", **both), 1) == [ends]
 
 
