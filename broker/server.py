@@ -56,12 +56,13 @@ class Broker:
         settings: of `BROKER_SETTINGS`.
 
     Attributes:
-        catalog: what it hosts; there from `start` on, like `rpc_service`.
+        catalog: what it hosts; there from `start` on, like `rpc_service` and `resolver`.
         grpc_port, data_port: where it listens, also when a free port was asked for.
     """
 
     catalog: Catalog
     rpc_service: BrokerService
+    resolver: Resolver
 
     def __init__(self, settings: Values, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -118,9 +119,9 @@ class Broker:
         self._undo.append(catalog.stop_following)
         catalog.start()
         directory.start()
-        resolver = Resolver(catalog, settings, self._clock)
-        self._undo.append(resolver.stop)
-        resolver.start()
+        self.resolver = Resolver(catalog, settings, self._clock)
+        self._undo.append(self.resolver.stop)
+        self.resolver.start()
 
         data = DataPort(listener, catalog, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import pytest
+
+from broker.replica.resolver import Verdict, verdict
+from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
 from kafkalog.format.batch import iter_batches, producer_id_of
 from kafkalog.format.columns import decode_columns
+from kafkalog.wire import broker_pb2, frames
 from kafkalog.wire import dataport_pb2 as data_pb
-from kafkalog.wire import frames
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.zk import transactions as decisions
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch
 
@@ -153,3 +159,143 @@ def test_a_prepared_batch_survives_a_restart_and_is_applied_once(start_broker: S
     write.broker = broker = start_broker()
     assert write.apply() == [2]
     assert values_in(broker, topic) == [b"a", b"b"]
+
+
+def test_a_plain_append_of_a_staged_batch_and_a_staged_plain_batch_are_refused(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        appended = client.append(topic, staged_batch(b"x", batch_id=0, part=0, sequence=0))
+        assert "part of a transaction" in str(error_from_wire(appended.error))
+        (staged,) = stage(client, topic, (0, os.urandom(16), a_batch()))
+        assert "it is staged, but names producer -1" in str(error_from_wire(staged.error))
+    assert values_in(broker, topic) == []
+
+
+def test_a_partition_that_fails_keeps_no_other_from_being_staged(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    good = staged_batch(b"x", batch_id=0, part=0, sequence=0)
+    late = staged_batch(b"x", batch_id=0, part=1, sequence=2)
+    damaged = bytearray(good)
+    damaged[-1] ^= 1
+    with broker.client() as client:
+        answers = stage(
+            client, topic, (0, b"a" * 16, bytes(damaged)), (5, b"b" * 16, good), (0, b"c" * 16, late),
+            (0, b"short", good), (0, b"d" * 16, good),
+        )  # fmt: skip
+        again = stage(client, topic, (0, b"d" * 16, good))
+    found = [type(error_from_wire(each.error)) if each.HasField("error") else each.batches for each in answers]
+    assert found == [errors.CorruptBatch, errors.UnknownPartition, errors.StagedOutOfOrder, errors.InvalidRequest, 1]
+    assert [each.batches for each in again] == [1]
+
+
+def test_a_set_that_misses_a_part_is_not_prepared(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    write.stage(0, (b"a",), (b"b",))
+    write.stage(0, (b"c",), partition=1)
+    write.parts[0][0].batches = 3
+    lost, fine = write.prepare()
+    assert isinstance(lost, errors.StagedPartLost)
+    assert str(lost) == (
+        "what was staged of transaction 'spark-stream-1', batch 0, for t-0 is lost: part 0 has 2 batches of 3"
+    )
+    assert fine is None
+    lost, applied = write.apply()
+    assert isinstance(lost, errors.StagedPartLost) and "nothing of it is prepared here" in str(lost)
+    assert applied == 1
+
+
+def test_a_discard_forgets_parts_but_no_prepared_one(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    write, failed = Write(broker, topic), Write(broker, topic)
+    write.stage(0, (b"a",))
+    failed.stage(0, (b"b",))
+    assert write.prepare() == [None]
+    assert len(listed(broker)) == 2
+    request = pb.DiscardRequest()
+    request.partitions.add(topic_id=topic, uuids=[part.uuid for each in (write, failed) for part in each.parts[0]])
+    broker.stub.Discard(request, timeout=30)
+    assert [each.commit_uuid for each in listed(broker)] == [write.commit_uuid]
+    assert write.prepare() == [None]  # its parts are looked for again
+    assert write.apply() == [1]
+
+
+def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBroker) -> None:
+    """No committer comes back: the decision alone has the set applied, and done alone has it dropped."""
+    broker = start_broker()
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    version = decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    broker.stop(clean=False)
+    broker = start_broker()
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    with broker.client() as client:
+        fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the resolver's apply
+    assert fetched.end_offset == 1
+    assert partition.staged()
+    decisions.write_decision(broker.broker.catalog.session, write.decision(version, done=True))
+    broker.broker.resolver.resolve(0)
+    assert partition.staged() == []
+    assert values_in(broker, topic) == [b"a"]
+
+
+def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(start_broker: StartBroker) -> None:
+    broker = start_broker(transaction_timeout_ms=1, transaction_staged_retention_ms=3_600_000)
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    session = broker.broker.catalog.session
+    while partition.staged():
+        broker.broker.resolver.resolve(0)
+    assert decisions.read_decision(session, TRANSACTION).version == 0
+    with pytest.raises(errors.DecisionMoved):
+        decisions.write_decision(session, write.decision(-1))
+    (lost,) = write.apply()
+    assert isinstance(lost, errors.StagedPartLost)
+
+
+def test_parts_that_nobody_prepares_are_reaped(start_broker: StartBroker) -> None:
+    broker = start_broker(transaction_staged_retention_ms=1)
+    topic = broker.new_topic()
+    Write(broker, topic).stage(0, (b"a",))
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    while partition.staged():
+        broker.broker.resolver.resolve(0)
+    assert broker.counters()["staged.bytes"] == 0
+
+
+def test_a_deleted_topic_takes_what_was_staged_with_it(broker: RunningBroker, tmp_path: Path) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    assert list(tmp_path.rglob("*.staged"))
+    broker.stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="t"), timeout=30)
+    assert broker.broker.catalog.wait_until(lambda: not list(tmp_path.rglob("*.staged")), 30)
+    (gone,) = write.apply()
+    assert isinstance(gone, errors.UnknownTopicId)
+
+
+@pytest.mark.parametrize(
+    ("version", "batch_id", "uuid", "done", "said"),
+    [
+        (3, 5, b"mine", False, Verdict.WAIT),  # it was prepared at this very version
+        (4, 4, b"else", True, Verdict.WAIT),  # an earlier batch was done meanwhile
+        (4, 5, b"mine", False, Verdict.APPLY),
+        (5, 5, b"mine", True, Verdict.DROP),
+        (4, 5, b"else", False, Verdict.DROP),
+        (4, 6, b"else", False, Verdict.DROP),
+        (-1, -1, b"", False, Verdict.WAIT),
+    ],
+)
+def test_what_a_decision_says_of_a_prepared_set(
+    version: int, batch_id: int, uuid: bytes, done: bool, said: Verdict
+) -> None:
+    prepared = PreparedSet(TRANSACTION, PRODUCER, 5, b"mine", 3, ())
+    topics = (DecidedTopic(b"topic", "t", ((0, 3),)),)
+    decision = Decision(TRANSACTION, version, batch_id, uuid, "run", b"", done, topics)
+    assert verdict(decision, prepared, b"topic", 2) is said

@@ -18,13 +18,14 @@ import grpc
 import psutil
 import pytest
 
-from kafkalog.format.batch import iter_batches
-from kafkalog.wire import broker_pb2, frames
+from kafkalog.format.batch import iter_batches, producer_id_of
+from kafkalog.wire import broker_pb2, frames, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from tests.broker.conftest import RunningBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame
 
 CASES = 250
+PRODUCER = producer_id_of("x")
 _EPOLL = "anon_inode:[eventpoll]"
 """In each of its pollers, which it makes whenever it likes, gRPC has one of these and an eventfd. Ours have none: the
 data port polls."""
@@ -50,6 +51,18 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
+def _staged_batch(sequence: int) -> bytes:
+    return a_batch(
+        [b"s"], producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence, transaction_batch_id=0, part=1
+    )
+
+
+def _stage_frame(correlation_id: int, topic: bytes, body: bytes) -> bytes:
+    part = pb.StagePartition(topic_id=topic, uuid=b"u" * 16, length=len(body))
+    request = pb.RequestHeader(correlation_id=correlation_id, stage=pb.StageRequest(partitions=[part]))
+    return frames.frame_start(request.SerializeToString(), len(body)) + body
+
+
 def streams(topic: bytes, seed: int) -> Iterator[bytes]:
     """What a broken client might send, hello included."""
     dice = random.Random(seed)
@@ -61,6 +74,8 @@ def streams(topic: bytes, seed: int) -> Iterator[bytes]:
         fetch_frame(5, topic, 0),
         fetch_frame(6, topic, 0, max_wait_ms=50, min_bytes=1 << 30),
         append_frame(7, topic, a_batch([bytes(200_000)])),
+        _stage_frame(8, topic, _staged_batch(0) + _staged_batch(1)),
+        _stage_frame(9, topic, _staged_batch(2)),
     ]
     for _ in range(CASES):
         kind = dice.randrange(4)
@@ -112,6 +127,8 @@ def test_broken_clients_of_the_data_port_harm_nobody(broker: RunningBroker, capl
     seed = 20110612
     with broker.client() as good:
         good.append(topic, a_batch())
+        good.send(_stage_frame(1, topic, _staged_batch(0)))  # its file stays open
+        good.reply()
         broker.counters()
         threads, descriptors = threading.active_count() - 1, _count(_descriptors()) - 3
         end = 0
@@ -139,6 +156,7 @@ def test_broken_clients_of_the_data_port_harm_nobody(broker: RunningBroker, capl
     assert "connection_failed" not in caplog.text
     assert "append_failed" not in caplog.text
     assert "fetch_failed" not in caplog.text
+    assert "staged_write_failed" not in caplog.text
     with broker.client() as good:  # whatever got in is whole: it reads to its end
         offset, last = 0, good.fetch(topic, 0)[0].end_offset
         while offset < last:
@@ -191,6 +209,9 @@ def test_random_bytes_at_the_grpc_port_harm_nobody(broker: RunningBroker) -> Non
 
 def test_mutated_messages_at_the_grpc_port_are_answered(broker: RunningBroker) -> None:
     topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(_stage_frame(1, topic, _staged_batch(0)))
+        assert client.reply()[0].stage.partitions[0].batches == 1
     part = pb.AppendPartition(topic_id=topic, length=len(a_batch()))
     good = {
         "Append": broker_pb2.InlineAppendRequest(
@@ -207,10 +228,39 @@ def test_mutated_messages_at_the_grpc_port_are_answered(broker: RunningBroker) -
         "CommitOffsets": broker_pb2.CommitOffsetsRequest(
             group="g", offsets=[broker_pb2.GroupOffset(topic="t", partition=0, offset=1)]
         ),
+        "Prepare": transactions_pb2.PrepareRequest(
+            transactional_id="x",
+            producer_id=PRODUCER,
+            batch_id=0,
+            commit_uuid=b"c" * 16,
+            version=-1,
+            partitions=[
+                transactions_pb2.PreparePartition(
+                    topic_id=topic,
+                    parts=[
+                        transactions_pb2.StagedPart(uuid=b"u" * 16, part=1, batches=1, length=len(_staged_batch(0)))
+                    ],
+                )
+            ],
+        ),
+        "Apply": transactions_pb2.ApplyRequest(
+            transactional_id="x",
+            producer_id=PRODUCER,
+            batch_id=0,
+            commit_uuid=b"c" * 16,
+            partitions=[transactions_pb2.TransactionPartition(topic_id=topic)],
+        ),
+        "Release": transactions_pb2.ReleaseRequest(
+            transactional_id="x", partitions=[transactions_pb2.TransactionPartition(topic_id=topic)]
+        ),
+        "Discard": transactions_pb2.DiscardRequest(
+            partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+        ),
+        "ListStaged": transactions_pb2.ListStagedRequest(transactional_id="x"),
         "CommittedOffsets": broker_pb2.CommittedOffsetsRequest(group="g", topics=["t"]),
     }
     dice = random.Random(20110612)
-    for number in range(150):
+    for number in range(220):
         name = dice.choice(sorted(good))
         message = mutated(good[name].SerializeToString(), dice)
         call = broker.channel.unary_unary(f"/kafkalog.wire.Broker/{name}").future(message, timeout=30)

@@ -70,6 +70,7 @@ def test_golden_batch_version_1_is_read_and_its_header_written_the_same(name: st
             record_count=header.record_count, min_timestamp_us=header.min_timestamp_us,
             max_timestamp_us=header.max_timestamp_us, producer_id=header.producer_id,
             producer_epoch=header.producer_epoch, base_sequence=header.base_sequence,
+            transaction_batch_id=header.transaction_batch_id, part=header.part,
         ).tobytes()
     )  # fmt: skip
     stamp(again, BASE_OFFSET, LEADER_EPOCH, APPEND_TIMESTAMP_US)

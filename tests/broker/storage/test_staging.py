@@ -1,0 +1,222 @@
+"""Staged data of one log: what is taken, kept, dropped, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.storage import staging
+from broker.storage.appended import Batch
+from broker.storage.directory import LogDirectory
+from broker.storage.dump import dump, verify
+from broker.storage.log import Log
+from broker.storage.marks import KEPT_US, Marks
+from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
+from kafkalog.clock import ManualClock
+from kafkalog.errors import InvalidRequest, StagedOutOfOrder
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
+
+PRODUCER = 1 << 62
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data", clock=ManualClock())
+    yield opened
+    opened.close()
+
+
+def open_log(directory: LogDirectory, **settings: object) -> Log:
+    return directory.open_log(TOPIC_ID, 0, "t-0", topic(**settings), 0)
+
+
+def batch(number: int, *, batch_id: int = 0, part: int = 0, size: int = 20) -> Batch:
+    value = b"%0*d" % (size, 100 * batch_id + number)
+    return make_batch([value], producer=(PRODUCER, 0, number), transaction=(batch_id, part))
+
+
+def write(log: Log, batch_id: int, batches: list[Batch], *, part: int = 0) -> PreparedSet:
+    """Stage and prepare a part of its own."""
+    uuid = b"%015d%d" % (batch_id, part)
+    log.staged.stage(uuid, batches)
+    spec = PartSpec(uuid, part, len(batches), sum(len(data) for _, data in batches))
+    prepared = PreparedSet("x", PRODUCER, batch_id, b"%016d" % batch_id, -1, (spec,))
+    log.staged.prepare(prepared)
+    log.staged.sync_prepared()
+    return prepared
+
+
+def apply(log: Log, prepared: PreparedSet) -> int:
+    applied = log.staged.apply("x", PRODUCER, prepared.batch_id, prepared.commit_uuid)
+    log.staged.finish_apply(applied)
+    return applied.end_offset
+
+
+def staged_files(log: Log) -> list[Path]:
+    return sorted((log.directory / staging.STAGING).glob("*"))
+
+
+def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    first = batch(0)
+    assert log.staged.stage(b"u" * 16, [first]) == (1, len(first[1]))
+    assert log.staged.stage(b"u" * 16, [first, batch(1)])[0] == 2
+    assert log.staged.stage(b"u" * 16, [first])[0] == 2
+    with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 was sent batch 3 when 2 was expected"):
+        log.staged.stage(b"u" * 16, [batch(3)])
+    with pytest.raises(InvalidRequest, match="batches of another part"):
+        log.staged.stage(b"u" * 16, [batch(2, part=1)])
+
+
+def test_a_prepared_part_gets_no_more_batches(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    with pytest.raises(InvalidRequest, match="is prepared"):
+        log.staged.stage(prepared.parts[0].uuid, [batch(1)])
+    assert log.staged.stage(prepared.parts[0].uuid, [batch(0)])[0] == 1
+
+
+def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_the_decision_s(
+    directory: LogDirectory,
+) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    log.staged.prepare(prepared._replace(version=4))
+    log.staged.prepare(prepared._replace(version=2))
+    assert not log.staged.drop(prepared.commit_uuid, 4)
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    log = open_log(directory)
+    (found,) = log.staged.staged()
+    assert found.prepared is not None and found.prepared.version == 4
+    assert log.staged.drop(prepared.commit_uuid, 5)
+    assert log.staged.staged() == []
+    directory.close()
+
+
+def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 10_000)
+    log = open_log(directory)
+    held = write(log, 1000, [batch(0, batch_id=1000)])  # undecided for long: it holds its own file, and that alone
+    sizes = []
+    for batch_id in range(60):
+        prepared = write(log, batch_id, [batch(number, batch_id=batch_id, size=1000) for number in range(3)])
+        apply(log, prepared)
+        log.staged.release("x", batch_id)
+        sizes.append(log.staged.size_bytes)
+    assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
+    assert [staged.prepared for staged in log.staged.staged()] == [held]
+    log.staged.drop(held.commit_uuid, 5)
+    log.staged.reap(directory.clock.now_us() + 1)
+    assert staged_files(log) == []
+    assert len(read_all(log)) == 180
+
+
+def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    log.append([numbered(7)])
+    seen: list[int] = []
+    real = log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        log.append([numbered(8)])
+        seen.append(len(read_all(log)))
+        seen.append(log.visible_offset)
+
+    monkeypatch.setattr(log, "append_decided", append_decided)
+    assert apply(log, prepared) == log.end_offset - 1
+    assert seen == [1, 1] * 4
+    assert len(read_all(log)) == 1 + 4 + 4
+
+
+def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    old, new = write(log, 0, [batch(0)]), write(log, 1, [batch(number, batch_id=1) for number in range(2)])
+    apply(log, old)
+    log.append_decided([batch(0, batch_id=1)])  # and it stops there
+    assert apply(log, old) == 0
+    assert log.visible_offset == 1
+    assert apply(log, new) == 3
+    assert log.visible_offset == 3
+
+
+def test_marks_outlive_their_batches(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 3, [batch(number, batch_id=3) for number in range(2)])
+    apply(log, prepared)
+    log.append([numbered(0)])
+    log.delete_before(log.end_offset)
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    log = open_log(directory)
+    assert log.start_offset == 3
+    assert apply(log, prepared) == 2
+    assert log.end_offset == 3
+    directory.close()
+
+
+def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepared() -> None:
+    marks = Marks()
+    header, _ = batch(0)
+    marks.record(header, 0, 10)
+    assert marks.forget_silent(10, ()) == 0
+    assert marks.forget_silent(11, {PRODUCER}) == 0
+    assert marks.forget_silent(11, ()) == 1
+    assert KEPT_US >= 30 * 86_400 * 1_000_000
+
+
+def test_an_older_batch_that_stands_behind_a_newer_one_changes_no_mark() -> None:
+    marks = Marks()
+    marks.record(batch(0, batch_id=5)[0], 0, 1)
+    marks.record(batch(1, batch_id=4)[0], 9, 2)
+    mark = marks.get(PRODUCER)
+    assert mark is not None and (mark.batch_id, mark.end_offset) == (5, 1)
+    assert mark.has_all([(0, 1)]) and not mark.has_all([(0, 2)])
+
+
+def test_values_that_look_like_frames_are_none(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    write(log, 0, [batch(0)])
+    (file,) = staged_files(log)
+    inner = file.read_bytes()
+    log.staged.stage(b"v" * 16, [make_batch([inner], producer=(PRODUCER, 0, 0), transaction=(1, 0))])
+    log.staged.stage(b"w" * 16, [batch(0, batch_id=1, part=3)])
+    data = bytearray(file.read_bytes())
+    position = data.index(inner[16:], len(inner))
+    data[len(inner)] ^= 1  # the frame before the batch whose value holds frames of another file
+
+    def read(at: int, length: int) -> bytes:
+        return bytes(data[at : at + length])
+
+    kinds = [(found.kind, found.uuid) for found in scan_file(read, len(data))]
+    assert position
+    assert kinds[-1] == (1, b"w" * 16)
+    assert (1, b"v" * 16) not in kinds
+
+
+def test_a_log_is_dumped_and_verified_beside_what_is_staged(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    apply(log, write(log, 0, [batch(0)]))
+    directory.close()
+    assert verify(directory.path).ok
+    assert "offsets 0 to 0" in "\n".join(dump(log.directory))
+
+
+def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    real: Callable[[int], None] = directory.disk.sync
+    monkeypatch.setattr(directory.disk, "sync", lambda fd: (real(fd), synced.set()))
+    log = open_log(directory)
+    directory.start()
+    for number in range(9):
+        log.staged.stage(b"u" * 16, [batch(number, size=1 << 20)])
+    assert synced.wait(30)
+    directory.close()
