@@ -1,5 +1,5 @@
-"""Exactly once under fire, a short run of it (`tests/soak/test_exactly_once.py` has the long ones): a driver killed
-after each step of a commit, failing tasks, twins, a killed broker, a driver that goes on after it was replaced."""
+"""Exactly once under fire, a short run: an end after each step of a commit, failing tasks, twins, a killed broker.
+`tests/soak/test_exactly_once.py` has the long ones, with drivers that go on after they were replaced."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import pytest
 from tests.pyspark_kafkalog.fire.harness import Scenario, check_exactly_once, check_reader, duplicates_and_losses, run
 
 BATCHES = 30
+DRIVER_KILLS = ("some staged", "half applied", "committed")
+COMMIT_KILLS = ("all staged", "prepared", "decided", "applied", "done")
+"""After these only the process is killed that commits: a driver takes seconds to start again."""
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_row_is_there_once_and_in_order_under_fire(tmp_path: Path) -> None:
-    scenario = Scenario.random(4, BATCHES, pauses=1)
+    scenario = Scenario.random(4, BATCHES, kills=DRIVER_KILLS, crashes=COMMIT_KILLS)
     outcome = run(scenario, tmp_path, print)
     check_reader(outcome)
     check_exactly_once(outcome, BATCHES)
     assert outcome.happened >= scenario.plan.driver_events()
-    (failure,) = outcome.failures
-    assert "was replaced" in failure
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_at_least_once_under_fire_doubles_rows_and_loses_none(tmp_path: Path) -> None:
     """Which proves that the test above would see it."""
-    scenario = Scenario.random(4, 12, points=("some staged", "all staged"), delivery="at-least-once")
+    scenario = Scenario.random(4, 12, kills=(), crashes=("all staged",), delivery="at-least-once")
     outcome = run(scenario, tmp_path, print)
     check_reader(outcome)
     doubled, lost = duplicates_and_losses(outcome, 12)

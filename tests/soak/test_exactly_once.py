@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pyspark_kafkalog.fire.faults import SLOW
+from tests.pyspark_kafkalog.fire.faults import POINTS, SLOW
 from tests.pyspark_kafkalog.fire.harness import Scenario, check_exactly_once, check_reader, duplicates_and_losses, run
 from tests.pyspark_kafkalog.fire.standalone import standalone_master
 
@@ -18,7 +18,7 @@ SEEDS = range(1, 21)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_row_is_there_once_and_in_order_under_fire(seed: int, tmp_path: Path) -> None:
-    scenario = Scenario.random(seed, BATCHES, pauses=2, broker_kills=6)
+    scenario = Scenario.random(seed, BATCHES, crashes=POINTS[1:-1], pauses=2, broker_kills=6)
     print(f"seed {seed}: {scenario.plan}, brokers killed after {scenario.broker_kills}", flush=True)
     outcome = run(scenario, tmp_path, lambda text: print(f"seed {seed}: {text}", flush=True))
     check_reader(outcome)
@@ -30,7 +30,7 @@ def test_every_row_is_there_once_and_in_order_under_fire(seed: int, tmp_path: Pa
 @pytest.mark.parametrize("seed", [1, 2])
 def test_at_least_once_doubles_rows_and_loses_none(seed: int, tmp_path: Path) -> None:
     scenario = Scenario.random(
-        seed, BATCHES, points=("some staged", "all staged", "committed"), broker_kills=6, delivery="at-least-once"
+        seed, BATCHES, kills=("some staged", "all staged", "committed"), broker_kills=6, delivery="at-least-once"
     )
     outcome = run(scenario, tmp_path, lambda text: print(f"seed {seed}: {text}", flush=True))
     check_reader(outcome)
@@ -44,7 +44,7 @@ def test_speculative_attempts_of_a_standalone_cluster_write_nothing_twice(tmp_pa
         scenario = Scenario.random(
             1,
             60,
-            points=(),
+            kills=(),
             broker_kills=2,
             task_faults=(SLOW,),
             spark={

@@ -51,17 +51,25 @@ class Plan:
 
     Attributes:
         kills: batch -> the point after which the driver is killed.
+        crashes: batch -> the point after which the process that commits is killed; the query fails and starts again.
         pauses: batch -> the point after which the driver pauses, and goes on when another has taken its place.
         tasks: "batch-part" -> what happens in the first attempt of that task.
     """
 
     kills: dict[int, str] = field(default_factory=dict)
+    crashes: dict[int, str] = field(default_factory=dict)
     pauses: dict[int, str] = field(default_factory=dict)
     tasks: dict[str, str] = field(default_factory=dict)
 
+    def stops(self) -> Iterator[tuple[str, int, str]]:
+        """Kind, batch and point of all that ends or holds up a driver."""
+        for kind, stops in (("kill", self.kills), ("crash", self.crashes), ("pause", self.pauses)):
+            for batch, point in stops.items():
+                yield kind, batch, point
+
     def driver_events(self) -> set[str]:
         """What must have happened when a run is over."""
-        return {f"kill {batch}" for batch in self.kills} | {f"pause {batch}" for batch in self.pauses}
+        return {f"{kind} {batch}" for kind, batch, _ in self.stops()}
 
     def write(self, folder: Path) -> None:
         (folder / "plan.json").write_text(json.dumps(asdict(self)))
@@ -69,11 +77,10 @@ class Plan:
     @staticmethod
     def read(folder: Path) -> Plan:
         plan = json.loads((folder / "plan.json").read_text())
-        return Plan(
-            {int(batch): point for batch, point in plan["kills"].items()},
-            {int(batch): point for batch, point in plan["pauses"].items()},
-            plan["tasks"],
+        kills, crashes, pauses = (
+            {int(batch): point for batch, point in plan[kind].items()} for kind in ("kills", "crashes", "pauses")
         )
+        return Plan(kills, crashes, pauses, plan["tasks"])
 
 
 def happens(folder: Path, event: str) -> bool:
@@ -156,29 +163,33 @@ class FireWriter(StreamWriter):
 
 
 class _Stop:
-    """Where the driver of a batch is killed or paused; one that never comes there is, once its commit is over."""
+    """Where in its commit a batch ends or holds up its driver, if it still is to."""
 
     def __init__(self, folder: Path, plan: Plan, batch: int) -> None:
         self._folder = folder
         self._batch = batch
+        self._kind = ""
         self.point: str | None = None
-        self._kills = False
-        for point, kills in ((plan.kills.get(batch), True), (plan.pauses.get(batch), False)):
-            if point in POINTS[1:-1] and not (folder / "happened" / f"{'kill' if kills else 'pause'} {batch}").exists():
-                self.point, self._kills = point, kills
+        for kind, number, point in plan.stops():
+            if number == batch and point in POINTS[1:-1] and not (folder / "happened" / f"{kind} {batch}").exists():
+                self._kind, self.point = kind, point
 
     def at(self, point: str) -> None:
         if point != self.point:
             return
-        if self._kills and happens(self._folder, f"kill {self._batch}"):
-            _kill_driver(self._folder)
-        if not self._kills and happens(self._folder, f"pause {self._batch}"):
-            pause = self._folder / f"resume-{os.environ[DRIVER]}"
-            (self._folder / f"paused-{os.environ[DRIVER]}").touch()
-            never = threading.Event()
-            while not pause.exists():
-                never.wait(0.02)
         self.point = None
+        if not happens(self._folder, f"{self._kind} {self._batch}"):
+            return
+        if self._kind == "kill":
+            _kill_driver(self._folder)
+        elif self._kind == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            (self._folder / f"paused-{os.environ[DRIVER]}").touch()
+            resumes = self._folder / f"resume-{os.environ[DRIVER]}"
+            never = threading.Event()
+            while not resumes.exists():
+                never.wait(0.02)
 
 
 def _plan() -> tuple[Path, Plan]:

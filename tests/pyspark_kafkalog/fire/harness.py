@@ -59,18 +59,21 @@ class Scenario:
         seed: int,
         batches: int,
         *,
-        points: Sequence[str] = POINTS,
+        kills: Sequence[str] = POINTS,
+        crashes: Sequence[str] = (),
         pauses: int = 0,
         broker_kills: int = 1,
         task_faults: Sequence[str] = TASK_FAULTS,
         **more: Any,
     ) -> Scenario:
-        """A driver killed once after each of these points, and a fault in every eighth task or so."""
+        """Drivers killed, and committing processes, once after each of these points, a number of drivers paused, and a
+        fault in every eighth task or so."""
         dice = random.Random(seed)
-        chosen = dice.sample(range(1, batches - RESUMED_AFTER - 2), len(points) + pauses)
+        chosen = dice.sample(range(1, batches - RESUMED_AFTER - 2), len(kills) + len(crashes) + pauses)
         plan = Plan(
-            kills=dict(zip(chosen, dice.sample(points, len(points)), strict=False)),
-            pauses={batch: dice.choice(POINTS[1:-1]) for batch in chosen[len(points) :]},
+            kills={chosen.pop(): point for point in kills},
+            crashes={chosen.pop(): point for point in crashes},
+            pauses={batch: dice.choice(POINTS[1:-1]) for batch in chosen},
             tasks={
                 f"{batch}-{part}": dice.choice(task_faults)
                 for batch in range(batches)
