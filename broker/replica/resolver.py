@@ -25,6 +25,7 @@ log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_US = 10_000_000
+_FORGET_EVERY_US = 600_000_000
 
 
 class Verdict(enum.Enum):
@@ -58,6 +59,7 @@ class Resolver:
         self._changed = threading.Condition()  # guards _stopping and _all
         self._stopping = False
         self._all = True  # look at young sets too
+        self._forget_at_us = 0  # the thread's own
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
 
     def start(self) -> None:
@@ -86,10 +88,19 @@ class Resolver:
                 look_at_all, self._all = self._all, False
             try:
                 self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_US)
+                self._forget_expired()
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
             except Exception:
                 log.exception("transactions_not_resolved")
+
+    def _forget_expired(self) -> None:
+        """Every ten minutes: decisions of batch writes that are long done. Every broker does so."""
+        now_us = self._clock.now_us()
+        if now_us >= self._forget_at_us:
+            self._forget_at_us = now_us + _FORGET_EVERY_US
+            for decision in transactions.forget_expired(self._catalog.session, now_us):
+                log.info("transaction_forgotten", transactional_id=decision.transactional_id)
 
     def resolve(self, least_age_us: int) -> None:
         """One round over all partitions. Raises ZooKeeperUnreachable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,9 @@ from kafkalog.wire import dataport_pb2
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire
 from kafkalog.wire.frames import error_from_wire
-from tests.broker.conftest import RunningBroker
+from kafkalog.zk import paths, transactions
+from kafkalog.zk.session import ZooKeeperSession
+from tests.broker.conftest import RunningBroker, StartBroker
 
 DECIDED = Decision(
     "app-a/b-t",
@@ -96,3 +99,19 @@ def test_requests_without_an_id_or_a_version_are_refused(broker: RunningBroker) 
     assert isinstance(refused(broker.stub.ReadDecision, pb.ReadDecisionRequest()), InvalidRequest)
     forget = pb.ForgetDecisionRequest(transactional_id="x", version=-1)
     assert isinstance(refused(broker.stub.ForgetDecision, forget), InvalidRequest)
+
+
+def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_broker: StartBroker) -> None:
+    session = ZooKeeperSession(chroot)
+    session.start()
+    try:
+        for name, is_stream in (("app-old", False), ("spark-stream-old", True)):
+            old = replace(DECIDED, transactional_id=name, is_stream=is_stream, done=True)
+            transactions.write_decision(session, old)
+        gone = threading.Event()
+        session.children(paths.TRANSACTIONS, lambda _: gone.set())
+        start_broker()
+        assert gone.wait(30)
+        assert [each.transactional_id for each in transactions.list_decisions(session)] == ["spark-stream-old"]
+    finally:
+        session.close()

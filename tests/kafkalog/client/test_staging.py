@@ -1,4 +1,4 @@
-"""A task's side of the exactly-once write: what is staged survives cut connections and killed brokers, once, in order."""
+"""A task's side of the exactly-once write: staged rows outlive cut connections and killed brokers, once, in order."""
 
 from __future__ import annotations
 
