@@ -375,10 +375,11 @@ class _Session:
                     reason=f"a micro-batch of Trigger.AvailableNow ends at offset {offset} of {partition}, and it had "
                     f"set out to read up to {target[partition]}"
                 )
-        self._lookup.asked_again(
-            lambda losses: self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end),
-            Losses(fail=True),
-        )
+
+        def look(losses: Losses) -> None:
+            self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end)
+
+        self._lookup.asked_again(look, Losses(fail=False))  # what is gone then is told by the check
 
     def _ranges(
         self, start: PartitionOffsets, end: PartitionOffsets, losses: Losses

@@ -1,4 +1,4 @@
-"""What tests of the source and the sink share: an admin client, and a topic's records."""
+"""What tests of the Spark format share: clients of the shared cluster, and what a topic holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Message, TopicPartition
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from tests.pyspark_kafkalog.live import Live
 
 
-@pytest.fixture(scope="session")
-def admin(cluster: LocalCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap_servers) as admin:
-        yield admin
+@pytest.fixture(scope="package")
+def clients(cluster: LocalCluster) -> Iterator[tuple[Admin, Producer]]:
+    with Admin(cluster.bootstrap_servers) as admin, Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+        yield admin, producer
+
+
+@pytest.fixture
+def admin(clients: tuple[Admin, Producer]) -> Admin:
+    return clients[0]
+
+
+@pytest.fixture
+def live(cluster: LocalCluster, clients: tuple[Admin, Producer], new_topic: Callable[[], str]) -> Live:
+    return Live(cluster.bootstrap_servers, *clients, new_topic)
 
 
 @pytest.fixture

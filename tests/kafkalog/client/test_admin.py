@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
-from kafkalog.client.admin import ListedOffset
+from kafkalog.client.admin import AfterBytes, ListedOffset, wait_for_records
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -126,6 +127,23 @@ def test_offsets_are_listed(cluster: LocalCluster, admin: Admin, topic: str) -> 
     assert admin.list_offsets({first: "earliest"})[first].offset == 4
     assert admin.delete_records({first: -1}) == {first: 10}
     assert admin.list_offsets({}) == {}
+
+
+def test_bytes_lead_to_an_offset_and_a_wait_ends_when_an_end_moves(cluster: LocalCluster, topic: str) -> None:
+    where = TopicPartition(topic, 0)
+    with contextlib.closing(Cluster(cluster.bootstrap_servers)) as shared, Admin(shared) as admin:
+        admin.create_topic(topic, config={"index.interval.bytes": 64})
+        with Producer(cluster.bootstrap_servers) as producer:
+            for _ in range(4):
+                producer.send(topic, bytes(1000))
+                producer.flush()
+        size = admin.list_offsets({where: "latest"})[where].size_bytes // 4
+        found = admin.list_offsets({where: AfterBytes(1, 2 * size)})[where]
+        assert found == ListedOffset(3, None, 2 * size)
+        assert wait_for_records(shared, {where: 3}, 30_000)
+        assert not wait_for_records(shared, {where: 4}, 50)
+        admin.delete_topic(topic)
+        assert wait_for_records(shared, {where: 4}, 50)  # not known any more: whoever asks next is told
 
 
 def test_a_partition_that_another_client_added_is_found(cluster: LocalCluster, admin: Admin, topic: str) -> None:

@@ -1,0 +1,312 @@
+"""The Kafka connector's rules for records, partitions and topics that come and go, by failOnDataLoss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafkalog.errors import CorruptBatch, DataLost, OffsetOutOfRange, UnknownTopic
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog.lookup import Lookup
+from pyspark_kafkalog.offsets import LATEST
+from pyspark_kafkalog.source import StreamReader
+from tests.pyspark_kafkalog.live import EVERYTHING, Live, read_between, rows
+
+EARLIEST = {"startingOffsets": "earliest"}
+GO_ON = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
+
+
+def started(live: Live, topic: str, **options: Any) -> tuple[StreamReader, dict, dict]:
+    """A stream with its start and the end of its first micro-batch."""
+    stream = live.stream(subscribe=topic, **options)
+    start = stream.initialOffset()
+    return stream, start, stream.latestOffset(start, EVERYTHING)
+
+
+# --- what comes ------------------------------------------------------------------------------------------------------
+
+
+def test_an_added_partition_that_does_not_start_at_zero(live: Live) -> None:
+    topic = live.topic(2)
+    strict, _, end = started(live, topic, **EARLIEST)
+    lenient = live.stream(subscribe=topic, **GO_ON)
+    live.admin.alter_topic(topic, partitions=2)
+    live.append(topic, 5, 1)
+    live.delete_before(topic, 3, 1)
+    with pytest.raises(DataLost, match=f"{topic}-1, new to the stream, starts at 3, not at 0 .failOnDataLoss=false"):
+        strict.latestOffset(end, EVERYTHING)
+    with pytest.raises(DataLost, match=f"{topic}-1, new to the stream, starts at 3"):
+        strict.partitions(end, {topic: {"0": 2, "1": 5}})
+    after = lenient.latestOffset(end, EVERYTHING)
+    assert after == {topic: {"0": 2, "1": 5}}
+    assert read_between(lenient, end, after) == [(1, 3), (1, 4)]
+    limited = live.stream(subscribe=topic, **GO_ON, maxOffsetsPerTrigger="1")
+    assert limited.latestOffset(end, limited.getDefaultReadLimit()) == {topic: {"0": 2, "1": 4}}
+
+
+def test_an_added_partition_that_is_gone_before_its_start_is_known(live: Live, monkeypatch: Any) -> None:
+    topic = live.topic(2)
+    strict, _, end = started(live, topic, **EARLIEST)
+    lenient = live.stream(subscribe=topic, **GO_ON)
+    live.admin.alter_topic(topic, partitions=2)
+    live.append(topic, 1, 1)
+    monkeypatch.setattr(Lookup, "earliest_of_those_there", lambda self, partitions: {})
+    says = f"{topic}-1, new to the stream, disappeared before the first offset was known"
+    with pytest.raises(DataLost, match=says):
+        strict.latestOffset(end, EVERYTHING)
+    with pytest.raises(DataLost, match=says):
+        strict.partitions(end, {topic: {"0": 2, "1": 1}})
+    assert lenient.latestOffset(end, EVERYTHING) == end
+    assert lenient.partitions(end, {topic: {"0": 2, "1": 1}}) == []
+
+
+def test_a_suspected_loss_is_asked_again_before_it_is_believed(live: Live, monkeypatch: Any) -> None:
+    topic = live.topic(5)
+    stream, start, end = started(live, topic, **EARLIEST)
+    looks: list[int] = []
+    at = Lookup.at
+
+    def lagging(self: Lookup, symbol: int, partitions: Any) -> Any:
+        found = at(self, symbol, partitions)
+        if symbol == LATEST:
+            looks.append(symbol)
+        return dict.fromkeys(found, 3) if len(looks) < 3 else found
+
+    monkeypatch.setattr(Lookup, "at", lagging)
+    assert stream.latestOffset(start, EVERYTHING) == {topic: {"0": 3}}
+    looks.clear()
+    live.append(topic, 1)
+    assert stream.latestOffset(end, EVERYTHING) == {topic: {"0": 6}}
+    assert len(looks) == 3
+
+
+# --- what goes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_go_on(live: Live) -> None:
+    kept, deleted = live.topic(2), live.topic(3)
+    options = {"subscribe": f"{kept},{deleted}"}
+    strict, lenient = live.stream(**options, **EARLIEST), live.stream(**options, **GO_ON)
+    start = lenient.initialOffset()
+    end = lenient.latestOffset(start, EVERYTHING)
+    planned = lenient.partitions(start, end)
+    assert end == {kept: {"0": 2}, deleted: {"0": 3}}
+    live.admin.delete_topic(deleted)
+    live.append(kept, 1)
+    with pytest.raises(DataLost, match=f"topic '{deleted}', which the stream reads, was deleted"):
+        strict.latestOffset(end, EVERYTHING)
+    with pytest.raises(DataLost, match=f"{deleted}"):
+        strict.partitions(start, end)
+    assert sorted(set(rows(lenient, planned))) == [(0, 0), (0, 1)]  # a task that was planned before
+    assert sorted(set(read_between(lenient, start, end))) == [(0, 0), (0, 1)]
+    after = lenient.latestOffset(end, EVERYTHING)
+    assert after == {kept: {"0": 3}}
+    assert read_between(lenient, end, after) == [(0, 2)]
+    assert lenient.latestOffset(after, EVERYTHING) == after
+    restarted = live.stream(**options, **GO_ON)
+    assert restarted.latestOffset(after, EVERYTHING) == after
+    with pytest.raises(UnknownTopic, match=deleted):
+        live.stream(**options, **EARLIEST).latestOffset(after, EVERYTHING)
+    with pytest.raises(DataLost, match=f"the stream reads {deleted}-0, deleted since"):
+        strict.partitions(end, after)
+
+
+def test_when_every_topic_is_gone_the_position_is_kept_and_never_empty(live: Live) -> None:
+    topic = live.topic(2)
+    stream = live.stream(subscribePattern=f"^{topic}", **GO_ON)
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    live.admin.delete_topic(topic)
+    assert stream.latestOffset(end, EVERYTHING) == end == {topic: {"0": 2}}
+
+
+def test_a_position_behind_the_end_fails_the_stream_or_goes_back_to_the_end(live: Live) -> None:
+    topic = live.topic(3)
+    beyond = {topic: {"0": 9}}
+    with pytest.raises(DataLost, match=f"offset 9 of {topic}-0, which now ends at 3"):
+        live.stream(subscribe=topic, **EARLIEST).latestOffset(beyond, EVERYTHING)
+    lenient = live.stream(subscribe=topic, **GO_ON)
+    end = lenient.latestOffset(beyond, EVERYTHING)
+    assert end == {topic: {"0": 3}}
+    assert lenient.partitions(beyond, end) == []
+    with pytest.raises(DataLost, match=f"offset 9 of {topic}-0, which now ends at 3"):
+        live.stream(subscribe=topic, **EARLIEST).partitions(beyond, end)
+    live.append(topic, 1)
+    assert read_between(lenient, end, lenient.latestOffset(end, EVERYTHING)) == [(0, 3)]
+
+
+def test_a_topic_made_anew_is_read_from_its_start_by_way_of_an_empty_batch(live: Live) -> None:
+    topic = live.topic(3)
+    stream, start, end = started(live, topic, **GO_ON)
+    planned = stream.partitions(start, end)
+    live.admin.delete_topic(topic)
+    live.admin.create_topic(topic)
+    live.append(topic, 5)
+    assert rows(stream, planned) == []  # a task that was planned before reads nothing of the new topic
+    assert stream.partitions(start, end) == []
+    back = stream.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0}}
+    assert stream.partitions(end, back) == []
+    after = stream.latestOffset(back, EVERYTHING)
+    assert read_between(stream, back, after) == [(0, offset) for offset in range(5)]
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_batch_that_starts_before_the_log_does(live: Live, start: int) -> None:
+    topic = live.topic(6)
+    live.delete_before(topic, 4)
+    offsets = {"startingOffsets": {topic: {"0": start}}}
+    with pytest.raises(DataLost, match=rf"offset {start} of {topic}-0 is outside \[4, 6\]"):
+        live.read(subscribe=topic, **offsets)
+    assert live.read(subscribe=topic, **offsets, failOnDataLoss="false") == [[4, 5]]
+    inside = {**offsets, "endingOffsets": {topic: {"0": 3}}}
+    assert live.read(subscribe=topic, **inside, failOnDataLoss="false") == []
+
+
+def test_a_batch_that_ends_behind_the_log(live: Live) -> None:
+    topic = live.topic(3)
+    ends = {"endingOffsets": {topic: {"0": 8}}}
+    with pytest.raises(DataLost, match=f"{topic}-0 ends at offset 3 and was to be read up to 8"):
+        live.read(subscribe=topic, **ends)
+    assert live.read(subscribe=topic, **ends, failOnDataLoss="false") == [[0, 1, 2]]
+
+
+def test_a_deleted_topic_in_a_task_of_a_batch(live: Live) -> None:
+    topic = live.topic(3)
+    for options in ({}, {"failOnDataLoss": "false"}):
+        reader = live.batch(subscribe=topic, **options)
+        planned = reader.partitions()
+        live.admin.delete_topic(topic)
+        if options:
+            assert rows(reader, planned) == []
+        else:
+            with pytest.raises(DataLost, match=f"{topic}-0 is not there any more"):
+                rows(reader, planned)
+        live.admin.create_topic(topic)
+
+
+def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes_twice(
+    live: Live, monkeypatch: Any
+) -> None:
+    from kafkalog.client import fetcher
+
+    topic = live.topic(0)
+    for _ in range(10):
+        live.append(topic, 1)
+    fetch_range = fetcher.fetch_range
+
+    def aging(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int) -> Any:
+        """One answer, and then the log starts further on."""
+        fetched = fetch_range(cluster, partition, topic_id, start, end, max_bytes=1)
+        yield next(fetched)
+        if start < 6:
+            live.delete_before(topic, 6 if start == 0 else 8)
+            raise OffsetOutOfRange(offset=start + 1, partition=str(partition), start_offset=6, end_offset=10)
+        yield from fetched
+
+    monkeypatch.setattr(fetcher, "fetch_range", aging)
+    stream, start, end = started(live, topic, **GO_ON)
+    assert read_between(stream, start, end) == [(0, 0), *((0, offset) for offset in range(6, 10))]
+    assert read_between(stream, {topic: {"0": 2}}, {topic: {"0": 5}}) == []
+    strict = live.stream(subscribe=topic, **EARLIEST)
+    with pytest.raises(DataLost, match="is outside"):
+        read_between(strict, {topic: {"0": 2}}, end)
+
+
+def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -> None:
+    from kafkalog.client import fetcher
+
+    topic = live.topic(0)
+    for _ in range(6):
+        live.append(topic, 1)
+    fetch_range = fetcher.fetch_range
+
+    def damaged(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int) -> Any:
+        if start < 4:
+            yield from fetch_range(cluster, partition, topic_id, start, 2)
+            raise CorruptBatch(partition=str(partition), offset=2, reason="damaged on disk", end_offset=4)
+        yield from fetch_range(cluster, partition, topic_id, start, end)
+
+    monkeypatch.setattr(fetcher, "fetch_range", damaged)
+    with pytest.raises(CorruptBatch, match="damaged on disk"):
+        live.read(subscribe=topic)
+    assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1, 4, 5]]
+
+
+# --- AvailableNow ----------------------------------------------------------------------------------------------------
+
+
+def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, dict, dict]:
+    stream = live.stream(subscribe=topic, **{**GO_ON, **options})
+    stream.prepareForTriggerAvailableNow()
+    start = stream.initialOffset()
+    return stream, start, stream.latestOffset(start, stream.getDefaultReadLimit())
+
+
+def test_available_now_ends_where_the_log_ended_at_the_first_look(live: Live) -> None:
+    topic = live.topic(4)
+    stream, start, end = available_now(live, topic, maxOffsetsPerTrigger="3")
+    live.append(topic, 3)
+    live.admin.alter_topic(topic, partitions=2)
+    live.append(topic, 1, 1)
+    assert end == {topic: {"0": 3}}
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == {topic: {"0": 4}}
+    assert read_between(stream, start, end) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_available_now_fails_on_a_loss_whatever_fail_on_data_loss_says(live: Live) -> None:
+    topic = live.topic(4)
+    stream, start, end = available_now(live, topic, maxOffsetsPerTrigger="3")
+    for moved, says in (
+        ({topic: {"0": 3, "1": 1}}, "had set out to read"),
+        ({topic: {"0": 5}}, "had set out to read up to 4"),
+    ):
+        with pytest.raises(DataLost, match=says):
+            stream.partitions(start, moved)
+    live.admin.delete_topic(topic)
+    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+        stream.partitions(start, end)
+    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+        stream.latestOffset(end, EVERYTHING)
+    live.admin.create_topic(topic)
+    live.append(topic, 1)  # made anew, and shorter
+    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+        stream.partitions(start, end)
+
+
+def test_available_now_from_latest_reads_what_came_before_its_first_look(live: Live) -> None:
+    topic = live.topic(4)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false")
+    stream.prepareForTriggerAvailableNow()
+    start = stream.initialOffset()
+    live.append(topic, 2)
+    live.admin.alter_topic(topic, partitions=2)
+    assert stream.latestOffset(start, EVERYTHING) == start
+    live.append(topic, 2)
+    assert stream.partitions(start, start) == []
+    end = stream.latestOffset(start, EVERYTHING)
+    assert end == {topic: {"0": 6, "1": 0}}
+    assert read_between(stream, start, end) == [(0, 4), (0, 5)]
+
+
+def test_a_batch_that_is_replayed_before_the_first_look_is_not_held_to_the_target(live: Live) -> None:
+    topic = live.topic(4)
+    stream = live.stream(subscribe=topic, **EARLIEST)
+    stream.prepareForTriggerAvailableNow()
+    assert read_between(stream, {topic: {"0": 1}}, {topic: {"0": 3}}) == [(0, 1), (0, 2)]
+    assert stream.latestOffset({topic: {"0": 3}}, EVERYTHING) == {topic: {"0": 4}}
+
+
+def test_a_first_batch_replayed_with_a_later_start_is_empty_and_loses_nothing(live: Live) -> None:
+    topic = live.topic(4)
+    by_time = {"startingTimestamp": "9000000000000", "startingOffsetsByTimestampStrategy": "latest"}
+    for options in ({}, by_time):
+        first = live.stream(subscribe=topic, **options)
+        logged = first.initialOffset()
+        live.append(topic, 2)
+        assert first.latestOffset(logged, EVERYTHING) == logged  # a moving start is written down before it is read from
+        restarted = live.stream(subscribe=topic, **options)
+        assert restarted.initialOffset() != logged
+        assert restarted.partitions(restarted.initialOffset(), logged) == []
+        end = restarted.latestOffset(logged, EVERYTHING)
+        assert len(read_between(restarted, logged, end)) == 2

@@ -1,0 +1,247 @@
+"""The Kafka connector's rules for how much a micro-batch takes and in how many splits, and our own beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from kafkalog.clock import ManualClock
+from kafkalog.errors import RequestTimedOut
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog import reading
+from pyspark_kafkalog.limits import Gate
+from pyspark_kafkalog.offsets import EARLIEST, LATEST
+from pyspark_kafkalog.source import StreamReader
+from tests.pyspark_kafkalog.live import EVERYTHING, Live, Logged, by_partition, ranges, read_between, rows
+
+
+def batches(stream: StreamReader, start: Logged) -> Iterator[Logged]:
+    """The ends of the micro-batches from a start on, for ever."""
+    while True:
+        start = stream.latestOffset(start, stream.getDefaultReadLimit())
+        yield start
+
+
+def first_batches(stream: StreamReader, count: int) -> list[list[int]]:
+    [topic] = stream.initialOffset()
+    return [list(end[topic].values()) for end in itertools.islice(batches(stream, stream.initialOffset()), count)]
+
+
+def of_large_batches(live: Live) -> tuple[str, int]:
+    """A topic with 20 and 10 records, each in a batch of its own, and the bytes of one of those."""
+    topic = live.topic(0, 0, index_interval_bytes=64)
+    for partition, count in ((0, 20), (1, 10)):
+        for _ in range(count):
+            live.append(topic, 1, partition, value=bytes(1000))
+    where = TopicPartition(topic, 0)
+    return topic, live.admin.list_offsets({where: "latest"})[where].size_bytes // 20
+
+
+# --- how much --------------------------------------------------------------------------------------------------------
+
+
+def test_max_offsets_is_proportional_floor_from_one_on_and_ceil_below(live: Live) -> None:
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "5"}
+    assert first_batches(live.stream(subscribe=live.topic(10, 5), **options), 2) == [[3, 1], [6, 2]]
+    assert first_batches(live.stream(subscribe=live.topic(50, 1, 0), **options), 1) == [[4, 1, 0]]
+
+
+def test_max_bytes_is_proportional_and_reads_everything_in_the_end(live: Live) -> None:
+    topic, size = of_large_batches(live)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size + 5))
+    ends = first_batches(stream, 8)
+    assert ends[0] == [4, 2]
+    assert ends[-1] == [20, 10]
+    assert all(after > before for before, after in itertools.pairwise(sum(end) for end in ends[:5]))
+    start = stream.initialOffset()
+    first = {topic: {"0": 4, "1": 2}}
+    assert read_between(stream, start, first) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+    # A limit below any batch still moves on by one.
+    small = live.stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger="1")
+    assert first_batches(small, 1) == [[1, 1]]
+
+
+@pytest.mark.parametrize(("records", "ends"), [("3", [2, 1]), ("1000", [4, 2])])
+def test_of_both_limits_the_smaller_counts(live: Live, records: str, ends: list[int]) -> None:
+    topic, size = of_large_batches(live)
+    both = {"maxOffsetsPerTrigger": records, "maxBytesPerTrigger": str(6 * size + 5)}
+    assert first_batches(live.stream(subscribe=topic, startingOffsets="earliest", **both), 1) == [ends]
+
+
+def test_min_offsets_lets_the_first_batch_pass_and_then_waits_for_enough_or_the_delay(live: Live) -> None:
+    topic = live.topic(3)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger="5", maxTriggerDelay="1h")
+    clock = ManualClock()
+    stream._session._gate = Gate(5, stream._session.options.max_trigger_delay_s, clock.monotonic)
+    first = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    assert first == {topic: {"0": 3}}
+    live.append(topic, 4)
+    assert stream.latestOffset(first, EVERYTHING) == first
+    assert stream.reportLatestOffset() == {topic: {"0": 7}}
+    live.append(topic, 1)
+    second = stream.latestOffset(first, EVERYTHING)
+    assert second == {topic: {"0": 8}}
+    live.append(topic, 1)
+    assert stream.latestOffset(second, EVERYTHING) == second
+    clock.advance(3601)
+    assert stream.latestOffset(second, EVERYTHING) == {topic: {"0": 9}}
+
+
+def test_a_batch_that_has_waited_is_still_limited(live: Live) -> None:
+    topic = live.topic(30)
+    both = {"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "20"}
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", **both)
+    assert first_batches(stream, 2) == [[20], [30]]
+    assert first_batches(live.stream(subscribe=topic, startingOffsets="earliest", **both), 1) == [[20]]  # a restart
+
+
+def test_available_now_ignores_the_minimum_and_once_ignores_all_limits(live: Live) -> None:
+    topic = live.topic(9)
+    options = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "4", "maxBytesPerTrigger": "1000000"}
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", **options)
+    stream.prepareForTriggerAvailableNow()
+    assert first_batches(stream, 4) == [[4], [8], [9], [9]]
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", **options)
+    for _ in range(2):
+        assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable()) == {topic: {"0": 9}}
+
+
+def test_a_batch_read_tells_which_options_it_ignores(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    topic = live.topic(9)
+    ignored = ["maxBytesPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay", "minOffsetsPerTrigger"]
+    with caplog.at_level(logging.WARNING):
+        assert live.read(subscribe=topic, **dict.fromkeys(ignored, "5")) == [list(range(9))]
+    told = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
+    assert [message.split("=")[1] for message in told] == ignored
+
+
+# --- an idle stream --------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_stream_waits_in_the_broker_until_records_come_or_200_ms_are_over(live: Live) -> None:
+    topic = live.topic(3, 0)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    started = time.monotonic()
+    assert stream.latestOffset(end, EVERYTHING) == end
+    assert 0.15 < time.monotonic() - started < 5
+    latest: list[Logged] = []
+    waiting = threading.Thread(target=lambda: latest.append(stream.latestOffset(end, EVERYTHING)))
+    waiting.start()
+    live.append(topic, 1, 1)
+    waiting.join()
+    assert latest in ([{topic: {"0": 3, "1": 1}}], [end])  # the machine may have been slow to append
+    assert stream.latestOffset(end, EVERYTHING) == {topic: {"0": 3, "1": 1}}
+
+
+@pytest.mark.parametrize("answer", [True, False])  # as if there were news, or no room for one more who waits
+def test_an_idle_stream_asks_seldom_even_where_the_broker_does_not_wait(
+    live: Live, monkeypatch: Any, answer: bool
+) -> None:
+    stream = live.stream(subscribe=live.topic(3), startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    asked: list[Any] = []
+
+    def at_once(*given: Any) -> bool:
+        asked.append(given)
+        return answer
+
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", at_once)
+    assert stream.latestOffset(end, EVERYTHING) == end
+    assert 1 <= len(asked) <= 5
+
+
+def test_available_now_and_once_do_not_wait(live: Live, monkeypatch: Any) -> None:
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", lambda *given: pytest.fail("it waits"))
+    topic = live.topic(3)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest")
+    end = {topic: {"0": 3}}
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    stream.prepareForTriggerAvailableNow()
+    assert stream.latestOffset(end, EVERYTHING) == end
+
+
+# --- how many splits -------------------------------------------------------------------------------------------------
+
+
+def splits_of_stream(live: Live, topic: str, **options: Any) -> list[list[tuple[int, int, int]]]:
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", **options)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, EVERYTHING)
+    planned = stream.partitions(start, end)
+    found = by_partition(sorted(rows(stream, planned)))
+    assert found == [list(range(offset)) for offset in end[topic].values()][: len(found)]
+    return ranges(planned)
+
+
+def test_a_split_is_a_partition_of_the_log_by_default(live: Live) -> None:
+    topic = live.topic(4, 0, 2)
+    assert splits_of_stream(live, topic) == [[(0, 0, 4)], [(2, 0, 2)]]
+    whole = [[(number, EARLIEST, LATEST)] for number in range(3)]
+    assert ranges(live.batch(subscribe=topic).partitions()) == whole
+
+
+def test_min_partitions_counts_empty_ranges_in_a_batch_and_not_in_a_stream(live: Live) -> None:
+    topic = live.topic(4, 0, 2)
+    cut = [[(0, 0, 2)], [(0, 2, 4)], [(2, 0, 2)]]
+    assert splits_of_stream(live, topic, minPartitions="3") == cut
+    reader = live.batch(subscribe=topic, minPartitions="3")
+    assert ranges(reader.partitions()) == [[(number, EARLIEST, LATEST)] for number in range(3)]
+    reader = live.batch(subscribe=topic, minPartitions="4")
+    assert len(reader.partitions()) == 4
+    assert sorted(rows(reader, reader.partitions())) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1)]
+
+
+def test_max_records_per_partition_cuts_first_and_only_the_ends_of_a_batch_stay_symbols(live: Live) -> None:
+    topic = live.topic(10, 3)
+    cut = [[(0, 0, 3)], [(0, 3, 6)], [(0, 6, 10)], [(1, 0, 3)]]
+    assert splits_of_stream(live, topic, maxRecordsPerPartition="4") == cut
+    late = [[(0, EARLIEST, 3)], [(0, 3, 6)], [(0, 6, LATEST)], [(1, EARLIEST, LATEST)]]
+    assert ranges(live.batch(subscribe=topic, maxRecordsPerPartition="4").partitions()) == late
+
+
+def test_the_first_piece_of_a_batch_is_empty_when_the_log_starts_behind_it(live: Live) -> None:
+    topic = live.topic(10)
+    reader = live.batch(subscribe=topic, maxRecordsPerPartition="5")
+    planned = reader.partitions()
+    live.delete_before(topic, 5)
+    assert rows(reader, planned[1:]) == [(0, offset) for offset in range(5, 10)]
+    live.delete_before(topic, 7)
+    assert rows(reader, planned[:1]) == []
+
+
+def test_max_input_partitions_packs_by_records(live: Live) -> None:
+    topic = live.topic(6, 1, 2, 3)
+    assert splits_of_stream(live, topic, maxInputPartitions="2") == [[(0, 0, 6)], [(1, 0, 1), (2, 0, 2), (3, 0, 3)]]
+    assert len(splits_of_stream(live, topic, maxInputPartitions="9")) == 4
+    packed = live.batch(subscribe=topic, maxInputPartitions="2")
+    assert [[each[0] for each in split] for split in ranges(packed.partitions())] == [[0], [1, 2, 3]]
+    assert by_partition(rows(packed, packed.partitions())) == [list(range(count)) for count in (6, 1, 2, 3)]
+    both = live.batch(subscribe=topic, minPartitions="6", maxInputPartitions="6")
+    assert len(both.partitions()) <= 6
+    assert by_partition(sorted(rows(both, both.partitions()))) == [list(range(count)) for count in (6, 1, 2, 3)]
+
+
+# --- patience --------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_gets_no_answer_gives_up_after_poll_timeout_ms(live: Live) -> None:
+    topic = live.topic(3)
+    reader = live.batch(subscribe=topic, kafkaConsumer__pollTimeoutMs="400")
+    planned = reader.partitions()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        options = dataclasses.replace(reader._options, bootstrap_servers=servers)
+        started = time.monotonic()
+        with pytest.raises(RequestTimedOut, match=r"kafkaConsumer.pollTimeoutMs.* did not answer within 400 ms"):
+            list(reading.read_ranges(options, reader._schema, planned[0].value))
+        assert time.monotonic() - started < 15
