@@ -31,7 +31,7 @@ def standalone_master(folder: Path, workers: Sequence[str]) -> Iterator[str]:
             options = ("--host", host, "--cores", "2", "--memory", "1g", "--work-dir", str(folder / host))
             running.append(_started(folder, f"worker-{host}", "worker.Worker", *options, address))
         log = folder / "master"
-        waited_for(lambda: len(re.findall("Registering worker", log.read_text())) == len(workers), 60)
+        waited_for(lambda: len(re.findall("Registering worker", log.read_text())) == len(workers), 180)
         yield address
     finally:
         for process in reversed(running):
