@@ -181,7 +181,9 @@ class PartStager:
     def _encoded(self, topic: str, table: pa.Table | pa.RecordBatch) -> Iterable[tuple[TopicPartition, EncodedBatch]]:
         info = self._topics.get(topic)
         if info is None:
-            info = self._topics[topic] = self._cluster.topic(topic)
+            # Asked for, for Spark's processes live long: a topic that one knows may have been made anew since.
+            [info] = self._cluster.describe_topics([topic])
+            self._topics[topic] = info
             self._turns[topic] = self._part  # the tasks' rows without keys begin at different partitions
         try:
             chunks = self._chunks(info, table)
