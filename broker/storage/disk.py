@@ -110,6 +110,27 @@ class Disk:
         return fd
 
 
+class TruncateFailed(Exception):
+    """What a failed append left could not be cut off again."""
+
+
+def append_all(disk: Disk, fd: int, buffers: Sequence[Buffer], end: int) -> None:
+    """Write all of some buffers at a file's end, or nothing: what a failed write left is cut off again.
+
+    Raises:
+        OSError: nothing was appended.
+        TruncateFailed: something may have been.
+    """
+    try:
+        write_all(disk, fd, buffers, end)
+    except OSError as error:
+        try:
+            disk.truncate(fd, end)
+        except OSError as second:
+            raise TruncateFailed(f"{error}, and then {second}") from second
+        raise
+
+
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> None:
     """Write all of some buffers, whatever a single write takes."""
     while buffers:

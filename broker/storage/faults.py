@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from broker.storage.disk import passes, storage_error
+from broker.storage.disk import TruncateFailed, passes, storage_error
 from broker.storage.home import LogHome
-from broker.storage.segment import TruncateFailed
 from kafkalog.errors import StorageFailed
 
 

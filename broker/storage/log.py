@@ -17,7 +17,7 @@ from pathlib import Path
 
 from broker.storage.appended import Appended, Batch
 from broker.storage.checkpoint import Checkpoint
-from broker.storage.disk import Buffer, passes, storage_error
+from broker.storage.disk import Buffer, TruncateFailed, passes, storage_error
 from broker.storage.faults import Faults
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
@@ -27,7 +27,7 @@ from broker.storage.producers import Producers, Remembered
 from broker.storage.reading import UNKNOWN, Reader, View
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.saved import Saved
-from broker.storage.segment import Segment, TruncateFailed
+from broker.storage.segment import Segment
 from broker.storage.staged_writes import StagedWrites
 from broker.storage.staging import Staging
 from kafkalog.config import Values

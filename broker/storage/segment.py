@@ -13,7 +13,7 @@ from pathlib import Path
 from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
-from broker.storage.disk import Buffer, Disk, write_all
+from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index
 from broker.storage.recovery import Read, Scan, scan
@@ -33,10 +33,6 @@ class BadHeader(Exception):
     def __init__(self, position: int) -> None:
         self.position = position
         super().__init__(f"no batch header at {position}")
-
-
-class TruncateFailed(Exception):
-    """What a failed append left could not be cut off again."""
 
 
 def segment_path(folder: Path, base_offset: int) -> Path:
@@ -209,23 +205,11 @@ class Segment:
     # --- appending -----------------------------------------------------------------------------------------------
 
     def append(self, buffers: Sequence[Buffer], length: int) -> int:
-        """Write batches at the end; returns their position. `note` each of them after it.
-
-        Raises:
-            OSError: nothing was appended.
-            TruncateFailed: something may have been.
-        """
+        """Write batches at the end; returns their position. `note` each of them after it. Raises as `append_all`."""
         file = self._file
         assert file is not None
         position = self.size
-        try:
-            write_all(self._disk, file.fd, buffers, position)
-        except OSError as error:
-            try:
-                self._disk.truncate(file.fd, position)
-            except OSError as second:
-                raise TruncateFailed(f"{error}, and then {second}") from second
-            raise
+        append_all(self._disk, file.fd, buffers, position)
         self.size = position + length
         return position
 

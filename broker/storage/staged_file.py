@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.storage.disk import Buffer, Disk, write_all
+from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
-from broker.storage.segment import TruncateFailed
 
 STAGED_SUFFIX = ".staged"
 
@@ -52,23 +51,11 @@ class StagedFile:
         return self._file
 
     def append(self, buffers: Sequence[Buffer], length: int) -> int:
-        """Write at the end; returns the position.
-
-        Raises:
-            OSError: nothing was appended.
-            TruncateFailed: something may have been.
-        """
+        """Write at the end; returns the position. Raises as `append_all`."""
         file = self._file
         assert file is not None
         position = self.size
-        try:
-            write_all(self._disk, file.fd, buffers, position)
-        except OSError as error:
-            try:
-                self._disk.truncate(file.fd, position)
-            except OSError as second:
-                raise TruncateFailed(f"{error}, and then {second}") from second
-            raise
+        append_all(self._disk, file.fd, buffers, position)
         self.size = position + length
         return position
 

@@ -26,10 +26,10 @@ from typing import NamedTuple
 from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.appended import Batch
-from broker.storage.disk import Buffer
+from broker.storage.disk import Buffer, TruncateFailed
 from broker.storage.faults import Faults
 from broker.storage.home import LogHome
-from broker.storage.segment import TruncateFailed, base_offset_of
+from broker.storage.segment import base_offset_of
 from broker.storage.staged_file import STAGED_SUFFIX, StagedFile
 from broker.storage.staged_format import (
     BATCH,
