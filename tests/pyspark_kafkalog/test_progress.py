@@ -152,8 +152,8 @@ def test_a_copy_for_the_tasks_publishes_nothing(admin: Admin, reader: MakeReader
     end = stream.latestOffset(start, EVERYTHING)
     until(lambda: len(members(admin, made)) == 1)
     copy = pickle.loads(pickle.dumps(stream))
-    assert copy._progress_once is None
     assert sum(batch.num_rows for planned in stream.partitions(start, end) for batch in copy.read(planned)) == 20
+    assert copy._session.progress._thread is None
     copy.stop()
     assert len(members(admin, made)) == 1
 
@@ -205,8 +205,8 @@ def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_
     first.latestOffset({made: {"0": 2, "1": 1}}, EVERYTHING)
     until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
     for _ in range(3):
-        renewed_s = second._progress._renewed_s
-        until(lambda seen=renewed_s: second._progress._renewed_s > seen)  # type: ignore[misc]
+        renewed_s = second._session.progress._renewed_s
+        until(lambda seen=renewed_s: second._session.progress._renewed_s > seen)  # type: ignore[misc]
     assert len(warnings()) == 1
     first.stop()
     until(lambda: published(admin, made) == {f"{made}-0": 7, f"{made}-1": 7})
