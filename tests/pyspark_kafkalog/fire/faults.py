@@ -92,6 +92,11 @@ def happens(folder: Path, event: str) -> bool:
     return True
 
 
+def crash_marker(folder: Path, batch: str) -> Path:
+    """Says that this driver's committing process was killed in a batch; `*` for any."""
+    return folder / f"crashed-{os.environ[DRIVER]}-{batch}"
+
+
 class FireSource(KafkalogDataSource):
     @classmethod
     def name(cls) -> str:
@@ -183,6 +188,7 @@ class _Stop:
         if self._kind == "kill":
             _kill_driver(self._folder)
         elif self._kind == "crash":
+            crash_marker(self._folder, str(self._batch)).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             (self._folder / f"paused-{os.environ[DRIVER]}").touch()

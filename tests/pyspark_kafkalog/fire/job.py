@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource
+from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource, crash_marker
 
 
 def session(config: dict[str, Any]) -> SparkSession:
@@ -96,8 +96,8 @@ def main(config: dict[str, Any]) -> int:
 
 
 def _crashes(folder: Path) -> int:
-    """How many processes that commit were killed so far, as planned."""
-    return len(list((folder / "happened").glob("crash *")))
+    """How many of this driver's processes that commit were killed so far, as planned."""
+    return len(list(folder.glob(crash_marker(folder, "*").name)))
 
 
 def _end_with_stdin(java: Any) -> None:
