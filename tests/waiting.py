@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def waited_for(event: Callable[[], bool], seconds: float) -> None:
+def waited_for(event: Callable[[], bool], seconds: float = 30) -> None:
     """Return once `event` is true; fail when it is not within so many seconds."""
     pause, until = threading.Event(), time.monotonic() + seconds
     while not event():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from pyspark_kafkalog.lag import Lag, LagListener, kafkalog_lag
+from tests.waiting import waited_for
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 
@@ -98,10 +98,7 @@ def test_a_query_that_starts_as_committed_tells_its_lag_batch_by_batch(
         writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path)).queryName("lagging")
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
-        deadline = time.monotonic() + 30
-        while len([record for record in caplog.records if "stream_lag" in record.message]) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        waited_for(lambda: len([record for record in caplog.records if "stream_lag" in record.message]) >= 3)
     finally:
         spark.streams.removeListener(listener)
     assert read == list(range(3, 10))

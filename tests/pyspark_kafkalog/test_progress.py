@@ -27,6 +27,7 @@ from kafkalog.errors import UnknownGroup
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import NO_LIMIT, StreamReader
+from tests.waiting import waited_for
 
 SCHEMA = StructType([StructField("offset", LongType())])
 EVERYTHING = ReadMaxRows(NO_LIMIT)
@@ -71,13 +72,6 @@ def reader(cluster: LocalCluster) -> Iterator[MakeReader]:
         each.stop()
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def published(admin: Admin, group: str) -> dict[str, int]:
     return {str(partition): offset for partition, offset in admin.committed(group).items()}
 
@@ -97,9 +91,9 @@ def test_the_position_is_seen_as_soon_as_the_stream_asks_for_more(admin: Admin, 
     group = f"spark-{made}"
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadMaxRows(10))
-    until(lambda: published(admin, group) == {f"{made}-0": 0, f"{made}-1": 0})  # before anything is done
+    waited_for(lambda: published(admin, group) == {f"{made}-0": 0, f"{made}-1": 0})  # before anything is done
     stream.latestOffset(end, EVERYTHING)
-    until(lambda: published(admin, group) == {f"{made}-0": 5, f"{made}-1": 5})
+    waited_for(lambda: published(admin, group) == {f"{made}-0": 5, f"{made}-1": 5})
     [member] = admin.describe_group(group).members
     assert member.subscription == f"subscribe {made}"
     assert not processes.has_ended(member.process) and member.process == processes.own_name()
@@ -112,7 +106,7 @@ def test_a_commit_moves_the_position_forward_only(admin: Admin, reader: MakeRead
     position = {made: {"0": 6, "1": 6}}
     stream.latestOffset(position, EVERYTHING)
     stream.commit({made: {"0": 4, "1": 7}})
-    until(lambda: published(admin, made) == {f"{made}-0": 6, f"{made}-1": 7})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 6, f"{made}-1": 7})
 
 
 def test_a_stream_that_goes_on_from_an_older_checkpoint_sets_the_group_back(
@@ -120,10 +114,10 @@ def test_a_stream_that_goes_on_from_an_older_checkpoint_sets_the_group_back(
 ) -> None:
     first = reader(subscribe=made, kafkalog__group__id=made)
     first.latestOffset({made: {"0": 8, "1": 9}}, EVERYTHING)
-    until(lambda: published(admin, made) == {f"{made}-0": 8, f"{made}-1": 9})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 8, f"{made}-1": 9})
     first.stop()
     reader(subscribe=made, kafkalog__group__id=made).latestOffset({made: {"0": 2, "1": 9}}, EVERYTHING)
-    until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 9})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 9})
 
 
 def test_the_last_call_of_available_now_is_answered_once_the_position_is_written_and_the_member_gone(
@@ -141,16 +135,16 @@ def test_a_reader_that_is_dropped_leaves_the_group(admin: Admin, cluster: LocalC
     options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": made, "kafkalog.group.id": made}
     stream = StreamReader(SCHEMA, options)
     stream.latestOffset(stream.initialOffset(), EVERYTHING)
-    until(lambda: len(members(admin, made)) == 1)
+    waited_for(lambda: len(members(admin, made)) == 1)
     del stream
-    until(lambda: members(admin, made) == [])
+    waited_for(lambda: members(admin, made) == [])
 
 
 def test_a_copy_for_the_tasks_publishes_nothing(admin: Admin, reader: MakeReader, made: str) -> None:
     stream = reader(subscribe=made, startingOffsets="earliest", kafkalog__group__id=made)
     start = stream.initialOffset()
     end = stream.latestOffset(start, EVERYTHING)
-    until(lambda: len(members(admin, made)) == 1)
+    waited_for(lambda: len(members(admin, made)) == 1)
     copy = pickle.loads(pickle.dumps(stream))
     assert sum(batch.num_rows for planned in stream.partitions(start, end) for batch in copy.read(planned)) == 20
     assert copy._session.progress._thread is None
@@ -161,7 +155,7 @@ def test_a_copy_for_the_tasks_publishes_nothing(admin: Admin, reader: MakeReader
 def test_a_forked_child_publishes_nothing(client: Cluster, admin: Admin, made: str) -> None:
     told = Progress(client, made, "here")
     told.at({TopicPartition(made, 0): 1})
-    until(lambda: published(admin, made) == {f"{made}-0": 1})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 1})
     child = os.fork()
     if not child:
         told.at({TopicPartition(made, 0): 2})
@@ -199,17 +193,17 @@ def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_
 
     first, second = (reader(subscribe=made, kafkalog__group__id=made) for _ in range(2))
     first.latestOffset({made: {"0": 1, "1": 1}}, EVERYTHING)
-    until(lambda: len(members(admin, made)) == 1)
+    waited_for(lambda: len(members(admin, made)) == 1)
     second.latestOffset({made: {"0": 7, "1": 7}}, EVERYTHING)
-    until(lambda: len(members(admin, made)) == 2 and len(warnings()) == 1)
+    waited_for(lambda: len(members(admin, made)) == 2 and len(warnings()) == 1)
     first.latestOffset({made: {"0": 2, "1": 1}}, EVERYTHING)
-    until(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
     for _ in range(3):
         renewed_s = second._session.progress._renewed_s
-        until(lambda seen=renewed_s: second._session.progress._renewed_s > seen)  # type: ignore[misc]
+        waited_for(lambda seen=renewed_s: second._session.progress._renewed_s > seen)  # type: ignore[misc]
     assert len(warnings()) == 1
     first.stop()
-    until(lambda: published(admin, made) == {f"{made}-0": 7, f"{made}-1": 7})
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 7, f"{made}-1": 7})
     assert any("group_taken_over" in record.message for record in caplog.records)
 
 
@@ -220,14 +214,14 @@ def test_a_stream_that_lost_its_place_for_a_while_publishes_again_where_it_stand
     at = TopicPartition(made, 0)
     stalled, other = Progress(client, made, "stalled"), GroupMember("other", "", "", "")
     stalled.at({at: 5})
-    until(lambda: published(admin, made) == {str(at): 5})
+    waited_for(lambda: published(admin, made) == {str(at): 5})
     keep_member(client, made, other, {})
     leave_group(client, made, stalled._name)  # as after 10 s of silence; its next renewal finds the other before it
-    until(lambda: members(admin, made)[0] == "other")
+    waited_for(lambda: members(admin, made)[0] == "other")
     keep_member(client, made, other, {at: 9})
-    until(lambda: stalled._is_first is False)
+    waited_for(lambda: stalled._is_first is False)
     leave_group(client, made, "other")
-    until(lambda: published(admin, made) == {str(at): 5})
+    waited_for(lambda: published(admin, made) == {str(at): 5})
     stalled.stop()
 
 
@@ -245,7 +239,7 @@ told.at({{TopicPartition({made!r}, 0): 3}})
 sys.stdin.read()
 """
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
-        until(lambda: published(admin, made) == {f"{made}-0": 3})
+        waited_for(lambda: published(admin, made) == {f"{made}-0": 3})
         process.send_signal(signal.SIGKILL)
     assert len(members(admin, made)) == 1
     killed = time.monotonic()
@@ -269,7 +263,7 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
     name = f"{namespace} {child.pid} {processes._state_and_start(child.pid)[1]}"
     assert not processes.has_ended(name)
     child.kill()
-    until(lambda: processes.has_ended(name))  # though nobody has asked for its end: it is a zombie
+    waited_for(lambda: processes.has_ended(name))  # though nobody has asked for its end: it is a zombie
     child.communicate()
     assert processes.has_ended(name)
 
@@ -295,10 +289,10 @@ def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_killed_and_aft
                 producer.send(made, b"v", partition=number % 2)
 
     query = started(processingTime="0 seconds")
-    until(lambda: published(admin, group) == {f"{made}-0": 10, f"{made}-1": 10}, 90)  # idle: no batch comes after
+    waited_for(lambda: published(admin, group) == {f"{made}-0": 10, f"{made}-1": 10}, 90)  # idle: no batch comes after
     [member] = members(admin, group)
     send(4)
-    until(lambda: published(admin, group) == {f"{made}-0": 12, f"{made}-1": 12}, 60)
+    waited_for(lambda: published(admin, group) == {f"{made}-0": 12, f"{made}-1": 12}, 60)
     [told] = admin.describe_group(group).members
     os.kill(int(told.process.split(" ")[1]), signal.SIGKILL)  # the process of the source, which Spark started
     send(2)
