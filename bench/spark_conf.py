@@ -204,7 +204,7 @@ def idle_cpu(spark: SparkSession, servers: str, window: float) -> float:
         try:
             query.processAllAvailable()
             before, start = _cpu_seconds(), time.perf_counter()
-            time.sleep(window)
+            time.sleep(window)  # what is measured: nothing happening for so long
             after, end = _cpu_seconds(), time.perf_counter()
         finally:
             query.stop()
