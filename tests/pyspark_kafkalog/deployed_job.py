@@ -5,7 +5,7 @@ compared with what was written. Prints one line of JSON; knows nothing of how Sp
 
 It runs once for each pair of topics, which are there already and empty. With `--halting`, the first attempt at one task
 of every write comes to a halt once it has handed out its rows: nothing ends it but Spark, after a twin of it has come
-through.
+through. The twin begins only then: it may be there before the first attempt's Python has started.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1200
 TASKS = 2
 HALF = ROWS // 2 + TASKS  # each partition's share is rounded down: two micro-batches take all
 HALTING_TASK = 0
-_HALT_SECONDS = 120.0
-"""When a halted attempt gives up waiting for its end; long after a twin should have run."""
+_WAIT_SECONDS = 120.0
+"""When an attempt gives up waiting for the other; long after that should have run."""
 
 SETTINGS = (
     "spark.master",
@@ -46,16 +48,57 @@ def value_of(row: int) -> str:
     return f"{row}:" + "x" * 1000  # large enough to get through the pipes between Spark and its workers
 
 
-def halting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows as they are, but one first attempt does not end after them."""
-    from pyspark import TaskContext
+@dataclass(frozen=True)
+class Halting:
+    """The rows as they are, but one first attempt does not end after them, and its twin waits for it to get there.
 
-    yield from batches
-    context = TaskContext.get()
-    assert context is not None
-    if context.partitionId() == HALTING_TASK and context.attemptNumber() == 0:
-        time.sleep(_HALT_SECONDS)  # Spark kills it long before, once its twin is through
-        raise TimeoutError("no twin of this attempt came through")
+    Attributes:
+        folder: one that all tasks see, where the first attempt tells of its halt.
+        seen: `(bootstrap, topic)` to wait there for the first attempt's rows, which get there at once; or None.
+    """
+
+    folder: Path
+    seen: tuple[str, str] | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() != HALTING_TASK:
+            yield from batches
+        elif context.attemptNumber() == 0:
+            yield from batches
+            self._halted(context).touch()
+            _wait_for(lambda: False, "no twin of this attempt came through")  # Spark kills it once its twin is through
+        else:
+            _wait_for(self._halted(context).exists, "the first attempt did not come to its halt")
+            first = next(batches)
+            if self.seen is not None:
+                _see(first["value"][0].as_py().encode(), *self.seen)
+            yield first
+            yield from batches
+
+    def _halted(self, context: TaskContext) -> Path:
+        return self.folder / f"halted-{context.stageId()}"
+
+
+def _wait_for(happened: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError(otherwise)
+        time.sleep(0.05)  # between looks at what another process does
+
+
+def _see(value: bytes, bootstrap: str, topic: str) -> None:
+    """Return once a value is in a topic."""
+    from kafkalog import Consumer, TopicPartition
+
+    with Consumer(bootstrap) as consumer:
+        consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(TASKS)})
+        if not any(message.value == value for message in consumer.messages(timeout=_WAIT_SECONDS)):
+            raise TimeoutError("the first attempt's rows did not get into the topic")
 
 
 def place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,19 +132,22 @@ def run(
     checkpoint: str,
     delivery: str = "",
     *,
-    halt: bool = False,
+    halts: Path | None = None,
 ) -> dict[str, Any]:
     """The whole job over two existing topics; what it found."""
     servers = {"kafkalog.bootstrap.servers": bootstrap}
     sink = {**servers, **({"delivery": delivery} if delivery else {})}
 
-    def prepared(rows: DataFrame) -> DataFrame:
-        return rows.mapInArrow(halting, "key string, value string") if halt else rows
+    def prepared(rows: DataFrame, topic: str) -> DataFrame:
+        if halts is None:
+            return rows
+        seen = (bootstrap, topic) if delivery == "at-least-once" else None
+        return rows.mapInArrow(Halting(halts, seen), "key string, value string")
 
     written = spark.range(0, ROWS, 1, TASKS).selectExpr(
         "cast(id % 97 AS string) AS key", "concat(id, ':', repeat('x', 1000)) AS value"
     )
-    prepared(written).write.format("kafkalog").options(**sink, topic=source).mode("append").save()
+    prepared(written, source).write.format("kafkalog").options(**sink, topic=source).mode("append").save()
 
     def read(topic: str) -> DataFrame:
         return spark.read.format("kafkalog").options(**servers, subscribe=topic).load()
@@ -113,7 +159,7 @@ def run(
         .selectExpr("cast(key AS string) AS key", "cast(value AS string) AS value")
     )
     query = (
-        prepared(stream)
+        prepared(stream, target)
         .writeStream.format("kafkalog")
         .options(**sink, topic=target, checkpointLocation=checkpoint)
         .trigger(availableNow=True)
@@ -147,11 +193,12 @@ def main() -> None:
 
     builder = SparkSession.builder.appName("kafkalog deployed")
     spark = (builder.remote(given.remote) if given.remote else builder).getOrCreate()
+    halts = given.checkpoints if given.halting else None
     found = []
     for topics in given.topics:
         source, target, *delivery = topics.split(":")
         checkpoint = str(given.checkpoints / target)
-        found.append(run(spark, given.bootstrap, source, target, checkpoint, *delivery, halt=given.halting))
+        found.append(run(spark, given.bootstrap, source, target, checkpoint, *delivery, halts=halts))
     print(json.dumps(found))
     spark.stop()
 
