@@ -39,10 +39,5 @@ class ManualClock(Clock):
             self._now_us += int(seconds * 1_000_000)
             self._monotonic += seconds
 
-    def jump(self, seconds: float) -> None:
-        """Move the wall clock only, as a clock correction does."""
-        with self._lock:
-            self._now_us += int(seconds * 1_000_000)
-
 
 SYSTEM_CLOCK = Clock()

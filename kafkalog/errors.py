@@ -135,11 +135,6 @@ class NoCommittedOffset(KafkalogError):
     )
 
 
-class NoOffsetForTimestamp(KafkalogError):
-    code = 23
-    message = "{partition} has no record at or after timestamp {timestamp_us} us"
-
-
 class DataLost(KafkalogError):
     """A stream can not go on from its position: records between it and the present are not in the log any more."""
 

@@ -4,14 +4,22 @@ many. Nothing connects at import."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
     from kafkalog.config import Values
 
-_clusters: dict[tuple[int, str, tuple[tuple[str, Any], ...]], Cluster] = {}
+Key = tuple[int, str, tuple[tuple[str, Any], ...]]
 """By process id (a forked child must not use its parent's), servers and settings."""
+
+_clusters: dict[Key, Cluster] = {}
+
+
+def key_of(bootstrap_servers: str, settings: Mapping[str, Any]) -> Key:
+    """The key of this process for a cluster and settings, whatever their order."""
+    return os.getpid(), bootstrap_servers, tuple(sorted(settings.items()))
 
 
 def cluster_of(bootstrap_servers: str, settings: Values) -> Cluster:
@@ -19,7 +27,7 @@ def cluster_of(bootstrap_servers: str, settings: Values) -> Cluster:
     from kafkalog.client.config import connection_settings
 
     settings = connection_settings(settings)
-    key = (os.getpid(), bootstrap_servers, tuple(sorted(settings.given().items())))
+    key = key_of(bootstrap_servers, settings.given())
     cluster = _clusters.get(key)
     if cluster is None:
         from kafkalog.client.cluster import Cluster

@@ -5,7 +5,6 @@ partition.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalog.errors import KafkalogError
 from pyspark_kafkalog.columns import batches_by_topic
+from pyspark_kafkalog.connections import Key, key_of
 from pyspark_kafkalog.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from kafkalog.client.delivery import TableDelivery
     from kafkalog.client.producer import Producer
 
-_producers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Producer] = {}
-"""This process's producers by process id (a forked child must not use its parent's), servers and settings. Spark's
-Python workers live through many tasks and micro-batches, one task at a time."""
+_producers: dict[Key, Producer] = {}
+"""Spark's Python workers live through many tasks and micro-batches, one task at a time."""
 
 
 def write_rows(
@@ -36,7 +35,7 @@ def write_rows(
     A producer is kept for the process's next task only if this one ends well: what a failed one still holds must not
     reach the log later.
     """
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    key = key_of(options.bootstrap_servers, options.client)
     producer = _producers.pop(key, None) or _new_producer(options)
     try:
         unacknowledged: deque[TableDelivery] = deque()

@@ -7,7 +7,6 @@ away by the brokers. What a commit is made of is `kafkalog/client/transactions.p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalog.log import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
-from pyspark_kafkalog.connections import cluster_of
+from pyspark_kafkalog.connections import Key, cluster_of, key_of
 from pyspark_kafkalog.fingerprint import UNKNOWN
 from pyspark_kafkalog.sink_options import SinkOptions
 
@@ -36,8 +35,7 @@ RUN_ID = "spark.jobGroup.id"
 tells the driver's side of a sink neither of the ids, so the tasks' messages carry them there."""
 
 
-_committers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Committer] = {}
-"""By process id (a forked child must not use its parent's), servers and settings."""
+_committers: dict[Key, Committer] = {}
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _committer(options: SinkOptions) -> Committer:
     from kafkalog.client.config import parse_producer
     from kafkalog.client.transactions import Committer
 
-    key = (os.getpid(), options.bootstrap_servers, tuple(sorted(options.client.items())))
+    key = key_of(options.bootstrap_servers, options.client)
     committer = _committers.get(key)
     if committer is None:
         settings = parse_producer(options.client)

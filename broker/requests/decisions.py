@@ -1,4 +1,4 @@
-"""Decisions of transactions: read, written, listed and forgotten in ZooKeeper. Any broker answers; it keeps none.
+"""Decisions of transactions: read, written and listed in ZooKeeper. Any broker answers; it keeps none.
 
 A write is a compare-and-set and nothing more: the rules of who may decide are the committer's.
 """
@@ -36,15 +36,6 @@ def list_decisions(request: pb.ListDecisionsRequest, catalog: Catalog) -> pb.Lis
     """The decisions of all transactions, by id. Raises ZooKeeperUnreachable."""
     found = transactions.list_decisions(catalog.session)
     return pb.ListDecisionsReply(decisions=[decision_to_wire(decision) for decision in found])
-
-
-def forget_decision(request: pb.ForgetDecisionRequest, catalog: Catalog) -> pb.ForgetDecisionReply:
-    """Remove a decision of exactly this version. Raises DecisionMoved, InvalidRequest, ZooKeeperUnreachable."""
-    _check_id(request.transactional_id)
-    if request.version < 0:
-        raise InvalidRequest(reason=f"version {request.version} is none that a decision has")
-    transactions.forget_decision(catalog.session, request.transactional_id, request.version)
-    return pb.ForgetDecisionReply()
 
 
 def _check_id(transactional_id: str) -> None:

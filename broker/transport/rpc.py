@@ -184,9 +184,6 @@ class BrokerService:
     def ListDecisions(self, request: transactions_pb2.ListDecisionsRequest, context: Any) -> Any:
         return decisions.list_decisions(request, self._catalog)
 
-    def ForgetDecision(self, request: transactions_pb2.ForgetDecisionRequest, context: Any) -> Any:
-        return decisions.forget_decision(request, self._catalog)
-
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:
             raise RequestTooLarge(size=len(request.body), setting="inline append limit", limit=_INLINE_MAX)

@@ -240,15 +240,3 @@ class ListDecisionsReply(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
-
-class ForgetDecisionRequest(_message.Message):
-    __slots__ = ("transactional_id", "version")
-    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    transactional_id: str
-    version: int
-    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
-
-class ForgetDecisionReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

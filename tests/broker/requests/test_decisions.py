@@ -50,7 +50,7 @@ def read(broker: RunningBroker, transactional_id: str) -> Decision:
     return decision_from_wire(broker.stub.ReadDecision(request, timeout=30))
 
 
-def test_a_decision_is_made_read_listed_and_forgotten(broker: RunningBroker) -> None:
+def test_a_decision_is_made_read_and_listed(broker: RunningBroker) -> None:
     assert read(broker, "app-a/b-t") == Decision("app-a/b-t")
     before_us = time.time_ns() // 1000
     assert decide(broker, DECIDED) == 0
@@ -61,10 +61,6 @@ def test_a_decision_is_made_read_listed_and_forgotten(broker: RunningBroker) -> 
     [listed] = broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
     assert decision_from_wire(listed) == read(broker, "app-a/b-t")
     assert listed.done
-    stale = pb.ForgetDecisionRequest(transactional_id="app-a/b-t", version=0)
-    assert isinstance(refused(broker.stub.ForgetDecision, stale), DecisionMoved)
-    broker.stub.ForgetDecision(pb.ForgetDecisionRequest(transactional_id="app-a/b-t", version=1), timeout=30)
-    assert not broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
 
 
 def test_a_decision_on_another_version_is_refused_with_both_versions(broker: RunningBroker) -> None:
@@ -95,10 +91,8 @@ def test_nonsense_is_refused_and_nothing_is_written(broker: RunningBroker, decis
     assert not broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
 
 
-def test_requests_without_an_id_or_a_version_are_refused(broker: RunningBroker) -> None:
+def test_a_request_without_an_id_is_refused(broker: RunningBroker) -> None:
     assert isinstance(refused(broker.stub.ReadDecision, pb.ReadDecisionRequest()), InvalidRequest)
-    forget = pb.ForgetDecisionRequest(transactional_id="x", version=-1)
-    assert isinstance(refused(broker.stub.ForgetDecision, forget), InvalidRequest)
 
 
 def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_broker: StartBroker) -> None:
