@@ -213,6 +213,30 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
         read_between(strict, {topic: {"0": 2}}, end)
 
 
+def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_start(live: Live, monkeypatch: Any) -> None:
+    from kafkalog.client import fetcher
+
+    topic = live.topic(0)
+    for _ in range(4):
+        live.append(topic, 1)
+    fetch_range = fetcher.fetch_range
+    starts = []
+
+    def cut_back(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int) -> Any:
+        """Two answers, and then the log ends before what was read of it."""
+        starts.append(start)
+        fetched = fetch_range(cluster, partition, topic_id, start, end, max_bytes=1)
+        yield next(fetched)
+        yield next(fetched)
+        raise OffsetOutOfRange(offset=start + 2, partition=str(partition), start_offset=0, end_offset=1)
+
+    monkeypatch.setattr(fetcher, "fetch_range", cut_back)
+    assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1]]
+    assert starts == [0]
+    with pytest.raises(DataLost, match="is outside"):
+        live.read(subscribe=topic)
+
+
 def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -> None:
     from kafkalog.client import fetcher
 
