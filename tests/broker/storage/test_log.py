@@ -551,6 +551,18 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
         log.truncate_to(-1)
 
 
+def test_retention_deletes_what_a_truncation_left_before_the_start(directory: LogDirectory, clock: ManualClock) -> None:
+    log = open_log(directory, topic(retention_ms=10_000))
+    fill(log, 3)
+    log.delete_before(1)
+    assert log.truncate_to(1) == 1
+    clock.advance(11)
+    assert log.apply_retention() == 1  # a segment whose only record is not readable: the start stays where it is
+    assert (log.start_offset, log.end_offset, log.view.size_bytes) == (1, 1, 0)
+    fill(log, 1)
+    assert list(read_all(log)) == [1]
+
+
 def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirectory) -> None:
     log = open_log(directory, topic(index_interval_bytes=300))
     for offset, when in enumerate([10, 90, 20, 30, 40, 50]):
