@@ -57,7 +57,7 @@ class Gate:
         if self._min_offsets is None:
             return True
         now = self._clock()
-        waited = self._opened is None or now - self._opened > self._max_delay_s
+        waited = self._opened is None or now - self._opened >= self._max_delay_s
         if not waited and new_records < self._min_offsets:
             return False
         self._opened = now
