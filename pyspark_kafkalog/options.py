@@ -141,11 +141,12 @@ def _topics(name: str, text: str) -> tuple[str, ...]:
 
 
 def _pattern(name: str, text: str) -> str:
+    pattern = _text(name, text)
     try:
-        re.compile(_text(name, text))
+        re.compile(pattern)
     except re.error as error:
         raise InvalidArgument(reason=f"{name}='{text}' is no regular expression: {error}") from None
-    return text
+    return pattern
 
 
 def _start(name: str, text: str) -> Position:

@@ -21,7 +21,14 @@ def test_a_read_with_nothing_but_the_needful_has_the_connectors_defaults() -> No
     assert parsed.selection.topics() == ("flights",)
     assert [bound.position for bound in parsed.batch_bounds()] == [EARLIEST, LATEST]
     assert parsed.stream_start().position == LATEST
-    assert (parsed.include_headers, parsed.max_offsets_per_trigger) == (False, None)
+    assert (parsed.include_headers, parsed.fail_on_data_loss) == (False, True)
+    assert (parsed.max_offsets_per_trigger, parsed.min_offsets_per_trigger, parsed.max_trigger_delay_s) == (
+        None,
+        None,
+        15 * 60,
+    )
+    assert (parsed.min_partitions, parsed.max_records_per_partition) == (None, None)
+    assert (parsed.fetch_attempts, parsed.fetch_retry_interval_ms) == (3, 1000)
 
 
 def test_names_are_compared_without_case() -> None:

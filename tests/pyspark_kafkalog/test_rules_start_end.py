@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
 from kafkalog.errors import InvalidArgument, UnknownTopic
+from pyspark_kafkalog import lookup
 from pyspark_kafkalog.datasource import KafkalogDataSource
 from pyspark_kafkalog.source import BatchReader
+from tests.pyspark_kafkalog import live as readers
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, by_partition, rows
 
 NO_MATCH = r"no record at or after timestamp .* startingOffsetsByTimestampStrategy=latest"
@@ -23,6 +27,29 @@ def test_a_pattern_without_a_match_is_an_empty_batch_and_an_idle_stream(live: Li
     assert live.batch(subscribePattern="matches.nothing").partitions() == []
     stream = live.stream(subscribePattern="matches.nothing")
     assert stream.latestOffset(stream.initialOffset(), EVERYTHING) == {}
+
+
+def test_a_selection_is_trimmed_and_empty_names_are_dropped(live: Live) -> None:
+    one, two = live.topic(1), live.topic(2)
+    ends = {one: {"0": 1}, two: {"0": 2}}
+    assert live.start(subscribe=f" {one} ,, {two},", startingOffsets=" Latest ") == ends
+    assert live.start(subscribePattern=f" ^{one}$ ") == {one: {"0": 1}}
+    assert live.start(assign=f' {{"{two}": [0]}} ') == {two: {"0": 2}}
+
+
+def test_the_options_of_a_kafka_job_are_taken_whatever_their_case(live: Live) -> None:
+    topic = live.topic(5)
+    options = {
+        "kafka.Bootstrap.Servers": live.servers,
+        "SUBSCRIBE": topic,
+        "startingoffsets": json.dumps({topic: {"0": 1}}),
+        "EndingOffsets": " LATEST ",
+        "MINPARTITIONS": "2",
+    }
+    reader = BatchReader(readers.SCHEMA, options)
+    planned = reader.partitions()
+    assert len(planned) == 2
+    assert rows(reader, planned) == [(0, 1), (0, 2), (0, 3), (0, 4)]
 
 
 def test_a_topic_that_is_not_there_is_asked_for_as_often_as_told_then_fails(live: Live, monkeypatch: Any) -> None:
@@ -42,9 +69,25 @@ def test_a_topic_that_is_not_there_is_asked_for_as_often_as_told_then_fails(live
     assert len(asked) == 1
 
 
-def test_a_partition_that_is_assigned_and_not_there_is_left_out(live: Live) -> None:
+def test_the_pause_before_a_topic_is_asked_for_again_is_as_told_and_a_second_by_default(
+    live: Live, monkeypatch: Any
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(lookup, "time", SimpleNamespace(sleep=pauses.append))
+    missing = {"kafkalog.bootstrap.servers": live.servers, "subscribe": live.new_topic()}
+    for options in ({}, {"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "70"}):
+        with pytest.raises(UnknownTopic):
+            BatchReader(SCHEMA, {**missing, **options}).partitions()
+    assert pauses == [1, 1, 0.07]
+
+
+def test_a_partition_that_is_assigned_and_not_there_is_left_out_with_a_warning(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = live.topic(2, 3)
-    assert live.read(assign={topic: [1, 5]}) == [[], [0, 1, 2]]
+    with caplog.at_level(logging.WARNING):
+        assert live.read(assign={topic: [1, 5]}) == [[], [0, 1, 2]]
+    assert f"assigned_partitions_not_there partitions={topic}-5" in caplog.messages
     assert live.start(assign={topic: [1, 5]}, startingOffsets="latest") == {topic: {"1": 3}}
 
 
@@ -78,6 +121,17 @@ def test_a_batch_that_starts_behind_its_end_fails_when_both_are_known(live: Live
         live.read(subscribe=topic, endingOffsets={topic: {"0": 2}})
     with pytest.raises(InvalidArgument, match=says.format(4, 3)):
         live.batch(subscribe=topic, startingOffsets={topic: {"0": 4}}, endingOffsets={topic: {"0": 3}})
+
+
+def test_a_batch_that_mixes_times_and_offsets_fails_when_they_are_known_to_cross(live: Live, timed: str) -> None:
+    says = "the start offset {} of .*-0 .{}. is greater than its end offset {} .{}."
+    by_time, until = {"startingTimestamp": "1500"}, {"endingTimestamp": "1500"}
+    with pytest.raises(InvalidArgument, match=says.format(1, "startingTimestamp", 0, "endingOffsets")):
+        live.batch(subscribe=timed, **by_time, endingOffsets={timed: {"0": 0, "1": 1}}).partitions()
+    with pytest.raises(InvalidArgument, match=says.format(2, "startingOffsets", 1, "endingTimestamp")):
+        live.batch(subscribe=timed, **until, startingOffsets={timed: {"0": 2, "1": 0}}).partitions()
+    assert live.read(subscribe=timed, **by_time, endingOffsets={timed: {"0": 1, "1": 0}}) == []
+    assert live.read(subscribe=timed, **by_time, **until) == []
 
 
 def test_earliest_and_latest_of_a_batch_are_looked_up_when_its_plan_is_run(live: Live) -> None:
@@ -145,6 +199,13 @@ def test_a_start_without_a_match_fails_and_names_the_strategy_or_is_latest(live:
         latest = {**times, "startingOffsetsByTimestampStrategy": "LATEST"}
         assert live.read(subscribe=timed, **latest)[1:] == []
         assert live.start(subscribe=timed, **latest)[timed]["1"] == 1
+
+
+def test_times_are_looked_up_once_when_a_batch_is_planned(live: Live, timed: str) -> None:
+    reader = live.batch(subscribe=timed, startingTimestamp="1500", endingTimestamp="9999")
+    plan = reader.partitions()
+    live.append_at(timed, 3500)
+    assert by_partition(rows(reader, plan)) == [[1, 2], [0]]
 
 
 def test_an_end_without_a_match_is_latest(live: Live, timed: str) -> None:
@@ -224,6 +285,8 @@ def test_symbols_and_what_a_time_overrules_are_not_compared() -> None:
         {"startingOffsets": '{"t": {"0": 5}}', "endingOffsets": '{"t": {"0": -1}}'},
         {"startingOffsets": "latest", "startingTimestamp": "1"},
         {"startingOffsets": '{"t": {"0": 5}}', "endingTimestamp": "1"},
+        {"startingOffsets": '{"t": {"0": 5}}', "endingOffsets": '{"t": {"0": 5}}'},  # as much is no contradiction
+        {"startingTimestamp": "5", "endingTimestamp": "5"},
     ):
         BatchReader(SCHEMA, {**NOWHERE, **options})
 
@@ -267,6 +330,36 @@ def test_what_is_wrong_for_batch_and_stream_alike_is_told_at_load(options: dict[
     with pytest.raises(InvalidArgument, match=re.escape(says)) as raised:
         KafkalogDataSource({**NOWHERE, **options}).schema()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kafka.auto.offset.reset", "set startingOffsets instead"),
+        ("kafka.key.deserializer", "keys are read as bytes"),
+        ("kafka.value.deserializer", "values are read as bytes"),
+        ("kafka.enable.auto.commit", "a stream's position is in its checkpoint"),
+        ("kafka.interceptor.classes", "there are no interceptors"),
+    ],
+)
+def test_settings_that_the_connector_refuses_are_refused_whatever_their_case(name: str, says: str) -> None:
+    for spelt in (name, name.title()):
+        with pytest.raises(InvalidArgument, match=f"the option {name} is not supported: {says}"):
+            KafkalogDataSource({**NOWHERE, spelt: "x"})
+
+
+def test_limits_may_be_the_same(live: Live) -> None:
+    topic = live.topic(4)
+    live.start(subscribe=topic, minOffsetsPerTrigger="3", maxOffsetsPerTrigger="3")
+    assert live.read(subscribe=topic, minPartitions="3", maxInputPartitions="3") == [[0, 1, 2, 3]]
+
+
+def test_a_prefix_that_a_given_group_makes_useless_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        KafkalogDataSource({**NOWHERE, "groupIdPrefix": "p"})
+        assert caplog.messages == []
+        KafkalogDataSource({**NOWHERE, "groupIdPrefix": "p", "kafka.group.id": "g"})
+    assert [message.split(" reason")[0] for message in caplog.messages] == ["option_ignored option=groupIdPrefix"]
 
 
 def test_the_connectors_own_options_are_accepted(live: Live) -> None:
