@@ -195,7 +195,7 @@ OPTIONS = (
            "none, whatever endingOffsets says.", "milliseconds only"),
     Option("endingTimestamp", "milliseconds or ISO-8601", "none", (BATCH_READ,), parse_timestamp,
            "The same with one time for every partition; it comes before the other two.",
-           "milliseconds only; a stream ignores it there, and refuses it here"),
+           "milliseconds only; refused here by a stream, which ignores it there, and when it is before startingTimestamp"),
     Option("includeHeaders", "true or false", "false", READ, _truth, "Adds the column `headers`."),
     Option("columns", "column,column", "all", READ, _columns,
            "Reads just these, in this order: `value,offset`. The same as `.schema(...)` with their types.", OURS),
@@ -207,7 +207,8 @@ OPTIONS = (
            "counts.", OURS),
     Option("minOffsetsPerTrigger", "whole number", "any", (STREAM_READ,), _count,
            "There is no micro-batch before so many records are there or maxTriggerDelay is over; the first after a "
-           "start does not wait. Trigger.Once and AvailableNow ignore it."),
+           "start does not wait. Trigger.Once and AvailableNow ignore it.",
+           "counts with AvailableNow too, which may leave the last records to the next run"),
     Option("maxTriggerDelay", "time, as in 5s or 15m", "15m", (STREAM_READ,), parse_span_s,
            "How long minOffsetsPerTrigger may hold a micro-batch back; a bare number is milliseconds."),
     Option("minPartitions", "whole number", "none", READ, _count,
@@ -220,7 +221,7 @@ OPTIONS = (
            "partitions, as each split costs a Python task of 20 to 55 ms.", OURS),
     Option("failOnDataLoss", "true or false", "true", READ, _truth,
            "Whether to fail when records that were to be read are gone, or to tell of it in the log and go on with what "
-           "is there."),
+           "is there.", "notices a topic that was made anew only while it is shorter, and passes over what it has then"),
     Option("kafkaConsumer.pollTimeoutMs", "milliseconds", "`retry.timeout.ms`", READ, _milliseconds,
            "How long a task tries to get records from brokers that do not answer.",
            "`spark.network.timeout` by default"),
