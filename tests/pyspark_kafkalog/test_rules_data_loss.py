@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -257,6 +258,23 @@ def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -
     assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1, 4, 5]]
 
 
+def test_a_loss_that_does_not_fail_a_read_is_told_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        return [message for message in caplog.messages if message.startswith("data_lost")]
+
+    topic = live.topic(6)
+    stream = live.stream(subscribe=topic, **GO_ON)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            stream.latestOffset({topic: {"0": 9}}, EVERYTHING)
+        [one] = told()
+        live.delete_before(topic, 4)
+        read_between(stream, {topic: {"0": 1}}, {topic: {"0": 6}})
+        [_, two] = told()
+    assert f"offset 9 of {topic}-0, which now ends at 6" in one
+    assert f"offset 1 of {topic}-0 is outside [4, 6]" in two
+
+
 # --- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
@@ -334,3 +352,11 @@ def test_a_first_batch_replayed_with_a_later_start_is_empty_and_loses_nothing(li
         assert restarted.partitions(restarted.initialOffset(), logged) == []
         end = restarted.latestOffset(logged, EVERYTHING)
         assert len(read_between(restarted, logged, end)) == 2
+
+
+def test_a_first_batch_replayed_from_earliest_starts_at_what_is_earliest_then(live: Live) -> None:
+    topic = live.topic(4)
+    _, _, logged = started(live, topic, **EARLIEST)
+    live.delete_before(topic, 2)
+    restarted = live.stream(subscribe=topic, **EARLIEST)
+    assert read_between(restarted, restarted.initialOffset(), logged) == [(0, 2), (0, 3)]

@@ -187,3 +187,27 @@ def test_everything_is_acknowledged_when_write_returns(admin: Admin, at_least_on
     writer = BatchWriter(schema, {**at_least_once, "kafkalog.linger.ms": "60000"}, overwrite=False)
     writer.write(batch_of(["v"] * 1000, key=[b"k"] * 1000) for _ in range(5))
     assert admin.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset == 5000
+
+
+def test_a_record_that_fails_after_it_was_taken_fails_its_task(
+    admin: Admin, at_least_once: dict[str, str], topic: str
+) -> None:
+    admin.create_topic(topic)
+    writer = BatchWriter(VALUES, {**at_least_once, "kafkalog.linger.ms": "60000"}, overwrite=False)
+
+    def then_the_topic_goes() -> Iterator[pa.RecordBatch]:
+        yield batch_of(["v"])
+        admin.delete_topic(topic)
+
+    with pytest.raises(UnknownTopic, match=topic):
+        writer.write(then_the_topic_goes())
+
+
+def test_neither_commit_nor_abort_change_what_was_written_at_least_once(
+    admin: Admin, at_least_once: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    writer = BatchWriter(VALUES, at_least_once, overwrite=False)
+    for end in (writer.commit, writer.abort):
+        end([writer.write(iter([batch_of(["v"])])), None])
+    assert len(messages_in(topic)) == 2

@@ -104,6 +104,22 @@ def test_headers_keep_order_and_doubles_and_may_be_null_or_empty(
     assert sorted(m.headers for m in messages_in(topic)) == sorted(tuple(headers or ()) for headers in given)
 
 
+@DELIVERIES
+def test_a_partition_that_is_not_there_and_a_header_without_a_key_fail_the_write(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, delivery: str
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    no_key = "array(struct(cast(NULL AS string) AS key, cast('h' AS binary) AS value))"
+    for column, says in (
+        ("if(id = 0, 0, 2) AS partition", f"'{topic}' has no partition 2"),
+        ("if(id = 0, 0, -1) AS partition", f"'{topic}' has no partition -1"),
+        (f"if(id = 0, NULL, {no_key}) AS headers", "has a header without a key"),
+    ):
+        with pytest.raises(Exception, match=says):
+            write(spark.range(2).selectExpr("'v' AS value", column), options, delivery=delivery)
+    assert messages_in(topic) == []
+
+
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
