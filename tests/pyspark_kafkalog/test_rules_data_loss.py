@@ -62,9 +62,12 @@ def test_an_added_partition_that_is_gone_before_its_start_is_known(live: Live, m
     assert lenient.partitions(end, {topic: {"0": 2, "1": 1}}) == []
 
 
-def test_a_suspected_loss_is_asked_again_before_it_is_believed(live: Live, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("options", [EARLIEST, GO_ON])
+def test_a_suspected_loss_is_asked_again_before_it_is_believed(
+    live: Live, monkeypatch: Any, options: dict[str, str]
+) -> None:
     topic = live.topic(5)
-    stream, start, end = started(live, topic, **EARLIEST)
+    stream, start, end = started(live, topic, **options)
     looks: list[int] = []
     at = Lookup.at
 
@@ -113,11 +116,19 @@ def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_go_on(
         strict.partitions(end, after)
 
 
-def test_when_every_topic_is_gone_the_position_is_kept_and_never_empty(live: Live) -> None:
+def test_when_every_topic_of_a_pattern_is_gone_the_stream_fails_or_keeps_its_position_and_never_has_none(
+    live: Live,
+) -> None:
     topic = live.topic(2)
-    stream = live.stream(subscribePattern=f"^{topic}", **GO_ON)
-    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    strict, stream = (live.stream(subscribePattern=f"^{topic}", **options) for options in (EARLIEST, GO_ON))
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, EVERYTHING)
     live.admin.delete_topic(topic)
+    with pytest.raises(DataLost, match=f"the stream reads {topic}-0, deleted since"):
+        strict.latestOffset(end, EVERYTHING)
+    with pytest.raises(DataLost, match=f"the batch reads {topic}-0, deleted since"):
+        strict.partitions(start, end)
+    assert stream.partitions(start, end) == []
     assert stream.latestOffset(end, EVERYTHING) == end == {topic: {"0": 2}}
 
 
@@ -132,6 +143,9 @@ def test_a_position_behind_the_end_fails_the_stream_or_goes_back_to_the_end(live
     assert lenient.partitions(beyond, end) == []
     with pytest.raises(DataLost, match=f"offset 9 of {topic}-0, which now ends at 3"):
         live.stream(subscribe=topic, **EARLIEST).partitions(beyond, end)
+    at_its_start, start, _ = started(live, topic, startingOffsets={topic: {"0": 2}})
+    with pytest.raises(DataLost, match=f"offset 2 of {topic}-0, which now ends at 1"):
+        at_its_start.partitions(start, {topic: {"0": 1}})  # no replay: its first batch ended further on
     live.append(topic, 1)
     assert read_between(lenient, end, lenient.latestOffset(end, EVERYTHING)) == [(0, 3)]
 
@@ -301,6 +315,7 @@ def test_available_now_fails_on_a_loss_whatever_fail_on_data_loss_says(live: Liv
     stream, start, end = available_now(live, topic, maxOffsetsPerTrigger="3")
     for moved, says in (
         ({topic: {"0": 3, "1": 1}}, "had set out to read"),
+        ({}, "ends in none, and it had set out to read"),
         ({topic: {"0": 5}}, "had set out to read up to 4"),
     ):
         with pytest.raises(DataLost, match=says):

@@ -96,6 +96,17 @@ def test_min_offsets_lets_the_first_batch_pass_and_then_waits_for_enough_or_the_
     assert stream.latestOffset(second, EVERYTHING) == {topic: {"0": 9}}
 
 
+def test_min_offsets_counts_from_the_empty_first_batch_of_a_stream_from_latest_on(live: Live) -> None:
+    topic = live.topic(3)
+    stream = live.stream(subscribe=topic, minOffsetsPerTrigger="5", maxTriggerDelay="1h")
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, EVERYTHING) == start
+    live.append(topic, 4)
+    assert stream.latestOffset(start, EVERYTHING) == start
+    live.append(topic, 1)
+    assert stream.latestOffset(start, EVERYTHING) == {topic: {"0": 8}}
+
+
 def test_a_batch_that_has_waited_is_still_limited(live: Live) -> None:
     topic = live.topic(30)
     both = {"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "20"}
@@ -110,9 +121,10 @@ def test_available_now_ignores_the_minimum_and_once_ignores_all_limits(live: Liv
     stream = live.stream(subscribe=topic, startingOffsets="earliest", **options)
     stream.prepareForTriggerAvailableNow()
     assert first_batches(stream, 4) == [[4], [8], [9], [9]]
-    stream = live.stream(subscribe=topic, startingOffsets="earliest", **options)
-    for _ in range(2):
-        assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable()) == {topic: {"0": 9}}
+    for limit in ({"maxOffsetsPerTrigger": "4"}, {"maxBytesPerTrigger": "1"}, {"minOffsetsPerTrigger": "100"}):
+        stream = live.stream(subscribe=topic, startingOffsets="earliest", **limit)
+        for _ in range(2):
+            assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable()) == {topic: {"0": 9}}
 
 
 def test_a_batch_read_tells_which_options_it_ignores(live: Live, caplog: pytest.LogCaptureFixture) -> None:

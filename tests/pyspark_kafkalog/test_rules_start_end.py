@@ -87,7 +87,12 @@ def test_a_partition_that_is_assigned_and_not_there_is_left_out_with_a_warning(
     topic = live.topic(2, 3)
     with caplog.at_level(logging.WARNING):
         assert live.read(assign={topic: [1, 5]}) == [[], [0, 1, 2]]
-    assert f"assigned_partitions_not_there partitions={topic}-5" in caplog.messages
+    assert caplog.messages == [f"assigned_partitions_not_there partitions={topic}-5"]
+    stream = live.stream(assign={topic: [1, 5]})
+    with caplog.at_level(logging.WARNING):
+        end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+        stream.latestOffset(end, EVERYTHING)
+    assert len(caplog.messages) == 2  # a stream is told once, not with each micro-batch
     assert live.start(assign={topic: [1, 5]}, startingOffsets="latest") == {topic: {"1": 3}}
 
 

@@ -20,6 +20,7 @@ def of(partition: int, start: int, end: int) -> InputRange:
     [
         ([5, 5], None, None, [5, 5]),
         ([5, 5], 2, None, [5, 5]),  # as many as wanted: whole
+        ([7500, 2500, 1, 1, 1, 1, 1, 1], 8, None, [7500, 2500, 1, 1, 1, 1, 1, 1]),  # however unequal they are
         ([10], 3, None, [3, 3, 4]),  # the last takes the remainder
         ([10, 10], 4, None, [5, 5, 5, 5]),
         ([100, 1], 4, None, [33, 33, 34, 1]),  # a small one stays whole and is not counted in the proportions
