@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from tests.pyspark_kafkalog.live import Live
 
@@ -23,7 +24,7 @@ class Query:
         self.read: list[tuple[int, int]] = []
         """(partition, offset) of the rows read so far."""
 
-    def run(self, **trigger: Any) -> None:
+    def run(self, **trigger: Any) -> StreamingQuery:
         frame = self._spark.readStream.format("kafkalog").options(**self._options).load()
 
         def take(batch: DataFrame, _: int) -> None:
@@ -35,6 +36,7 @@ class Query:
             assert query.awaitTermination(120)
         finally:
             query.stop()
+        return query
 
     def logged(self) -> list[Any]:
         """The source's offsets in the checkpoint, a micro-batch each, as they are written."""
@@ -102,6 +104,19 @@ def test_once_reads_everything_at_once(query: Callable[..., Query], live: Live) 
     stream.run(once=True)
     assert stream.read == [(0, offset) for offset in range(9)]
     assert [json.loads(text) for text in stream.logged()] == [{topic: {"0": 9}}]
+
+
+def test_the_progress_has_offsets_and_rows_and_neither_metrics_nor_a_description_of_ours(
+    query: Callable[..., Query], live: Live
+) -> None:
+    topic = live.topic(3)
+    run = query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2").run()
+    sources = [json.loads(progress.json)["sources"][0] for progress in run.recentProgress]
+    offsets = [[source[name][topic]["0"] for name in ("endOffset", "latestOffset")] for source in sources]
+    assert offsets == [[2, 3], [3, 3]]
+    assert [source["startOffset"] for source in sources] == [None, sources[0]["endOffset"]]  # the first has none yet
+    assert [source["numInputRows"] for source in sources] == [2, 1]
+    assert [(source.get("metrics", {}), "afka" in source["description"]) for source in sources] == [({}, False)] * 2
 
 
 def test_a_first_batch_from_latest_whose_commit_was_lost_loses_nothing(query: Callable[..., Query], live: Live) -> None:
