@@ -29,6 +29,7 @@ def session(config: dict[str, Any]) -> SparkSession:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
         "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": "tests.pyspark_kafkalog.fire.daemon",
         "spark.sql.streaming.minBatchesToRetain": "1000000",
         f"spark.executorEnv.{FOLDER}": config["folder"],
         f"spark.executorEnv.{DRIVER}": os.environ[DRIVER],
