@@ -14,7 +14,14 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, TopicPartition
 from kafkalog.client.partitioner import partition_for_key
-from kafkalog.errors import InvalidArgument, KafkalogError, RecordTooLarge, UnknownPartition, UnknownTopic
+from kafkalog.errors import (
+    BatchTooLarge,
+    InvalidArgument,
+    KafkalogError,
+    RecordTooLarge,
+    UnknownPartition,
+    UnknownTopic,
+)
 from pyspark_kafkalog import direct
 from pyspark_kafkalog.sink import BatchWriter
 
@@ -193,14 +200,11 @@ def test_a_record_that_fails_after_it_was_taken_fails_its_task(
     admin: Admin, at_least_once: dict[str, str], topic: str
 ) -> None:
     admin.create_topic(topic)
-    writer = BatchWriter(VALUES, {**at_least_once, "kafkalog.linger.ms": "60000"}, overwrite=False)
-
-    def then_the_topic_goes() -> Iterator[pa.RecordBatch]:
-        yield batch_of(["v"])
-        admin.delete_topic(topic)
-
-    with pytest.raises(UnknownTopic, match=topic):
-        writer.write(then_the_topic_goes())
+    writer = BatchWriter(VALUES, at_least_once, overwrite=False)
+    writer.write(iter([batch_of(["v"])]))  # so that the client knows the topic, and its limit as it is now
+    admin.alter_topic(topic, {"max.message.bytes": 10_000})
+    with pytest.raises(BatchTooLarge, match=topic):
+        writer.write(iter([batch_of(["v" * 20_000])]))
 
 
 def test_neither_commit_nor_abort_change_what_was_written_at_least_once(
