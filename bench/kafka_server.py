@@ -168,7 +168,7 @@ class KafkaServer:
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise NotAvailable(f"Kafka does not start here: {self._last_line()}") from None
-            time.sleep(0.05)  # Kafka tells nobody that it listens; its log is not for programs
+            time.sleep(0.05)  # a foreign process; a port that opens wakes nobody
 
     def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()

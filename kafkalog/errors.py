@@ -135,6 +135,9 @@ class NoCommittedOffset(KafkalogError):
     )
 
 
+# Code 23 is not to be given again: older brokers and clients have another error by it.
+
+
 class DataLost(KafkalogError):
     """A stream can not go on from its position: records between it and the present are not in the log any more."""
 

@@ -92,7 +92,8 @@ class Lookup:
                 return attempt(Losses(fail=True))
             except _DOUBTFUL as error:
                 log.warning("asking_again", reason=str(error))
-                time.sleep(self.options.fetch_retry_interval_ms / 1000)  # a broker's watch fires somewhere else
+                # The user's option. Nothing can be waited for: what is missing appears at a broker, which tells nobody.
+                time.sleep(self.options.fetch_retry_interval_ms / 1000)
         return attempt(losses)
 
     def partitions(self, missing: Callable[[UnknownTopic], None] | None = None) -> dict[TopicPartition, bytes]:
@@ -225,7 +226,7 @@ class Lookup:
         if ends and wait_for_records(connected(self.options), ends, max(1, int(seconds * 1000))):
             return
         waited = time.monotonic() - started
-        time.sleep(max(0.0, min(_WAIT_AT_LEAST_S, seconds) - waited))
+        time.sleep(max(0.0, min(_WAIT_AT_LEAST_S, seconds) - waited))  # the broker will not wait: nothing else paces
 
 
 _EVERYTHING = (1 << 63) - 1

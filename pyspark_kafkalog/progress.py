@@ -122,7 +122,7 @@ class Progress:
                 for _ in range(_LAST_ATTEMPTS):
                     if published:
                         break
-                    time.sleep(_PAUSE_S)  # what failed may pass: a broker has not heard yet of a new topic
+                    time.sleep(_PAUSE_S)  # another broker may hear of a new topic; it tells no client when
                     published = self._publish(position)
                 self._leave()
             with self._changed:

@@ -270,7 +270,7 @@ class _Session:
             before = latest
             self._lookup.wait(latest, deadline - asked)
             latest = self._look(position)
-            if latest == before:  # woken for nothing
+            if latest == before:  # the broker answered early, without news: asked again at once, it might do so forever
                 time.sleep(max(0.0, min(asked + _IDLE_PAUSE_S, deadline) - time.monotonic()))
 
     def _within_limits(

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.java import QUICK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from broker.local import LocalCluster
 
 ROOT = Path(__file__).resolve().parent.parent
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java that lives some minutes at most: the ten lines of README took 30 s instead of 38 s (means of four runs of
-each, by turns, on two busy cores)."""
 
 _topic_numbers = itertools.count()
 
@@ -30,8 +29,8 @@ def pytest_configure() -> None:
     # A job that a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _QUICK)
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICK)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from kafkalog.cli import doctor, records
 from kafkalog.cli.main import kafkalog, run
 from kafkalog.errors import InvalidArgument
 from tests.free_ports import free_ports
+from tests.waiting import waited_for
 
 COMMANDS = (
     [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
@@ -474,12 +474,7 @@ def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest
         assert list(tmp_path.glob("kafkalog-zookeeper-*"))
         zookeeper.kill()
         zookeeper.wait(60)
-        pause = threading.Event()
-        for _ in range(3000):
-            if not list(tmp_path.glob("kafkalog-zookeeper-*")):
-                return
-            pause.wait(0.01)
-    raise AssertionError("it is still there")
+        waited_for(lambda: not list(tmp_path.glob("kafkalog-zookeeper-*")))
 
 
 @pytest.mark.parametrize(

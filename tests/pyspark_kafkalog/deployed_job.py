@@ -15,9 +15,9 @@ import importlib.util
 import json
 import os
 import sys
-import time
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,8 @@ class Halting:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
+        from tests.waiting import waited_for  # only here: the job without halts runs where the checkout is not seen
+
         context = TaskContext.get()
         assert context is not None
         if context.partitionId() != HALTING_TASK:
@@ -70,9 +72,10 @@ class Halting:
         elif context.attemptNumber() == 0:
             yield from batches
             self._halted(context).touch()
-            _wait_for(lambda: False, "no twin of this attempt came through")  # Spark kills it once its twin is through
+            threading.Event().wait(_WAIT_SECONDS)  # Spark kills it once its twin is through
+            raise TimeoutError("no twin of this attempt came through")
         else:
-            _wait_for(self._halted(context).exists, "the first attempt did not come to its halt")
+            waited_for(self._halted(context).exists, _WAIT_SECONDS, "the first attempt did not come to its halt")
             first = next(batches)
             if self.seen is not None:
                 _see(first["value"][0].as_py().encode(), *self.seen)
@@ -81,14 +84,6 @@ class Halting:
 
     def _halted(self, context: TaskContext) -> Path:
         return self.folder / f"halted-{context.stageId()}"
-
-
-def _wait_for(happened: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not happened():
-        if time.monotonic() > deadline:
-            raise TimeoutError(otherwise)
-        time.sleep(0.05)  # between looks at what another process does
 
 
 def _see(value: bytes, bootstrap: str, topic: str) -> None:

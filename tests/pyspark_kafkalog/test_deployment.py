@@ -20,12 +20,12 @@ from nbclient import NotebookClient
 from broker.local import LocalCluster
 from kafkalog import Admin
 from tests.borrowed_environment import borrowed_environment
+from tests.java import QUICK
 from tests.pyspark_kafkalog.deployed_job import HALTING_TASK, TASKS
 from tests.pyspark_kafkalog.deployments import CONF, JOB, ROOT, SPARK_HOME, Running, environment, options
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a Java that does not live a minute
 COMMON = {
     "spark.ui.enabled": "false",
     "spark.driver.extraJavaOptions": QUICK,

@@ -20,6 +20,7 @@ from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame
+from tests.waiting import waited_for
 
 
 def error_of(part: pb.AppendedPartition | pb.FetchedPartition | pb.ReplyHeader) -> KafkalogError:
@@ -33,16 +34,6 @@ def values_in(body: bytes) -> list[bytes]:
     for header, batch in iter_batches(memoryview(body)):
         found += decode_columns(header, batch).column("value").to_pylist()
     return found
-
-
-def until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Look again and again until it is so; for states of the broker that announce themselves to nobody."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if reached():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to be")
 
 
 # --- appends and fetches -------------------------------------------------------------------------------------------
@@ -256,7 +247,7 @@ def test_a_fetch_is_sent_by_sendfile_from_its_hint_on(broker: RunningBroker) -> 
         assert values_in(more) == [b"%d" % number for number in range(7, 20)]
         wrong = pb.PositionHint(segment_base_offset=0, position=12345)
         assert values_in(client.fetch(topic, 7, hint=wrong)[1]) == values_in(more)
-        until(lambda: broker.counters()["dataport.sendfile_bytes"] == len(body) + 2 * len(more))
+        waited_for(lambda: broker.counters()["dataport.sendfile_bytes"] == len(body) + 2 * len(more))
 
 
 def test_fetch_errors_stand_with_their_partition(broker: RunningBroker) -> None:
@@ -293,7 +284,7 @@ def test_a_fetch_of_several_partitions_keeps_to_its_limit(broker: RunningBroker)
 
 def wait_until_waiting(broker: RunningBroker, topic: bytes, count: int = 1) -> None:
     partition = broker.broker.catalog.leader_of(topic, 0)
-    until(lambda: partition.waiting == count)
+    waited_for(lambda: partition.waiting == count)
 
 
 def test_a_waiting_fetch_is_answered_by_the_append_it_waits_for(broker: RunningBroker) -> None:
@@ -364,7 +355,7 @@ def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: Runni
     client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
     wait_until_waiting(broker, topic)
     client.close()
-    until(lambda: broker.counters()["dataport.connections"] == 0)
+    waited_for(lambda: broker.counters()["dataport.connections"] == 0)
     assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
 
 
@@ -397,7 +388,7 @@ def test_with_flush_messages_1_the_ack_follows_the_flush_and_appends_do_not_wait
     with broker.client() as client:
         for number in range(50):
             client.send(append_frame(number, topic, a_batch([b"%d" % number])))
-        until(lambda: log.end_offset == 50)  # written, all of them, though the first is not acked
+        waited_for(lambda: log.end_offset == 50)  # written, all of them, though the first is not acked
         assert not select.select([client.sock], [], [], 0)[0]
         assert log.flushed_offset == 0
         may_sync.set()
@@ -509,7 +500,7 @@ def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: S
         assert str(error_of(reply)) == "the broker has its 2 connections (max.connections)"
         assert third.is_closed()
         assert one.append(topic, a_batch()).base_offset == 0
-    until(lambda: broker.counters()["dataport.connections"] == 0)
+    waited_for(lambda: broker.counters()["dataport.connections"] == 0)
     with broker.client() as again:
         assert again.append(topic, a_batch()).base_offset == 1
 
@@ -523,7 +514,7 @@ def test_more_bodies_than_the_budget_wait_their_turn_and_all_arrive(start_broker
         # One that begins a body and does not go on holds its part of the budget, the others wait for it.
         first = append_frame(1, topic, bodies[0])
         clients[0].send(first[: len(first) // 2])
-        until(lambda: broker.counters()["dataport.reserved_bytes"] >= 2 << 20)
+        waited_for(lambda: broker.counters()["dataport.reserved_bytes"] >= 2 << 20)
         senders = [
             threading.Thread(target=client.send, args=(append_frame(1, topic, body),))
             for client, body in zip(clients[1:], bodies[1:], strict=True)
@@ -540,7 +531,7 @@ def test_more_bodies_than_the_budget_wait_their_turn_and_all_arrive(start_broker
         for offset in range(6):
             letters.add(values_in(reader.fetch(topic, offset, max_bytes=1)[1])[0][:1])
     assert letters == {b"A", b"B", b"C", b"D", b"E", b"F"}
-    until(lambda: broker.counters()["dataport.reserved_bytes"] == 0)
+    waited_for(lambda: broker.counters()["dataport.reserved_bytes"] == 0)
 
 
 def test_a_body_that_comes_too_slowly_is_cut_off_and_frees_its_bytes(start_broker: StartBroker) -> None:
@@ -562,7 +553,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker, caplo
             client.append(topic, a_batch([bytes(4 << 20)]))
         for number in range(8):
             client.send(fetch_frame(number, topic, 0, max_bytes=16 << 20))
-        until(lambda: broker.counters()["dataport.connections"] == 0)
+        waited_for(lambda: broker.counters()["dataport.connections"] == 0)
     assert "it took no byte of its answer for send.timeout.ms" in caplog.text
 
 
@@ -593,7 +584,7 @@ def test_a_stop_answers_what_was_received_and_what_waits(start_broker: StartBrok
             writer.send(append_frame(number, topic, a_batch()))
         assert writer.reply()[0].correlation_id == 0
         partition = broker.broker.catalog.leader_of(topic, 0)
-        until(lambda: partition.log.end_offset == 500)  # a fetch beyond the end would not wait
+        waited_for(lambda: partition.log.end_offset == 500)  # a fetch beyond the end would not wait
         reader.send(fetch_frame(1, topic, 500, max_wait_ms=30_000))
         wait_until_waiting(broker, topic)
         stopping = threading.Thread(target=broker.stop)

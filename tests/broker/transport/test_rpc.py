@@ -21,6 +21,7 @@ from kafkalog.wire.frames import error_from_wire
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
+from tests.waiting import waited_for
 
 
 def refused(call: Callable[..., Any], request: Any) -> tuple[KafkalogError, grpc.StatusCode]:
@@ -261,9 +262,7 @@ def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker
     waiting = threading.Thread(target=lambda: pulled.append(pull(broker, topic, 0, max_wait_ms=30_000, min_bytes=1)))
     waiting.start()
     partition = broker.broker.catalog.leader_of(topic, 0)
-    pause = threading.Event()
-    while not partition.waiting:
-        pause.wait(0.01)
+    waited_for(lambda: partition.waiting > 0)
     append(broker, topic, a_batch([b"news"]))
     waiting.join()
     assert len(pulled[0].body) == pulled[0].reply.partitions[0].length > 0
@@ -312,9 +311,7 @@ def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
         bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=30_000), timeout=30
     )
     partition = broker.broker.catalog.leader_of(topic, 0)
-    pause = threading.Event()
-    while not partition.waiting:
-        pause.wait(0.01)
+    waited_for(lambda: partition.waiting > 0)
     assert not waiting.done()
     append(broker, topic, a_batch())
     assert waiting.result().partitions[0].offset == 2
@@ -333,9 +330,7 @@ def test_listings_beyond_those_that_may_wait_are_answered_at_once(broker: Runnin
     topic = broker.new_topic()
     request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=30_000)
     calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(12)]
-    pause = threading.Event()
-    while sum(call.done() for call in calls) < 8:
-        pause.wait(0.01)
+    waited_for(lambda: sum(call.done() for call in calls) == 8)
     append(broker, topic, a_batch())
     assert sorted(call.result().partitions[0].offset for call in calls) == [0] * 8 + [1] * 4
 
@@ -359,12 +354,7 @@ def test_answers_that_nobody_reads_take_no_more_than_their_budget(
     held.release()
     assert len(stub.Pull(request, timeout=30).body) > 7 << 20
     channel.close()
-    pause = threading.Event()
-    for _ in range(1000):
-        if answers.used == 0:
-            break
-        pause.wait(0.01)
-    assert answers.used == 0
+    waited_for(lambda: answers.used == 0)
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------

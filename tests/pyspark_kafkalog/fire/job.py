@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from tests.java import QUICK
 from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource, crash_marker
 
 
@@ -26,7 +27,7 @@ def session(config: dict[str, Any]) -> SparkSession:
         "spark.driver.memory": "512m",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK,
         "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.daemon.module": "tests.pyspark_kafkalog.fire.daemon",
