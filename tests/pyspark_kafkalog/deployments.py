@@ -12,12 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import pyspark
+
+from tests.java import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -125,3 +128,29 @@ class Running:
             except ProcessLookupError:
                 pass
             self._process.wait()
+
+
+@contextmanager
+def standalone_master(folder: Path, cores: int = 1) -> Iterator[str]:
+    """The address of a standalone master with two workers of so many cores, each a host of its own to Spark, which
+    starts a twin only where the first attempt does not run."""
+    variables = environment(
+        SPARK_MASTER_OPTS="-Dspark.master.rest.enabled=false",
+        SPARK_DAEMON_MEMORY="256m",
+        SPARK_DAEMON_JAVA_OPTS=QUICK,
+    )
+    spark_class = [str(SPARK_HOME / "bin" / "spark-class"), "org.apache.spark.deploy"]
+    names = ["--port", "0", "--webui-port", "0", "--host"]
+    with ExitStack() as stack:
+
+        def start(kind: str, host: str, *arguments: str) -> Running:
+            command = [spark_class[0], f"{spark_class[1]}.{kind}", *names, host, *arguments]
+            return stack.enter_context(Running(command, variables, folder))
+
+        address = start("master.Master", "127.0.0.1").told(r"Starting Spark master at (spark://\S+)")
+        size = ["--cores", str(cores), "--memory", "1g", "--work-dir"]
+        hosts = ("127.0.0.2", "127.0.0.3")
+        workers = [start("worker.Worker", host, *size, str(folder / host), address) for host in hosts]
+        for worker in workers:
+            worker.told("(Successfully registered with master)")
+        yield address

@@ -8,8 +8,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,16 @@ from kafkalog import Admin
 from tests.borrowed_environment import borrowed_environment
 from tests.java import QUICK
 from tests.pyspark_kafkalog.deployed_job import HALTING_TASK, TASKS
-from tests.pyspark_kafkalog.deployments import CONF, JOB, ROOT, SPARK_HOME, Running, environment, options
+from tests.pyspark_kafkalog.deployments import (
+    CONF,
+    JOB,
+    ROOT,
+    SPARK_HOME,
+    Running,
+    environment,
+    options,
+    standalone_master,
+)
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 
@@ -102,35 +110,8 @@ def test_local_cluster_by_spark_submit_with_conf_and_separate_environments(
     assert any("python_streaming_source_runner" in line for _, line in planners)
 
 
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """The address of a standalone master with two workers, each a host of its own to Spark, which starts a twin only
-    where the first attempt does not run."""
-    variables = environment(
-        SPARK_MASTER_OPTS="-Dspark.master.rest.enabled=false",
-        SPARK_DAEMON_MEMORY="256m",
-        SPARK_DAEMON_JAVA_OPTS=QUICK,
-    )
-    spark_class = [str(SPARK_HOME / "bin" / "spark-class"), "org.apache.spark.deploy"]
-    names = ["--port", "0", "--webui-port", "0", "--host"]
-    with ExitStack() as stack:
-
-        def start(kind: str, host: str, *arguments: str) -> Running:
-            command = [spark_class[0], f"{spark_class[1]}.{kind}", *names, host, *arguments]
-            return stack.enter_context(Running(command, variables, tmp_path))
-
-        address = start("master.Master", "127.0.0.1").told(r"Starting Spark master at (spark://\S+)")
-        size = ["--cores", "1", "--memory", "1g", "--work-dir"]
-        workers = [
-            start("worker.Worker", host, *size, str(tmp_path / host), address) for host in ("127.0.0.2", "127.0.0.3")
-        ]
-        for worker in workers:
-            worker.told("(Successfully registered with master)")
-        yield address
-
-
 def test_standalone_with_speculation_twins_run_and_each_row_is_there_once(
-    cluster: LocalCluster, topics: Callable[[], str], standalone: str, tmp_path: Path
+    cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path
 ) -> None:
     events = tmp_path / "events"
     events.mkdir()
@@ -148,11 +129,12 @@ def test_standalone_with_speculation_twins_run_and_each_row_is_there_once(
         "spark.eventLog.compress": "false",
         "spark.eventLog.rolling.enabled": "false",
     }
-    command = [SUBMIT, "--master", standalone, *options(settings), str(JOB), "--halting"]
-    job = [cluster.bootstrap_servers, str(tmp_path), topics(), f"{topics()}:at-least-once"]
-    with Running([*command, *job], environment(), tmp_path) as running:
-        found, doubled = running.answer()
-    check(found, standalone, conf=False)
+    job = [str(JOB), "--halting", cluster.bootstrap_servers, str(tmp_path), topics(), f"{topics()}:at-least-once"]
+    with standalone_master(tmp_path) as master:
+        command = [SUBMIT, "--master", master, *options(settings), *job]
+        with Running(command, environment(), tmp_path) as running:
+            found, doubled = running.answer()
+    check(found, master, conf=False)
     for topic in ("source", "target"):  # which shows that the twins' rows would be seen
         assert doubled[topic]["doubled"] > 0 and doubled[topic]["missing"] == doubled[topic]["foreign"] == 0
     [log] = events.iterdir()

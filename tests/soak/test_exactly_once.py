@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.pyspark_kafkalog.deployments import standalone_master
 from tests.pyspark_kafkalog.fire.faults import POINTS, SLOW
 from tests.pyspark_kafkalog.fire.harness import Scenario, check_exactly_once, check_reader, duplicates_and_losses, run
-from tests.pyspark_kafkalog.fire.standalone import standalone_master
 
 pytestmark = pytest.mark.timeout(3600)
 BATCHES = 200
@@ -40,7 +40,7 @@ def test_at_least_once_doubles_rows_and_loses_none(seed: int, tmp_path: Path) ->
 
 def test_speculative_attempts_of_a_standalone_cluster_write_nothing_twice(tmp_path: Path) -> None:
     """Every eighth task or so is slow, so that Spark starts it again on the other worker."""
-    with standalone_master(tmp_path / "spark", workers=("127.0.0.2", "127.0.0.3")) as master:
+    with standalone_master(tmp_path, cores=2) as master:
         scenario = Scenario.random(
             1,
             60,
