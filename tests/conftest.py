@@ -29,6 +29,9 @@ def pytest_configure() -> None:
     # A job that a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So does one that is started by nohup with a hangup. It still does: only a handler is not inherited.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)
 
