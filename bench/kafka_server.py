@@ -168,7 +168,9 @@ class KafkaServer:
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise NotAvailable(f"Kafka does not start here: {self._last_line()}") from None
-            time.sleep(0.05)  # a foreign process; a port that opens wakes nobody
+            # The kernel wakes nobody when another program begins to listen, and Kafka signals it to no parent: so this
+            # connects until it can. It ends when Kafka does, or at the deadline.
+            time.sleep(0.05)
 
     def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()

@@ -204,7 +204,8 @@ def idle_cpu(spark: SparkSession, servers: str, window: float) -> float:
         try:
             query.processAllAvailable()
             before, start = _cpu_seconds(), time.perf_counter()
-            time.sleep(window)  # what is measured: nothing happening for so long
+            # The span is what is measured: the processor time that is used while nothing happens. No event ends it.
+            time.sleep(window)
             after, end = _cpu_seconds(), time.perf_counter()
         finally:
             query.stop()

@@ -481,7 +481,7 @@ def _before_fork() -> None:
     if any(closed):
         # gRPC lets go of a channel in a thread of its own and offers nothing to wait for: no event, no callback, no
         # state that can be asked. Without a pause a child hung within 1,000 forks; with 5 ms none did: 20 leave room.
-        time.sleep(_CHANNEL_END_SECONDS)  # an end that can not be waited for: see above
+        time.sleep(_CHANNEL_END_SECONDS)
 
 
 def _in_child() -> None:

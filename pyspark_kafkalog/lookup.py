@@ -47,7 +47,6 @@ GONE = (UnknownTopic, UnknownTopicId, UnknownPartition)
 """What a broker says of a partition that is not there (any more, or yet)."""
 
 _DOUBTFUL = (*GONE, DataLost, LeaderNotAvailable)
-_WAIT_AT_LEAST_S = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -92,7 +91,9 @@ class Lookup:
                 return attempt(Losses(fail=True))
             except _DOUBTFUL as error:
                 log.warning("asking_again", reason=str(error))
-                # The user's option. Nothing can be waited for: what is missing appears at a broker, which tells nobody.
+                # fetchOffset.retryIntervalMs: the user says how long. No event could end it early:
+                # ZooKeeper tells the brokers of topics and leaders, and no broker tells its clients. To stop the query,
+                # Spark ends this process.
                 time.sleep(self.options.fetch_retry_interval_ms / 1000)
         return attempt(losses)
 
@@ -215,18 +216,11 @@ class Lookup:
         return {partition: (each.offset or 0, each.size_bytes) for partition, each in listed.items()}
 
     def wait(self, ends: PartitionOffsets, seconds: float) -> None:
-        """Wait until a partition ends elsewhere, at most that long.
-
-        The broker waits; if it has no room for one more who does, this pauses, so that whoever asks in a loop does not
-        spin. Nothing has to be able to wake it: Spark ends this process to stop the query.
-        """
+        """Wait, at a broker, until a partition ends elsewhere; at most that long, and less when none lets one wait."""
         from kafkalog.client.admin import wait_for_records
 
-        started = time.monotonic()
-        if ends and wait_for_records(connected(self.options), ends, max(1, int(seconds * 1000))):
-            return
-        waited = time.monotonic() - started
-        time.sleep(max(0.0, min(_WAIT_AT_LEAST_S, seconds) - waited))  # the broker will not wait: nothing else paces
+        if ends:
+            wait_for_records(connected(self.options), ends, max(1, int(seconds * 1000)))
 
 
 _EVERYTHING = (1 << 63) - 1

@@ -122,7 +122,9 @@ class Progress:
                 for _ in range(_LAST_ATTEMPTS):
                     if published:
                         break
-                    time.sleep(_PAUSE_S)  # another broker may hear of a new topic; it tells no client when
+                    # The query is over, and with it what could wake this thread. What failed (a broker has not heard of
+                    # a topic yet, or restarts) passes inside brokers, which tell no client. It tries a few times more.
+                    time.sleep(_PAUSE_S)
                     published = self._publish(position)
                 self._leave()
             with self._changed:

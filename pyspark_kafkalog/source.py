@@ -270,7 +270,9 @@ class _Session:
             before = latest
             self._lookup.wait(latest, deadline - asked)
             latest = self._look(position)
-            if latest == before:  # the broker answered early, without news: asked again at once, it might do so forever
+            if latest == before:
+                # No news, and perhaps no wait: a broker with too many who wait answers at once, and so does one that
+                # fails. It tells nobody when that is over, so this asks again 50 ms after it last did, not in a spin.
                 time.sleep(max(0.0, min(asked + _IDLE_PAUSE_S, deadline) - time.monotonic()))
 
     def _within_limits(

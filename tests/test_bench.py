@@ -40,7 +40,10 @@ def test_benchmark_runs_small(name: str, request: pytest.FixtureRequest) -> None
     figures = [line for line in lines if line["benchmark"] == name]
     assert figures
     if "skipped" in figures[0]:
-        assert name == "kafka"  # it alone needs what pip does not bring: Apache Kafka, from the network
+        # Apache Kafka and its connector are no dependency of the project's: their jars come over the network, which not
+        # every machine has. No other benchmark may be left out, and this one for no other reason.
+        assert name == "kafka"
+        assert figures[0]["skipped"].startswith("Kafka's jars ")
         pytest.skip(figures[0]["skipped"])
     for figure in figures:
         assert figure["value"] > 0

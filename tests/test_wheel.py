@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -35,12 +34,18 @@ print(bytes(row.value).decode())
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is installed, to build in."""
     source = tmp_path_factory.mktemp("source")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
     subprocess.run([*command, str(source)], check=True, timeout=120)
@@ -53,28 +58,31 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment's bin: the wheel is installed in it, and what it requires is borrowed from ours."""
     home = tmp_path_factory.mktemp("installed")
     borrowed_environment(home)
-    python = home / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    # With the checkout on PYTHONPATH (an earlier test's Spark sets it) pip would take the project for installed.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([*install, "--ignore-installed", str(wheel)], check=True, timeout=120, env=environment)
+    install(home, str(wheel))
     return home / "bin"
 
 
-def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
-    program = """
-import json, pkgutil
-from importlib import metadata
-installed = [each.name for each in metadata.distributions(name="pyspark-kafkalog")]
-print(json.dumps([installed, [each.name for each in pkgutil.iter_modules() if each.name.startswith("pyspark_k")]]))
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-P", "-c", program]
-    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    installed, listed = json.loads(ran.stdout)
-    if not installed:
-        pytest.skip("`./run test` installs the checkout; this Python has it on PYTHONPATH only")
-    assert listed == ["pyspark_kafkalog"]
+def install(home: Path, *what: str) -> None:
+    """Install into a borrowed environment."""
+    command = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet", "--no-deps"]
+    options = ["--no-index", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run([*command, *options, *what], check=True, timeout=120, env=without_the_checkout())
+
+
+def without_the_checkout() -> dict[str, str]:
+    """Variables for a Python that does not have the checkout on its path (an earlier test's Spark puts it there)."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_spark_finds_the_format_of_an_editable_install(source: Path, tmp_path: Path) -> None:
+    borrowed_environment(tmp_path)
+    install(tmp_path, "--editable", str(source))
+    program = "import pkgutil; print([m.name for m in pkgutil.iter_modules() if m.name.startswith('pyspark_k')])"
+    command = [str(tmp_path / "bin" / "python"), "-P", "-c", program]
+    listed = subprocess.run(
+        command, env=without_the_checkout(), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert listed.stdout.strip() == "['pyspark_kafkalog']"
 
 
 def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
