@@ -46,7 +46,6 @@ LATE_IN_CLI = ("broker", "pyspark", "pyspark_kafkalog")
 """What a command may import inside its function although its package may not."""
 
 HEAVY = ("grpc", "pyarrow", "google.protobuf", "kazoo", "numpy")
-LINES_MAX = 600
 
 
 def source_files() -> list[Path]:
@@ -184,10 +183,9 @@ def test_znode_paths_stand_in_one_module() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_says_what_it_is_and_stays_small(module: str) -> None:
+def test_a_module_says_what_it_is(module: str) -> None:
     text = MODULES[module].read_text()
     assert text == "" or ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
-    assert text.count("\n") < LINES_MAX, f"{module} has {text.count(chr(10))} lines"
     assert not {"utils", "helpers", "common"} & set(module.split("."))
 
 
