@@ -400,6 +400,16 @@ class InvalidArgument(KafkalogError):
     message = "{reason}"
 
 
+class CheckpointOfOthers(KafkalogError):
+    """A stream was started with options that leave out what its checkpoint is of: one of the two is a mistake."""
+
+    code = 170
+    message = (
+        "the checkpoint is of {checkpoint}, and the options say {options}: give the query a checkpointLocation of its "
+        "own, or select {checkpoint} again"
+    )
+
+
 class MissingDependency(KafkalogError):
     code = 63
     message = "{what} was not found: {reason}"

@@ -37,6 +37,7 @@ from pyspark_kafkalog.offsets import (
     symbols_in,
 )
 from pyspark_kafkalog.options import SourceOptions
+from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
@@ -192,9 +193,10 @@ class Lookup:
         """The first offset as late as its timestamp, of partitions that have one."""
         from kafkalog.client.admin import AtTimestamp, list_offsets
 
-        if not times:
+        wanted = {each: AtTimestamp(when) for each, when in times.items() if when <= TIMESTAMP_US_MAX}
+        if not wanted:
             return {}
-        listed = list_offsets(connected(self.options), {each: AtTimestamp(when) for each, when in times.items()})
+        listed = list_offsets(connected(self.options), wanted)
         return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
 
     def limited_by_bytes(self, start: PartitionOffsets, end: PartitionOffsets, max_bytes: int) -> PartitionOffsets:

@@ -10,6 +10,7 @@ for Kafka needs no new ones: what the Kafka connector refuses is refused, what i
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from kafkalog.config import Table, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
+from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog.committed import default_group, parse_fallback, parse_group
 from pyspark_kafkalog.offsets import (
     COMMITTED,
@@ -233,7 +235,8 @@ OPTIONS = (
            _word("read_uncommitted", "read_committed"),
            "Both are the same: what is not committed is in no partition.", "read_uncommitted shows what may be aborted"),
     Option("topic", "topic", "column `topic`", WRITE, _text,
-           "Topic that every row goes to, whatever its column `topic` says."),
+           "Topic that every row goes to, whatever its column `topic` says; the argument of `save` or `start` is another "
+           "way to name it.", "there `save` and `start` take no argument"),
     Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
            f"{EXACTLY_ONCE}: rows can be read once the whole write (of a stream: the micro-batch) is decided, and are there "
            f"once whatever failed between. {AT_LEAST_ONCE}: each task writes straight into the log, and again if it is run "
@@ -276,6 +279,10 @@ _REFUSED = {
 """What the Kafka connector refuses, and what would have no effect on a read whose every offset is told."""
 
 
+_SECURITY = ("security.", "ssl.", "sasl.")
+"""What settings of Kafka's clients about encryption and authentication begin with."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which partitions are read: the option's name and its parsed value."""
@@ -295,14 +302,16 @@ class Selection:
             return self.value
         return tuple(sorted({partition.topic for partition in self.value}))
 
-    def words(self) -> str:
+    def words(self, between: str = " ") -> str:
         """What is read, for a person's eyes."""
         value = self.value if isinstance(self.value, str) else ", ".join(str(each) for each in self.value)
-        return f"{self.option} {value}"
+        return f"{self.option}{between}{value}"
 
     def takes(self, partition: TopicPartition) -> bool:
-        """Whether a partition of one of its topics is read."""
-        return self.option != "assign" or partition in self.value
+        """Whether a partition is read, if it is there."""
+        if self.option == "subscribePattern":
+            return self.matches(partition.topic)
+        return (partition.topic if self.option == "subscribe" else partition) in self.value
 
 
 @dataclass(frozen=True)
@@ -420,8 +429,11 @@ def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
     if "groupidprefix" in _lowered(options) and {"kafka.group.id", "kafkalog.group.id"} & _lowered(options).keys():
         log.warning("option_ignored", option="groupIdPrefix", reason="kafkalog.group.id comes before it")
-    for name in _lowered(options):
+    for name, value in _lowered(options).items():
         prefix, _, setting = name.partition(".")
+        if _is_security(name) or (prefix in ("kafkalog", "kafka") and _is_security(setting)):
+            _refuse_security(name, value)
+            continue
         if name in _BY_KEY or name in _SPARKS_OWN or name.startswith("spark.") or name in _OTHER_NAMES:
             continue
         if prefix in ("kafkalog", "kafka") and setting in _REFUSED:
@@ -438,6 +450,20 @@ def check_names(options: Mapping[str, str]) -> None:
             for key, option in _BY_KEY.items():
                 hint = hint.replace(f"'{key}'", f"'{option.name}'")
             raise InvalidArgument(reason=f"the format kafkalog has no option '{name}'{hint}")
+
+
+def _is_security(setting: str) -> bool:
+    return setting.startswith(_SECURITY)
+
+
+def _refuse_security(name: str, value: str) -> None:
+    """Raises InvalidArgument unless it is what every connection is: to pass over the rest would be to send in clear
+    what the user asked to be kept secret."""
+    if not (name.endswith("security.protocol") and value.strip().upper() == "PLAINTEXT"):
+        raise InvalidArgument(
+            reason=f"the option {name} is not supported: connections to brokers have neither encryption nor "
+            "authentication; leave out every security, ssl and sasl option where the network itself is safe enough"
+        )
 
 
 def client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
@@ -473,11 +499,38 @@ def option_values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str
             raise InvalidArgument(
                 reason=f"{name} ({given[name]}) and {other} ({given[other]}) differ: two names of one option"
             )
-    return {
+    values = {
         option.name: option.parse(option.name, given[key])
         for key, option in _BY_KEY.items()
         if key in given and not set(uses).isdisjoint(option.used_by)
     }
+    _take_path(given, values, uses)
+    return values
+
+
+def _take_path(given: Mapping[str, str], values: dict[str, Any], uses: tuple[str, ...]) -> None:
+    """Have the argument of load, save or start, which Spark hands over as the option path, name the topic.
+
+    Raises:
+        InvalidArgument: an option says otherwise.
+    """
+    path = given.get("path", "")
+    if "paths" in given:  # Spark's, a JSON array: load was given several
+        path = ",".join(json.loads(given["paths"]))
+    if not path.strip():
+        return
+    name, call = ("subscribe", "load") if uses == READ else ("topic", "save or start")
+    said = f"'{path}', the argument of {call},"
+    parsed = _BY_KEY[name].parse("path", path)
+    for topic in parsed if isinstance(parsed, tuple) else (parsed,):
+        if not is_valid_name(topic):
+            raise InvalidArgument(reason=f"{said} is no topic's name; leave it out, or name the topic there")
+    for other in _SELECTIONS if uses == READ else ("topic",):
+        if other in values and (other != name or values[other] != parsed):
+            raise InvalidArgument(
+                reason=f"{said} and the option {other}={given[other.lower()]} differ: give one of them"
+            )
+    values[name] = parsed
 
 
 def bootstrap_servers(values: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from kafkalog.errors import DataLost, InvalidArgument, UnknownTopic
+from kafkalog.errors import CheckpointOfOthers, DataLost, InvalidArgument, UnknownTopic
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
@@ -209,6 +209,7 @@ class _Session:
         self._initial: PartitionOffsets | None = None
         self._hold_start = False
         self._went_on = False
+        self._left_out: set[str] = set()  # what was told of already
         self._topic_ids: dict[str, bytes] = {}
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
@@ -313,6 +314,7 @@ class _Session:
         return self.latest
 
     def _checked(self, position: PartitionOffsets, losses: Losses) -> PartitionOffsets:
+        position = self._selected(position)
         partitions, made_anew = self._partitions(position, losses)
         latest = self._lookup.at(LATEST, partitions)
         for lost in (*whats_gone(position, latest), *whats_moved_back(position, latest)):
@@ -328,6 +330,23 @@ class _Session:
         for partition in partitions:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
+
+    def _selected(self, logged: PartitionOffsets) -> PartitionOffsets:
+        """What the options select of logged offsets. The rest may be there still: it is not read, and not a loss.
+
+        Raises:
+            CheckpointOfOthers: there is a rest, and failOnDataLoss is true.
+        """
+        selection = self.options.selection
+        taken = {partition: offset for partition, offset in logged.items() if selection.takes(partition)}
+        if len(taken) < len(logged):
+            names = partition_names(logged.keys() - taken.keys())
+            if self.options.fail_on_data_loss:
+                raise CheckpointOfOthers(checkpoint=names, options=selection.words("="))
+            if names not in self._left_out:
+                self._left_out.add(names)
+                log.warning("left_out_of_the_checkpoint", partitions=names, options=selection.words("="))
+        return taken
 
     def _partitions(self, known: PartitionOffsets, losses: Losses) -> tuple[dict[TopicPartition, bytes], set[str]]:
         """The selected partitions, and those topics among them that were made anew since they were last seen here."""
@@ -365,6 +384,7 @@ class _Session:
 
     def planned(self, start: PartitionOffsets, end: PartitionOffsets) -> list[list[PlannedRange]]:
         """A micro-batch's splits: between two positions, as they were logged."""
+        start, end = self._selected(start), self._selected(end)
         if self._target is not None and end != self._initial:
             self._check_end(self._target, end)
         # A first batch that is planned again after a restart: it ends where it was logged, which may be before the

@@ -2,7 +2,8 @@
 
 A point is milliseconds since the epoch, as for Spark's Kafka connector, or ISO-8601 (`2026-03-01`,
 `2026-03-01T12:00:00.5+01:00`; UTC where it names no zone); here it becomes microseconds, which is what the log keeps. A
-span is Spark's: `500ms`, `5s`, `15m`; a bare number is milliseconds.
+span is Spark's: `500ms`, `5s`, `15m`; a bare number is milliseconds. As for Spark's Kafka connector a point may be any
+number of milliseconds that a long holds; one beyond TIMESTAMP_US_MAX is later than every record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from kafkalog.errors import InvalidArgument
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_TIMESTAMP_US_MAX = (1 << 63) - 1
+_MILLISECONDS_MAX = (1 << 63) - 1
+TIMESTAMP_US_MAX = (1 << 63) - 1
+"""The latest that a record can bear."""
 _SPAN = re.compile(r"([0-9]+)\s*([a-z]*)")
 _UNITS_US = {
     "us": 1,
@@ -36,7 +39,7 @@ def timestamp_us(value: Any) -> int | None:
         if not (text.isascii() and text.isdecimal()):
             return _from_iso(text)
         value = int(text)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value * 1000 <= _TIMESTAMP_US_MAX:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MILLISECONDS_MAX:
         return None
     return value * 1000
 

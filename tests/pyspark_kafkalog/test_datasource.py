@@ -10,6 +10,9 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from broker.local import LocalCluster
+from kafkalog import Admin
+
 SERVERS = "127.0.0.1:1"
 
 
@@ -43,6 +46,7 @@ def test_spark_finds_the_format_by_itself_and_knows_its_schema_without_a_broker(
         ({"subscribe": "t", "startingOffsets": "now"}, "startingOffsets='now' is not valid"),
         ({"subscribe": "t", "kafkalog.linger.mss": "5"}, "did you mean 'kafkalog.linger.ms'?"),
         ({"subscribe": "t", "kafkalog.fetch.max.bytes": "0"}, "fetch.max.bytes=0 is not valid"),
+        ({"subscribe": "t", "kafka.security.protocol": "SASL_SSL"}, "kafka.security.protocol is not supported"),
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
@@ -84,6 +88,7 @@ def test_what_a_batch_read_can_not_do_is_told_at_the_first_action(
         ("'v' AS value", "append", {"topics": "t"}, "no option 'topics'; did you mean 'topic'?"),
         ("'v' AS value", "overwrite", {"topic": "t"}, "write with mode('append')"),
         ("'v' AS value", "append", {"topic": "t", "kafkalog.acks": "2"}, "acks='2' is not valid"),
+        ("'v' AS value", "append", {"topic": "t", "kafka.sasl.jaas.config": "x"}, "kafka.sasl.jaas.config is not supp"),
     ],
 )
 def test_a_wrong_write_is_told_before_any_task(
@@ -93,3 +98,14 @@ def test_a_wrong_write_is_told_before_any_task(
     with pytest.raises(AnalysisException) as raised:
         writer.option("kafkalog.bootstrap.servers", SERVERS).options(**options).save()
     assert says in str(raised.value)
+
+
+def test_the_argument_of_load_and_save_is_the_topic(cluster: LocalCluster, spark: SparkSession, topic: str) -> None:
+    option = ("kafkalog.bootstrap.servers", cluster.bootstrap_servers)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic)
+    spark.range(3).selectExpr("'v' AS value").write.format("kafkalog").option(*option).mode("append").save(topic)
+    assert spark.read.format("kafkalog").option(*option).load(topic).count() == 3
+    assert spark.read.format("kafkalog").option(*option).load([topic]).count() == 3
+    with pytest.raises(AnalysisException, match=f"'{topic}', the argument of load, and the option subscribe=t differ"):
+        spark.readStream.format("kafkalog").option(*option).option("subscribe", "t").load(topic)

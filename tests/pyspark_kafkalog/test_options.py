@@ -121,6 +121,66 @@ def test_sparks_own_options_and_client_settings_pass() -> None:
     )
 
 
+@pytest.mark.parametrize("prefix", ["kafka.", "kafkalog.", ""])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("security.protocol", "SASL_SSL"),
+        ("security.providers", "some.Class"),
+        ("sasl.jaas.config", "secret"),
+        ("ssl.truststore.location", "/keys"),
+    ],
+)
+def test_what_asks_for_encryption_or_authentication_is_refused(prefix: str, setting: str, value: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"the option {prefix}{setting} is not supported: connections") as raised:
+        options.check_names({**READ, "kafka.security.protocol": "PLAINTEXT", (prefix + setting).upper(): value})
+    assert "secret" not in str(raised.value)
+
+
+def test_what_asks_for_no_encryption_passes_unwarned(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        options.check_names({"kafka.security.protocol": " plaintext", "kafkalog.security.protocol": "PLAINTEXT"})
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "topics"),
+    [
+        ({"path": "b, a"}, ("a", "b")),
+        ({"paths": '["b", "a"]'}, ("a", "b")),
+        ({"path": "a", "subscribe": " a"}, ("a",)),
+    ],
+)
+def test_the_argument_of_load_is_what_is_subscribed_to(given: dict[str, str], topics: tuple[str, ...]) -> None:
+    parsed = options.parse_source({**SERVERS, **given})
+    assert parsed.selection == options.Selection("subscribe", topics)
+    assert parsed.group == options.parse_source({**SERVERS, "subscribe": ",".join(topics)}).group
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": "a", "subscribe": "b"}, "'a', the argument of load, and the option subscribe=b differ"),
+        ({"path": "a", "assign": '{"a": [0]}'}, "and the option assign="),
+        ({"path": "a", "subscribePattern": "a"}, "and the option subscribePattern=a differ"),
+        ({"path": "/data/a"}, "'/data/a', the argument of load, is no topic's name"),
+    ],
+)
+def test_an_argument_of_load_that_no_option_agrees_with_is_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        options.parse_source({**SERVERS, **given})
+    assert says in str(raised.value)
+
+
+def test_the_argument_of_save_is_the_topic() -> None:
+    assert sink_options.parse_sink({**SERVERS, "path": "flights"}).topic == "flights"
+    assert sink_options.parse_sink({**SERVERS, "path": "flights", "topic": "flights"}).topic == "flights"
+    with pytest.raises(InvalidArgument, match="'a', the argument of save or start, and the option topic=b differ"):
+        sink_options.parse_sink({**SERVERS, "path": "a", "topic": "b"})
+    with pytest.raises(InvalidArgument, match="'a/b', the argument of save or start, is no topic's name"):
+        sink_options.parse_sink({**SERVERS, "path": "a/b"})
+
+
 def test_a_kafka_setting_that_means_nothing_here_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options.check_names({"kafka.fetch.min.bytes.in.hell": "5"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.errors import CorruptBatch, DataLost, OffsetOutOfRange, UnknownTopic
+from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, OffsetOutOfRange, UnknownTopic
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.lookup import Lookup
 from pyspark_kafkalog.offsets import LATEST
@@ -114,6 +114,28 @@ def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_go_on(
         live.stream(**options, **EARLIEST).latestOffset(after, EVERYTHING)
     with pytest.raises(DataLost, match=f"the stream reads {deleted}-0, deleted since"):
         strict.partitions(end, after)
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern", "assign"])
+def test_a_checkpoint_of_what_the_options_leave_out_is_told_as_that_and_not_as_a_loss(
+    live: Live, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    src, text = live.topic(2), live.topic(3)
+    logged = {src: {"0": 2}}
+    selects = {how: {"subscribe": text, "subscribePattern": f"^{text}$", "assign": {text: [0]}}[how]}
+    strict, lenient = live.stream(**selects, **EARLIEST), live.stream(**selects, **GO_ON)
+    says = f"^the checkpoint is of {src}-0, and the options say {how}=.*{text}.*: give the query a checkpointLocation"
+    for call in (lambda: strict.latestOffset(logged, EVERYTHING), lambda: strict.partitions({src: {"0": 1}}, logged)):
+        with pytest.raises(KafkalogError, match=says) as raised:
+            call()
+        assert "failOnDataLoss" not in str(raised.value)
+        assert "deleted" not in str(raised.value)
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latestOffset(logged, EVERYTHING) == {text: {"0": 3}}
+        assert read_between(lenient, logged, {text: {"0": 3}}) == [(0, 0), (0, 1), (0, 2)]
+        assert lenient.partitions({src: {"0": 1}}, logged) == []
+    assert "deleted" not in caplog.text
+    assert caplog.text.count("left_out_of_the_checkpoint") == 1
 
 
 def test_when_every_topic_of_a_pattern_is_gone_the_stream_fails_or_keeps_its_position_and_never_has_none(

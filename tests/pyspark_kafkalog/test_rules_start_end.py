@@ -220,6 +220,23 @@ def test_an_end_without_a_match_is_latest(live: Live, timed: str) -> None:
     assert live.read(subscribe=timed, endingOffsetsByTimestamp={timed: {"0": 9999, "1": 9999}}, **strategy)[1] == [0]
 
 
+@pytest.mark.parametrize("far", [4611686018427387904, (1 << 63) - 1])
+def test_a_timestamp_beyond_every_record_s_matches_none(live: Live, timed: str, far: int) -> None:
+    by_partition = {timed: {"0": far, "1": far}}
+    for times in ({"startingTimestamp": str(far)}, {"startingOffsetsByTimestamp": by_partition}):
+        for reads in (live.read, live.start):
+            with pytest.raises(InvalidArgument, match=NO_MATCH):
+                reads(subscribe=timed, **times)
+        latest = {**times, "startingOffsetsByTimestampStrategy": "latest"}
+        assert live.read(subscribe=timed, **latest) == []
+        assert live.start(subscribe=timed, **latest) == {timed: {"0": 3, "1": 1}}
+    for ends in ({"endingTimestamp": str(far)}, {"endingOffsetsByTimestamp": by_partition}):
+        assert live.read(subscribe=timed, **ends) == [[0, 1, 2], [0]]
+    mixed = {timed: {"0": 1001, "1": far}}
+    options = {"startingOffsetsByTimestamp": mixed, "startingOffsetsByTimestampStrategy": "latest"}
+    assert live.start(subscribe=timed, **options)[timed]["1"] == 1
+
+
 @pytest.mark.parametrize("end", [{}, {"endingTimestamp": "5000"}, {"endingTimestamp": "7000"}])
 def test_a_record_that_comes_between_the_lookups_puts_no_start_behind_its_end(
     live: Live, monkeypatch: Any, end: dict[str, str]

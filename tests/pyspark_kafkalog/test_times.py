@@ -17,13 +17,16 @@ from pyspark_kafkalog import times
         ("2026-03-01T13:00:00.000001+01:00", 1_772_366_400_000_001),
         ("2026-03-01 12:00", 1_772_366_400_000_000),
         ("2026-03-01", 1_772_323_200_000_000),
+        (str((1 << 63) - 1), ((1 << 63) - 1) * 1000),  # later than a record can be, as Java's Long.MAX_VALUE
     ],
 )
 def test_a_time_is_milliseconds_or_iso_8601(text: str, timestamp_us: int) -> None:
     assert times.parse_timestamp("startingTimestamp", text) == timestamp_us
 
 
-@pytest.mark.parametrize("text", ["", "now", "-1", "1.5", "1969-12-31", "2026-13-01", "9" * 30, "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize(
+    "text", ["", "now", "-1", "1.5", "1969-12-31", "2026-13-01", str(1 << 63), "\N{SUPERSCRIPT TWO}"]
+)
 def test_what_is_no_time_names_the_option_and_how_to_write_one(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"startingTimestamp='.*milliseconds since 1970 or ISO-8601"):
         times.parse_timestamp("startingTimestamp", text)
