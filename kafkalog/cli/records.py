@@ -39,7 +39,7 @@ def produce(
     parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
 
-    def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
+    def delivered(error: BaseException | None, metadata: RecordMetadata | None) -> None:
         if error is not None:
             failures.append(error)
 

@@ -37,7 +37,8 @@ EPOCH_MAX = (1 << 15) - 1
 _MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError)
 """Answers that leave it open whether the batch is in the log."""
 
-OnDelivery = Callable[["RecordMetadata | None", "KafkalogError | None"], object]
+OnDelivery = Callable[["KafkalogError | None", "RecordMetadata | None"], object]
+"""(error, metadata), one of them None: the order of confluent-kafka and librdkafka."""
 
 
 class Identity(NamedTuple):

@@ -119,7 +119,7 @@ class Outbox:
             for index, on_delivery in batch.callbacks:
                 metadata = None if batch.error is not None else batch.metadata(index)
                 try:
-                    on_delivery(metadata, batch.error)
+                    on_delivery(batch.error, metadata)
                 except Exception:
                     log.exception("on_delivery_failed", partition=str(batch.queue.topic_partition))
             batch.callbacks = None

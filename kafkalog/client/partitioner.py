@@ -1,12 +1,14 @@
 """Key to partition: CRC-32C of the key, modulo the number of partitions. Pure; the rule is stable, and documented for
 clients in other languages. One key at a time, or all keys of an Arrow array at once (0.1 us a key instead of 0.4).
 
-A null key has no partition of its own: whoever asks hands such records out in turn.
+A null key has no partition of its own: records without one go to the partitions in turn, about a batch to each, from a
+random one on (`random_turn`). A process that writes one batch and ends would else always write to the same partition.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +18,15 @@ from fastcrc.crc32 import iscsi as crc32c
 NO_KEY = -1
 """Stands for the partition of a null key."""
 
+_random = random.SystemRandom()  # Spark's forked workers would share the state of any other
+
 _POLYNOMIAL = 0x82F63B78
 _SAMPLE = 4096
+
+
+def random_turn(partitions: int) -> int:
+    """The partition to begin at with records that may go to any."""
+    return _random.randrange(partitions)
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from kafkalog.client.config import Partitioner, connection_settings, parse_produ
 from kafkalog.client.delivery import Delivery, TableDelivery
 from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
-from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.partitioner import partition_for_key, random_turn
 from kafkalog.client.sender import BrokerLink
 from kafkalog.connection import after_fork
 from kafkalog.errors import (
@@ -94,7 +95,7 @@ class Producer:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
         partitioner: (key or None, number of partitions) -> partition, for records that name none. None: by CRC-32C of
-            the key, and those without a key in turn, a batch each.
+            the key, and those without a key in turn, a batch each, from a random partition on.
         **settings: of `PRODUCER_SETTINGS` (`linger_ms=5`).
 
     Raises:
@@ -170,8 +171,8 @@ class Producer:
         Args:
             timestamp_us: microseconds since the epoch; now if None.
             headers: (name, bytes or None) pairs, or a mapping.
-            on_delivery: called with (RecordMetadata, None) or (None, error), on a thread of the producer's, so it
-                must not wait for deliveries itself.
+            on_delivery: called with (None, RecordMetadata) or (error, None), as by confluent-kafka, on a thread of the
+                producer's, so it must not wait for deliveries itself.
 
         Raises:
             UnknownTopic, UnknownPartition, BrokerUnreachable, RecordTooLarge, InvalidArgument: of this record.
@@ -266,6 +267,7 @@ class Producer:
                 partitions=route.count,
                 partition=partition,
                 partitioner=self._partitioner,
+                next_turn=partial(self._next_turn, route),
                 now_us=time_ns() // 1000,
                 rows_max=self._settings.batch_records,
                 bytes_max=self._settings.batch_size,
@@ -278,7 +280,7 @@ class Producer:
                 self._check_usable(route)
                 while self._reserve(chunk.size):
                     self._check_usable(route)
-                queue = route.next_turn() if chunk.partition is None else route.queues[chunk.partition]
+                queue = route.queues[chunk.partition]
                 batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
                 batch.columns = chunk.columns
                 batch.count = chunk.columns.batch.num_rows
@@ -377,6 +379,11 @@ class Producer:
             batch.charged += charge
             batch.size_limit = wanted
             return batch
+
+    def _next_turn(self, route: _Route) -> int:
+        """Lock not held: the partition of the next rows that may go to any."""
+        with self._lock:
+            return route.next_turn().topic_partition.partition
 
     def _reserve(self, charge: int) -> bool:
         """Reserve memory; whether that had to be waited for. Then it is not reserved: the world may have changed."""
@@ -498,7 +505,7 @@ class Producer:
             error = UnknownPartition(topic=info.name, partition=number, partitions=route.count)
             failed += [(batch, error) for batch in queue.clear()]
         if first_time or route.in_turn.topic_partition.partition >= route.count:
-            route.in_turn = route.queues[0]
+            route.in_turn = route.queues[random_turn(route.count)]
         return failed
 
     def _link(self, broker_id: int) -> None:

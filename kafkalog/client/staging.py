@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -184,7 +185,9 @@ class PartStager:
             # Asked for, for Spark's processes live long: a topic that one knows may have been made anew since.
             [info] = self._cluster.describe_topics([topic])
             self._topics[topic] = info
-            self._turns[topic] = self._part  # the tasks' rows without keys begin at different partitions
+            # Rows without keys: each task begins at another partition, and each batch one further than the one before,
+            # so that many small batches of one task fill all partitions alike; what is written once begins anywhere.
+            self._turns[topic] = self._producer_id + self._batch_id + self._part
         try:
             chunks = self._chunks(info, table)
         except UnknownPartition:  # perhaps it was added since
@@ -194,11 +197,7 @@ class PartStager:
             info = self._topics[topic] = newer
             chunks = self._chunks(info, table)
         for chunk in chunks:
-            number = chunk.partition
-            if number is None:
-                number = self._turns[topic] % len(info.partitions)
-                self._turns[topic] += 1
-            partition = TopicPartition(topic, number)
+            partition = TopicPartition(topic, chunk.partition)
             part = self._parts.get(partition)
             columns = chunk.columns
             yield (
@@ -228,12 +227,18 @@ class PartStager:
                 partitions=len(info.partitions),
                 partition=None,
                 partitioner=None,
+                next_turn=partial(self._next_turn, info),
                 now_us=time_ns() // 1000,
                 rows_max=self._settings.batch_records,
                 bytes_max=self._settings.batch_size,
                 message_bytes_max=info.max_message_bytes,
             )
         ]
+
+    def _next_turn(self, info: TopicInfo) -> int:
+        turn = self._turns[info.name]
+        self._turns[info.name] = turn + 1
+        return turn % len(info.partitions)
 
     # --- sending and acks
 

@@ -7,7 +7,7 @@ or key; without headers; with the time of sending; without a partition of its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +27,9 @@ BATCH_OVERHEAD = 1024
 
 
 class Chunk(NamedTuple):
-    """Rows for one batch; `partition` is None where any will do."""
+    """Rows for one batch."""
 
-    partition: int | None
+    partition: int
     columns: Columns
     size: int
 
@@ -51,6 +51,7 @@ def chunks(
     partitions: int,
     partition: int | None,
     partitioner: Partitioner | None,
+    next_turn: Callable[[], int],
     now_us: int,
     rows_max: int,
     bytes_max: int,
@@ -58,8 +59,12 @@ def chunks(
 ) -> list[Chunk]:
     """The rows of a batch, cut into those of a record batch each, in order for each partition.
 
+    A row for which any partition will do gets its partition before the rows are sorted, so that it keeps its place
+    among the rows that name the same one.
+
     Args:
         partition: for all rows; None: the column `partition` tells, then the partitioner, or else the key.
+        next_turn: gives a partition for about one record batch of the rows for which any will do.
         now_us: for rows without a timestamp.
         rows_max, bytes_max: of a chunk; a single row may be larger, up to `message_bytes_max`.
 
@@ -75,16 +80,25 @@ def chunks(
         found["timestamp"] = pc.fill_null(found["timestamp"], now)
     result: list[Chunk] = []
     limit = message_bytes_max - BATCH_OVERHEAD
-    for number, rows in _by_partition(found, topic, partitions, partition, partitioner):
+    bytes_max = min(bytes_max, limit)
+    numbers: np.ndarray | int | None
+    if partition is not None:
+        found.pop("partition", None)
+        numbers = partition
+    else:
+        numbers = _numbers(found, topic, partitions, partitioner)
+        if numbers is not None:
+            _take_turns(numbers, next_turn, _rows_a_chunk(found, batch.num_rows, rows_max, bytes_max))
+    for number, rows in _by_partition(found, numbers):
         value = rows["value"]
-        step = _rows_a_chunk(rows, len(value), rows_max, min(bytes_max, limit))
+        step = _rows_a_chunk(rows, len(value), rows_max, bytes_max)
         for start in range(0, len(value), step):
             piece = {name: column.slice(start, step) for name, column in rows.items()}
             for fitting in _fitting(piece, limit, topic, message_bytes_max):
                 columns = columns_from_arrays(
                     fitting["value"], fitting.get("timestamp", now_us), fitting.get("key"), fitting.get("headers")
                 )
-                result.append(Chunk(number, columns, columns.batch.nbytes))
+                result.append(Chunk(next_turn() if number is None else number, columns, columns.batch.nbytes))
     return result
 
 
@@ -148,45 +162,30 @@ def _wrong_type(name: str, kind: pa.DataType, wanted: str) -> InvalidArgument:
 
 
 def _by_partition(
-    found: dict[str, pa.Array],
-    topic: str,
-    partitions: int,
-    partition: int | None,
-    partitioner: Partitioner | None,
+    found: dict[str, pa.Array], numbers: np.ndarray | int | None
 ) -> Iterator[tuple[int | None, dict[str, pa.Array]]]:
-    """The rows of each partition, in their order; None: those for any."""
-    chosen = found.pop("partition", None)
-    if partition is not None:
-        yield partition, found
-        return
-    count = len(found["value"])
-    numbers = _numbers(chosen, found.get("key"), count, topic, partitions, partitioner)
-    if numbers is None:
-        yield None, found
+    """The rows of each partition, in their order; None: any will do for all rows."""
+    if numbers is None or isinstance(numbers, int):
+        yield numbers, found
         return
     first = int(numbers[0])
     if (numbers == first).all():
-        yield (None if first == NO_KEY else first), found
+        yield first, found
         return
     order = np.argsort(numbers, kind="stable")
     in_order = numbers[order]
     rows = pa.RecordBatch.from_pydict(found).take(pa.array(order))
     bounds = [0, *(np.flatnonzero(np.diff(in_order)) + 1).tolist(), len(in_order)]
     for start, end in zip(bounds, bounds[1:], strict=False):
-        number = int(in_order[start])
-        part = {name: rows.column(name).slice(start, end - start) for name in found}
-        yield (None if number == NO_KEY else number), part
+        yield int(in_order[start]), {name: rows.column(name).slice(start, end - start) for name in found}
 
 
 def _numbers(
-    chosen: pa.Array | None,
-    key: pa.Array | None,
-    count: int,
-    topic: str,
-    partitions: int,
-    partitioner: Partitioner | None,
+    found: dict[str, pa.Array], topic: str, partitions: int, partitioner: Partitioner | None
 ) -> np.ndarray | None:
-    """The partition of every row; NO_KEY where any will do; None where it will for all."""
+    """The partition of every row, the column `partition` being used up; NO_KEY where any will do; None where it will
+    for all."""
+    chosen, key, count = found.pop("partition", None), found.get("key"), len(found["value"])
     derived: np.ndarray | None = None
     if partitioner is not None:
         derived = _partitioned(key, count, partitions, partitioner)
@@ -204,6 +203,13 @@ def _numbers(
     return np.where(
         chosen.is_valid().to_numpy(zero_copy_only=False), numbers, np.int32(NO_KEY) if derived is None else derived
     )
+
+
+def _take_turns(numbers: np.ndarray, next_turn: Callable[[], int], rows_a_turn: int) -> None:
+    """Give the rows for which any partition will do one each, in place: the same to as many as a batch takes."""
+    anywhere = np.flatnonzero(numbers == NO_KEY)
+    for start in range(0, len(anywhere), rows_a_turn):
+        numbers[anywhere[start : start + rows_a_turn]] = next_turn()
 
 
 def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> np.ndarray:

@@ -84,6 +84,35 @@ def test_keys_choose_partitions_as_the_producer_does_and_order_is_kept(
         last[message.partition] = int(message.value or b"")
 
 
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_rows_of_a_task_keep_their_order_whatever_they_name(
+    spark: SparkSession,
+    admin: Admin,
+    options: dict[str, str],
+    new_topic: Callable[[], str],
+    messages_in: MessagesIn,
+    delivery: str,
+) -> None:
+    one, three = new_topic(), new_topic()
+    admin.create_topic(one)
+    admin.create_topic(three, partitions=3)
+    del options["topic"]
+    rows = spark.range(0, 25_000, 1, 1).selectExpr(  # several Arrow batches
+        f"if(id % 2 = 0, '{one}', '{three}') AS topic",
+        "cast(id AS string) AS value",
+        "if(id % 3 = 0, cast(id % 100 AS string), null) AS key",
+        "if(id % 5 = 0, 0, null) AS partition",
+        "if(id % 7 = 0, array(struct('h' AS key, cast('1' AS binary) AS value)), null) AS headers",
+    )
+    rows.write.format("kafkalog").options(**options, delivery=delivery).mode("append").save()
+    assert [int(m.value or b"") for m in messages_in(one)] == list(range(0, 25_000, 2))
+    stored: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for message in messages_in(three):
+        stored[message.partition].append(int(message.value or b""))
+    assert all(numbers == sorted(numbers) for numbers in stored.values())
+    assert sorted(number for numbers in stored.values() for number in numbers) == list(range(1, 25_000, 2))
+
+
 def test_rows_without_keys_are_spread(
     spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:

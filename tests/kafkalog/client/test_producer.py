@@ -28,6 +28,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnsupportedAcks,
 )
+from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
 from tests.kafkalog.client.proxy import proxied
 
@@ -107,7 +108,7 @@ def test_a_delivery_tells_when_it_is_done_and_does_not_linger_once_asked(cluster
 def test_a_record_lingers_and_is_then_sent_by_itself(cluster: LocalCluster, made: str) -> None:
     told = threading.Event()
     with Producer(cluster.bootstrap_servers, linger_ms=50) as producer:
-        producer.send(made, b"x", on_delivery=lambda metadata, error: told.set())
+        producer.send(made, b"x", on_delivery=lambda error, metadata: told.set())
         assert told.wait(30)
 
 
@@ -154,7 +155,7 @@ def test_a_batch_is_closed_by_its_size(cluster: LocalCluster, made: str) -> None
     told: list[int] = []
     first_batch = threading.Event()
 
-    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+    def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
         assert metadata is not None
         told.append(metadata.offset)
         first_batch.set()
@@ -206,6 +207,50 @@ def test_tables_and_records_keep_the_order_in_which_they_were_sent(cluster: Loca
             producer.send(made, b"%d" % number, partition=1)
             producer.send_arrow(made, pa.table({"value": [b"%d" % (number + 1)]}), partition=1)
     assert values(read(cluster, made, 50)[1]) == [b"%d" % number for number in range(50)]
+
+
+def test_rows_with_and_without_keys_partitions_and_headers_keep_their_order(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Producer(cluster.bootstrap_servers, batch_records=7, linger_ms=60_000) as producer:
+        for start in range(0, 300, 30):
+            numbers = range(start, start + 20)
+            table = pa.table(
+                {
+                    "value": [b"%d" % number for number in numbers],
+                    "key": pa.array([b"k" if number % 3 == 0 else None for number in numbers], pa.binary()),
+                    "partition": pa.array([0 if number % 5 == 0 else None for number in numbers], pa.int32()),
+                    "headers": pa.array([[("h", b"")] if number % 4 == 0 else None for number in numbers], HEADERS),
+                }
+            )
+            producer.send_arrow(topic, table)
+            for number in range(start + 20, start + 30):
+                key = b"k" if number % 3 == 0 else None
+                partition = 0 if number % 5 == 0 else None
+                producer.send(topic, b"%d" % number, key, partition, headers={"h": b""} if number % 4 == 0 else None)
+    assert values(read(cluster, topic, 300)[0]) == [b"%d" % number for number in range(300)]
+
+
+def test_records_for_any_partition_keep_their_order_among_those_that_name_it(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
+        for number in range(300):
+            key = b"key %d" % number if number % 3 == 0 else None
+            producer.send(made, b"%d" % number, key, number % PARTITIONS if number % 7 == 0 else None)
+    for messages in read(cluster, made, 300).values():
+        numbers = [int(message.value or b"") for message in messages]
+        assert numbers == sorted(numbers)
+
+
+def test_producers_of_one_record_each_use_all_partitions(cluster: LocalCluster, made: str) -> None:
+    with closing(Cluster(cluster.bootstrap_servers)) as shared:
+        for number in range(60):  # none of a given partition: one in 10 thousand millions
+            with Producer(shared) as producer:
+                if number % 2:
+                    producer.send(made, b"%d" % number)
+                else:
+                    producer.send_arrow(made, pa.table({"value": [b"%d" % number]}))
+    assert all(read(cluster, made, 60).values())
 
 
 def test_an_empty_table_is_delivered_at_once(cluster: LocalCluster, made: str) -> None:
@@ -265,7 +310,7 @@ def test_without_idempotence_records_arrive_all_the_same(cluster: LocalCluster, 
 def test_callbacks_come_in_order_and_their_failures_harm_nobody(cluster: LocalCluster, made: str) -> None:
     told: list[RecordMetadata] = []
 
-    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+    def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
         assert metadata is not None
         assert error is None
         told.append(metadata)
@@ -278,12 +323,27 @@ def test_callbacks_come_in_order_and_their_failures_harm_nobody(cluster: LocalCl
     assert told == [RecordMetadata(made, 0, number, number) for number in range(100)]
 
 
+def test_a_callback_is_given_the_error_first(cluster: LocalCluster, admin: Admin, made: str) -> None:
+    told: list[tuple[object, ...]] = []
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        producer.send(made, b"x", partition=1, timestamp_us=7, on_delivery=lambda *given: told.append(given))
+        producer.flush()
+        delivery = producer.send(made, b"x", partition=1, on_delivery=lambda *given: told.append(given))
+        admin.delete_topic(made)
+        with pytest.raises(KafkalogError):
+            delivery.result(30)
+    assert told[0] == (None, RecordMetadata(made, 1, 0, 7))
+    [(error, metadata)] = told[1:]
+    assert error is delivery.exception()
+    assert metadata is None
+
+
 def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> None:
     errors: list[Exception] = []
     again: list[Any] = []
     told = threading.Event()
 
-    def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+    def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
         for wait in (lambda: producer.send(made, b"w").result(), producer.flush, producer.close):
             try:
                 wait()
@@ -426,7 +486,7 @@ def test_flush_raises_what_nobody_was_told(cluster: LocalCluster, admin: Admin, 
         producer.flush()
         admin.alter_topic(topic, set={"max.message.bytes": 1500})
         errors: list[KafkalogError | None] = []
-        producer.send(topic, b"x" * 1700, on_delivery=lambda metadata, error: errors.append(error))
+        producer.send(topic, b"x" * 1700, on_delivery=lambda error, metadata: errors.append(error))
         producer.flush()
         assert [type(error) for error in errors] == [BatchTooLarge]
 
@@ -498,7 +558,7 @@ def test_what_was_for_a_partition_that_a_topic_made_anew_lacks_is_told(
 ) -> None:
     told: list[KafkalogError | None] = []
     with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
-        lost = producer.send(made, b"x", partition=2, on_delivery=lambda metadata, error: told.append(error))
+        lost = producer.send(made, b"x", partition=2, on_delivery=lambda error, metadata: told.append(error))
         admin.delete_topic(made)
         admin.create_topic(made, partitions=1)
         with pytest.raises(UnknownPartition, match="has no partition 3; it has 1"):
@@ -513,7 +573,7 @@ def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: 
         producer = Producer(slow)
         producer.send(made, b"first", partition=0).result(30)
         proxy.hold_answers()
-        delivery = producer.send(made, b"x", partition=0, on_delivery=lambda metadata, error: told.append(error))
+        delivery = producer.send(made, b"x", partition=0, on_delivery=lambda error, metadata: told.append(error))
         del producer._routes[made]
         with pytest.raises(RequestTimedOut):
             producer.close(timeout=0)

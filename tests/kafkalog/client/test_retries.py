@@ -70,7 +70,7 @@ class Sending:
             self.errors.append(error)
 
     def _told(self, partition: int) -> OnDelivery:
-        def tell(metadata: RecordMetadata | None, error: KafkalogError | None) -> None:
+        def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
             if metadata is None:
                 assert error is not None
                 self.errors.append(error)

@@ -167,11 +167,57 @@ def test_rows_without_key_or_partition_are_spread_and_parts_ordered(cluster: Loc
     committer.commit(CommitBatch(name, 0, "run", True, b"", [*found[1], *found[0]]))
     committer.close()
     behind.close()
-    assert read(cluster.bootstrap_servers, topic) == [
+    first = producer_id_of(name) % PARTITIONS
+    stored = read(cluster.bootstrap_servers, topic)
+    assert stored[first:] + stored[:first] == [  # each part begins one partition further
         ["00", "01", "14", "15"],
         ["02", "03", "10", "11"],
         ["04", "05", "12", "13"],
     ]
+
+
+def test_rows_of_a_task_keep_their_order_whatever_they_name(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    other = f"{topic}.other"
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(other, 1)
+    parts = []
+    with contextlib.closing(Cluster(cluster.bootstrap_servers)) as behind:
+        for part in range(2):
+            with stager(behind, name, part=part, **{"batch.records": 7}) as task:
+                for batch in range(5):
+                    numbers = range(part * 1000 + batch * 30, part * 1000 + batch * 30 + 30)
+                    mixed = pa.table(
+                        {
+                            "value": [f"{number:04}" for number in numbers],
+                            "key": [f"k{number % 4}" if number % 3 == 0 else None for number in numbers],
+                            "partition": pa.array([0 if number % 5 == 0 else None for number in numbers], pa.int32()),
+                        }
+                    )
+                    for each in (topic, other):
+                        task.stage(each, mixed)
+                parts += task.finish()
+        committer = Committer(behind)
+        committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
+        committer.close()
+    everything = [f"{part * 1000 + number:04}" for part in range(2) for number in range(150)]
+    assert read(cluster.bootstrap_servers, other, 1) == [everything]
+    stored = read(cluster.bootstrap_servers, topic)
+    assert all(values == sorted(values) for values in stored)
+    assert sorted(value for values in stored for value in values) == everything
+
+
+def test_small_batches_of_one_task_fill_all_partitions_alike(cluster: LocalCluster, topic: str) -> None:
+    name = create(cluster, topic)
+    with contextlib.closing(Cluster(cluster.bootstrap_servers)) as behind:
+        used = []
+        for batch_id in range(2 * PARTITIONS):
+            with stager(behind, name, batch_id=batch_id) as task:
+                task.stage(topic, pa.table({"value": rows(batch_id)}))
+                [part] = task.finish()
+                used.append(part.partition)
+                task.discard()
+    assert sorted(used) == sorted([*range(PARTITIONS), *range(PARTITIONS)])
 
 
 def test_what_cannot_be_staged_is_told_and_a_failed_task_leaves_nothing(cluster: LocalCluster, topic: str) -> None:

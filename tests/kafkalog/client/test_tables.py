@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -14,14 +15,16 @@ from kafkalog.client import tables
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.client.tables import Chunk, record_batches
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
-from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP
+from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP, HEADERS
 
 NOW_US = 1_700_000_000_000_000
 
 
-def chunks(table: pa.Table, **changes: Any) -> list[Chunk]:
+def chunks(table: pa.Table, partitions: int = 4, first_turn: int = 0, **changes: Any) -> list[Chunk]:
+    turns = count(first_turn)
     given = {
-        "topic": "t", "partitions": 4, "partition": None, "partitioner": None, "now_us": NOW_US,
+        "topic": "t", "partitions": partitions, "partition": None, "partitioner": None, "now_us": NOW_US,
+        "next_turn": lambda: next(turns) % partitions,
         "rows_max": 1000, "bytes_max": 1 << 20, "message_bytes_max": 1 << 23,
     }  # fmt: skip
     return [chunk for batch in record_batches(table) for chunk in tables.chunks(batch, **{**given, **changes})]
@@ -31,32 +34,60 @@ def values_of(chunk: Chunk) -> list[bytes | None]:
     return chunk.columns.batch.column("value").to_pylist()
 
 
-def test_a_table_of_values_goes_to_any_partition() -> None:
-    [chunk] = chunks(pa.table({"value": [b"a", None]}))
-    assert chunk.partition is None
+def test_a_table_of_values_goes_to_the_partition_whose_turn_it_is() -> None:
+    [chunk] = chunks(pa.table({"value": [b"a", None]}), first_turn=6)
+    assert chunk.partition == 2
     assert values_of(chunk) == [b"a", None]
     assert (chunk.columns.attributes, chunk.columns.min_timestamp_us) == (0, NOW_US)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5) | st.none(), st.sampled_from([b"x", b"yy", None]), st.binary(max_size=9))))
-def test_rows_keep_their_order_in_each_partition(rows: list[tuple[int | None, bytes | None, bytes]]) -> None:
+def test_rows_for_any_partition_take_a_turn_for_each_batch() -> None:
+    found = chunks(pa.table({"value": [b"%d" % number for number in range(10)]}), rows_max=3, first_turn=1)
+    assert [(chunk.partition, len(values_of(chunk))) for chunk in found] == [(1, 3), (2, 3), (3, 3), (0, 1)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5) | st.none(), st.sampled_from([b"x", b"yy", None]), st.booleans())),
+    st.integers(0, 5),
+    st.integers(1, 5),
+)
+def test_rows_keep_their_order_in_each_partition_whatever_they_name(
+    rows: list[tuple[int | None, bytes | None, bool]], first_turn: int, rows_max: int
+) -> None:
     table = pa.table(
         {
             "partition": pa.array([row[0] for row in rows], pa.int32()),
             "key": pa.array([row[1] for row in rows], pa.binary()),
-            "value": pa.array([row[2] for row in rows], pa.binary()),
+            "headers": pa.array([[("h", b"")] if row[2] else None for row in rows], HEADERS),
+            "value": pa.array([b"%d" % number for number in range(len(rows))], pa.binary()),
         }
     )
-    wanted: dict[int | None, list[bytes]] = {}
-    for number, key, value in rows:
-        if number is None and key is not None:
-            number = partition_for_key(key, 6)
-        wanted.setdefault(number, []).append(value)
-    found: dict[int | None, list[bytes | None]] = {}
-    for chunk in chunks(table, partitions=6, rows_max=3):
-        assert 1 <= chunk.columns.batch.num_rows <= 3
-        found.setdefault(chunk.partition, []).extend(values_of(chunk))
-    assert found == wanted
+    placed: dict[int, int] = {}
+    in_order: dict[int, list[int]] = {}
+    for chunk in chunks(table, partitions=6, first_turn=first_turn, rows_max=rows_max):
+        assert 1 <= chunk.columns.batch.num_rows <= rows_max
+        numbers = [int(value or b"") for value in values_of(chunk)]
+        in_order.setdefault(chunk.partition, []).extend(numbers)
+        placed |= dict.fromkeys(numbers, chunk.partition)
+    assert all(numbers == sorted(numbers) for numbers in in_order.values())
+    assert sum(map(len, in_order.values())) == len(placed) == len(rows)
+    named = [partition_for_key(key, 6) if number is None and key else number for number, key, _ in rows]
+    assert all(placed[row] == number for row, number in enumerate(named) if number is not None)
+    anywhere = [placed[row] for row, number in enumerate(named) if number is None]
+    turns = [(first_turn + row // rows_a_turn(len(rows), rows_max)) % 6 for row in range(len(anywhere))]
+    assert anywhere == turns
+
+
+def rows_a_turn(rows: int, rows_max: int) -> int:
+    """Batches of a table are alike in size."""
+    return -(-rows // -(-rows // rows_max))
+
+
+def test_rows_of_a_single_partition_keep_their_order_with_and_without_keys() -> None:
+    keys = pa.array([None, b"a", None, b"b", None, None, b"a"], pa.binary())
+    found = chunks(pa.table({"value": [b"%d" % number for number in range(7)], "key": keys}), partitions=1, rows_max=3)
+    assert {chunk.partition for chunk in found} == {0}
+    assert [value for chunk in found for value in values_of(chunk)] == [b"%d" % number for number in range(7)]
 
 
 def test_a_partitioner_is_asked_for_each_key() -> None:

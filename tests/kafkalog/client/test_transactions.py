@@ -178,10 +178,10 @@ def rows(batch_id: int, count: int = 12, attempt: str = "a") -> list[str]:
     return [f"{batch_id}.{attempt}.{number:03}" for number in range(count)]
 
 
-def read(servers: str, topic: str) -> list[list[str]]:
+def read(servers: str, topic: str, partitions: int = PARTITIONS) -> list[list[str]]:
     """The values of each partition, in order."""
     found: list[list[str]] = []
-    places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    places = [TopicPartition(topic, number) for number in range(partitions)]
     with Admin(servers) as admin:
         ends = admin.list_offsets(dict.fromkeys(places, "latest"))
     with Consumer(servers) as consumer:
