@@ -1,12 +1,16 @@
-"""Memory for request bodies, shared by all connections: reserved before a body is read, granted in the order of asking.
+"""Memory for request bodies, shared by all connections and taken step by step as the bytes of a body arrive.
 
-Knows no sockets; whoever has to wait is woken. A reservation is never larger than the budget.
+Bodies that are half received must never wait for each other in a circle. A step is granted only if after it the body
+that lacks most could still be received whole from what is free; the oldest unfinished body is granted anything that
+is free. So the oldest one always completes, what it held comes free, and then the next is the oldest. Unfinished bodies
+come before new ones, and those in the order of asking; a small one does not overtake.
+
+Knows no sockets and no clock; who has to wait is woken. A reservation is never larger than the budget.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,17 +18,32 @@ Wake = Callable[[], None]
 
 
 class Reservation:
-    """Some bytes of the budget, once `granted`. Given back by `release`, granted or not."""
+    """A share of the budget that grows up to `size`; `held` bytes of it are granted. Given back by `release`.
 
-    __slots__ = ("_budget", "_wake", "granted", "size")
+    Attributes:
+        asked: bytes that it waits for; 0 while it does not wait.
+    """
+
+    __slots__ = ("_budget", "_wake", "asked", "held", "size")
 
     def __init__(self, budget: Budget, size: int, wake: Wake) -> None:
         self._budget = budget
         self._wake = wake
         self.size = size
-        self.granted = False
+        self.held = 0
+        self.asked = 0
+
+    @property
+    def granted(self) -> bool:
+        """Whether all of it is."""
+        return self.held == self.size
+
+    def grow(self, count: int) -> bool:
+        """Ask for more bytes. False: they come later, and `wake` is called then."""
+        return self._budget._grow(self, count)
 
     def release(self) -> None:
+        """Give back what is held, and ask for no more."""
         self._budget._release(self)
 
 
@@ -39,8 +58,9 @@ class Budget:
         self.limit = limit
         self._lock = threading.Lock()  # guards all below; wakes are called outside it
         self._used = 0
-        self._queue: deque[Reservation] = deque()
         self._holders: set[Reservation] = set()
+        self._unfinished: dict[Reservation, None] = {}  # those that hold a part of their size, the oldest first
+        self._waiting: dict[Reservation, None] = {}  # in the order of asking
 
     @property
     def used(self) -> int:
@@ -49,49 +69,94 @@ class Budget:
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits: those who hold bytes that they do not need just now should give them back."""
-        return bool(self._queue)
+        return bool(self._waiting)
 
-    def try_reserve(self, size: int, wake: Wake) -> Reservation | None:
-        """Bytes that are free right now, with nobody waiting for them; else None. `wake`: as in `reserve`."""
+    @property
+    def first_waiting(self) -> Reservation | None:
+        """Who waits longest for a step."""
         with self._lock:
-            if self._queue or self._used + size > self.limit:
-                return None
-            return self._grant(Reservation(self, size, wake))
+            return next(iter(self._waiting), None)
+
+    def reservation(self, size: int, wake: Wake) -> Reservation:
+        """A share that holds nothing yet. `wake` is called when a step is granted that was waited for, and, while
+        anything is held, when others begin to wait."""
+        assert size <= self.limit
+        return Reservation(self, size, wake)
 
     def reserve(self, size: int, wake: Wake) -> Reservation:
-        """Bytes, now or later: `wake` is called when they are granted, and while they are held when others wait."""
-        assert size <= self.limit
+        """A share that is granted whole, now or later."""
+        reservation = self.reservation(size, wake)
+        if size:
+            reservation.grow(size)
+        return reservation
+
+    def try_reserve(self, size: int, wake: Wake) -> Reservation | None:
+        """A share granted whole, if that is free right now and nobody waits; else None."""
         reservation = Reservation(self, size, wake)
-        holders: list[Reservation] = []
         with self._lock:
-            if not self._queue and self._used + size <= self.limit:
-                self._grant(reservation)
-            else:
-                self._queue.append(reservation)
-                holders = list(self._holders)
+            if self._waiting or not self._fits(reservation, size):
+                return None
+            self._grant(reservation, size)
+        return reservation
+
+    def _grow(self, reservation: Reservation, count: int) -> bool:
+        assert 0 < count <= reservation.size - reservation.held
+        assert not reservation.asked
+        with self._lock:
+            if (reservation.held or not self._waiting) and self._fits(reservation, count):
+                self._grant(reservation, count)
+                return True
+            reservation.asked = count
+            self._waiting[reservation] = None
+            holders = list(self._holders)
         for holder in holders:
             holder._wake()
-        return reservation
+        return False
 
-    def _grant(self, reservation: Reservation) -> Reservation:
-        self._used += reservation.size
+    def _fits(self, reservation: Reservation, count: int) -> bool:
+        free = self.limit - self._used - count
+        if free < 0:
+            return False
+        if reservation is next(iter(self._unfinished), None):
+            return True
+        lacking = max((other.size - other.held for other in self._unfinished if other is not reservation), default=0)
+        return free >= max(lacking, reservation.size - reservation.held - count)
+
+    def _grant(self, reservation: Reservation, count: int) -> None:
+        self._used += count
+        reservation.held += count
+        reservation.asked = 0
         self._holders.add(reservation)
-        reservation.granted = True
-        return reservation
+        if reservation.held < reservation.size:
+            self._unfinished.setdefault(reservation)
+        else:
+            self._unfinished.pop(reservation, None)
 
     def _release(self, reservation: Reservation) -> None:
-        granted = []
         with self._lock:
-            if reservation.granted:
-                reservation.granted = False
-                self._used -= reservation.size
-                self._holders.discard(reservation)
-            elif reservation in self._queue:
-                self._queue.remove(reservation)
-            while self._queue and self._used + self._queue[0].size <= self.limit:
-                granted.append(self._grant(self._queue.popleft()))
+            self._used -= reservation.held
+            reservation.held = reservation.asked = 0
+            self._holders.discard(reservation)
+            self._unfinished.pop(reservation, None)
+            self._waiting.pop(reservation, None)
+            granted = self._grant_waiting()
         for waiter in granted:
             waiter._wake()
+
+    def _grant_waiting(self) -> list[Reservation]:
+        granted = []
+        for unfinished in list(self._unfinished):
+            if unfinished.asked and self._fits(unfinished, unfinished.asked):
+                granted.append(unfinished)
+                self._grant(unfinished, unfinished.asked)
+                del self._waiting[unfinished]
+        while (waiter := next(iter(self._waiting), None)) is not None:
+            if waiter.held or not self._fits(waiter, waiter.asked):
+                break
+            granted.append(waiter)
+            self._grant(waiter, waiter.asked)
+            del self._waiting[waiter]
+        return granted
 
 
 class Budgets(NamedTuple):

@@ -121,6 +121,7 @@ class Connection:
         self._poller.register(self._wake_fd, select.POLLIN)
         self._poller.register(sock, select.POLLIN)
         self._reading = True
+        self._readable = False
         self._ack = pb.ReplyHeader()  # reused: building one anew for every ack costs 4 us, setting four fields 0.8
         self._acked = self._ack.append.partitions.add()
         self._thread = threading.Thread(target=self._run, name=f"dataport-{peer}", daemon=True)
@@ -224,20 +225,23 @@ class Connection:
     # --- receiving -------------------------------------------------------------------------------------------------
 
     def _poll(self, deadline: float | None) -> None:
-        """Wait for input (if there is room for it), a wake or a deadline."""
-        wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._intake.has_room
+        """Wait for input (unless memory for it is waited for), a wake or a deadline."""
+        wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._intake.may_receive
         if wants != self._reading:
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
+        self._readable = False
         timeout_ms = None if deadline is None else max(0.0, deadline - self._clock.monotonic()) * 1000 + 1
         for fd, events in self._poller.poll(timeout_ms and min(timeout_ms, _POLL_MS_MAX)):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
-            elif not self._reading and events & (select.POLLERR | select.POLLHUP):
+            elif self._reading:
+                self._readable = True
+            elif events & (select.POLLERR | select.POLLHUP):
                 raise _Gone("the peer has closed the connection")
 
     def _receive(self) -> None:
-        if self._reading and not self._intake.receive():
+        if self._readable and not self._intake.receive():
             self._end_of_input = True
 
     def _next_deadline(self) -> float:

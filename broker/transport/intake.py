@@ -1,16 +1,25 @@
 """What a connection receives, and the memory for it: a buffer that grows on reservations of the shared budgets.
 
 The buffer has one of three sizes: 32 KiB of its own; 1 MiB while the read-ahead budget has it, which is never waited
-for; exactly one large frame, waited for. Who waits holds nothing that others wait for, so all waits end. A large frame
-has `send.timeout.ms` and a second for each MB to come; its buffer is given back when others want it, or unused for 5 s.
+for; exactly one large frame. That last one takes no memory until it is written to, and bytes are received into it only
+as far as the budget has granted them: a step is asked for when bytes are there to be received, and is as large as they
+are. So a peer holds what it has sent, whatever it announced, and while its step is not granted its bytes stay in the
+socket. Budget.py says why all waits end.
+
+A frame that needs more than 32 KiB has `send.timeout.ms` and a second for each MB to come. While another body has
+waited for memory for 2 s, one that holds some and brought less than 250 kB/s in that time is cut off. The buffer of
+the last large frame is given back when others want memory, or unused for 5 s.
 
 Knows no requests and no replies; not thread-safe, but for the wake that the budgets call.
 """
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import termios
 from collections.abc import Callable
+from typing import NamedTuple
 
 from broker.transport.budget import Budgets, Reservation
 from broker.transport.receive_buffer import BASE_CAPACITY, Frame, OversizedBody, OversizedHeader, ReceiveBuffer
@@ -21,6 +30,17 @@ from kafkalog.wire.frames import PREFIX_SIZE
 _READ_AHEAD = 1 << 20
 _BODY_BYTES_PER_SECOND = 1_000_000
 _IDLE_SECONDS = 5.0
+_CONTENDED_SECONDS = 2.0
+_CONTENDED_BYTES = 500_000
+_INT_SIZE = 4
+
+
+class _Contended(NamedTuple):
+    """Since when another body waits: who that is, how much had been received, when to look."""
+
+    waiter: Reservation
+    received_bytes: int
+    until: float
 
 
 class Intake:
@@ -43,9 +63,13 @@ class Intake:
         self._buffer = ReceiveBuffer(settings.request_max_bytes)
         self._ahead: Reservation | None = None  # what a buffer of 1 MiB stands on
         self._large: Reservation | None = None  # what a buffer for one large frame stands on, or waits for
+        self._waits_since: float | None = None  # for a step of `_large`
         self._frame_deadline: float | None = None
+        self._contended: _Contended | None = None
         self._last_received = clock.monotonic()
         self._was_filled = False  # by the last receive: there is probably more
+        self._is_cut = False  # the frame at hand is not whole, and what it needs is known
+        self._is_kept = False  # the large buffer is that of an earlier frame
         self._to_discard = 0
 
     def __len__(self) -> int:
@@ -53,16 +77,20 @@ class Intake:
         return len(self._buffer)
 
     @property
-    def has_room(self) -> bool:
-        """Whether the frame at hand fits; while it does not, there is nothing to receive to."""
-        return self._buffer.needed <= self._buffer.capacity
+    def may_receive(self) -> bool:
+        """Whether `receive` could take anything in: not while it waits for memory."""
+        return self._large is None or not self._large.asked
 
     def receive(self) -> bool:
-        """Take in what has arrived; False at the end of the input. Only while it `has_room`."""
-        space = self._buffer.space()
-        if self._large is not None:
-            # No more than the frame at hand: then nothing stands in the way of giving the large buffer back after it.
-            space = space[: self._buffer.needed - len(self._buffer)]
+        """Take in what has arrived; False at the end of the input. Only while it `may_receive`, and the socket is
+        readable: memory for what cannot be taken in at once is asked for."""
+        self._stand_on_large()
+        space = self._space()
+        if not space:
+            self._ask()
+            space = self._space()
+            if not space:
+                return True
         try:
             count = self._sock.recv_into(space)
         except BlockingIOError:
@@ -73,15 +101,45 @@ class Intake:
         self._was_filled = count == len(space)
         return count > 0
 
+    def _space(self) -> memoryview:
+        """Where to receive to, as far as there is memory."""
+        buffer, large = self._buffer, self._large
+        space = buffer.space()
+        if large is not None and large.held:
+            # No more than the frame at hand: then nothing stands in the way of giving the large buffer back after it.
+            space = space[: max(0, min(buffer.needed, large.held) - len(buffer))]
+        return space
+
+    def _ask(self) -> None:
+        """Get, or begin to wait for, memory for what has arrived of a frame that fits no smaller buffer."""
+        buffer = self._buffer
+        if self._large is None:
+            if buffer.needed <= _READ_AHEAD and self._read_ahead():
+                return
+            self._large = self._budgets.bodies.reservation(buffer.needed, self._wake)
+            self._is_kept = False
+        large = self._large
+        received = min(len(buffer) + max(1, self._readable()), buffer.needed)
+        if not large.grow(received - large.held):
+            self._waits_since = self._clock.monotonic()
+        self._stand_on_large()
+
+    def _readable(self) -> int:
+        """How many bytes wait in the socket; 0 at the end of the input."""
+        return int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(_INT_SIZE)), "little")
+
     def next_frame(self) -> Frame | OversizedBody | OversizedHeader | None:
         """The next whole frame, taken, or None. Its body is a view that is good until `receive` or `fit`."""
         if self._to_discard:
             self._to_discard -= self._buffer.discard(self._to_discard)
             if self._to_discard:
+                self._is_cut = False
                 return None
         frame = self._buffer.next_frame()
+        self._is_cut = frame is None and len(self._buffer) >= PREFIX_SIZE
         if frame is not None:
-            self._frame_deadline = None
+            self._frame_deadline = self._contended = None
+            self._is_kept = True
         return frame
 
     def take(self, count: int) -> bytes:
@@ -100,14 +158,27 @@ class Intake:
     @property
     def deadline(self) -> float | None:
         """When to look again: at `is_too_slow`, or to `fit`."""
+        if self._waits_since is not None:
+            return None
         if self._frame_deadline is not None:
-            return self._frame_deadline
+            return self._frame_deadline if self._contended is None else min(self._frame_deadline, self._contended.until)
         return self._last_received + _IDLE_SECONDS if self._is_unused() else None
 
     @property
     def is_too_slow(self) -> bool:
-        """Whether a large frame did not come in its time."""
-        return self._frame_deadline is not None and self._clock.monotonic() > self._frame_deadline
+        """Whether a large frame did not come in its time, or holds memory, and others wait, and it hardly goes on."""
+        now = self._clock.monotonic()
+        if self._waits_since is not None or self._frame_deadline is None:
+            return False
+        if now > self._frame_deadline:
+            return True
+        contended = self._contended
+        return (
+            contended is not None
+            and now >= contended.until
+            and self.received_bytes - contended.received_bytes < _CONTENDED_BYTES
+            and self._budgets.bodies.first_waiting is contended.waiter
+        )
 
     def close(self) -> None:
         """Give back every reservation, also one that is waited for, and the memory that stood on it: a connection is
@@ -124,33 +195,37 @@ class Intake:
     def fit(self) -> None:
         """Make room for the frame at hand, or give room back that it does not need."""
         buffer = self._buffer
-        if self._large is not None and self._large.granted and len(buffer) >= PREFIX_SIZE:
-            fits = _READ_AHEAD < buffer.needed <= self._large.size
-            if not fits:  # the next frame is another kind of frame
+        self._stand_on_large()
+        if self._large is not None and self._is_kept and len(buffer) <= BASE_CAPACITY:
+            needed, size = buffer.needed, self._large.size
+            fits = BASE_CAPACITY < needed <= size and (needed > _READ_AHEAD or size <= _READ_AHEAD)
+            if self._budgets.bodies.is_wanted or (self._is_cut and not fits):
                 self._give_back_large()
-            elif self._frame_deadline is None:
+        if self._is_cut and buffer.needed > BASE_CAPACITY:
+            if self._frame_deadline is None:
                 self._expect_frame()
-        if not self.has_room:
-            self._make_room()
-        elif self._was_filled and buffer.capacity < _READ_AHEAD:
+            if self._large is not None:
+                self._look_who_waits(self._large)
+        if self._large is None and self._was_filled and buffer.capacity < _READ_AHEAD:
             self._read_ahead()
-        elif self._is_unused() and self._is_to_go():
+        elif self._is_unused() and self._clock.monotonic() >= self._last_received + _IDLE_SECONDS:
             self._give_back_large()
             self._give_back_ahead()
 
-    def _make_room(self) -> None:
-        """Get, or wait for, a buffer that the frame at hand fits in."""
-        buffer = self._buffer
-        if self._large is None:
-            if buffer.needed <= _READ_AHEAD and self._read_ahead():
-                return
-            self._large = self._budgets.bodies.reserve(buffer.needed, self._wake)
-        if self._large.granted:
-            buffer.resize(buffer.needed)
+    def _stand_on_large(self) -> None:
+        """Receive into the large buffer, once anything of it was granted."""
+        large = self._large
+        if large is None or large.asked:
+            return
+        if self._waits_since is not None:
+            if self._frame_deadline is not None:
+                self._frame_deadline += self._clock.monotonic() - self._waits_since
+            self._waits_since = None
+        if large.held and self._buffer.capacity < large.size:
+            self._buffer.resize(large.size)
             if self._ahead is not None:
                 self._ahead.release()
                 self._ahead = None
-            self._expect_frame()
 
     def _read_ahead(self) -> bool:
         """A buffer of 1 MiB, if that is to be had at once."""
@@ -166,20 +241,27 @@ class Intake:
         patience = self._patience + self._buffer.needed / _BODY_BYTES_PER_SECOND
         self._frame_deadline = self._clock.monotonic() + patience
 
-    def _is_unused(self) -> bool:
-        return len(self._buffer) < PREFIX_SIZE and self._buffer.capacity > BASE_CAPACITY
+    def _look_who_waits(self, large: Reservation) -> None:
+        """While others wait for memory and this holds some: how fast does it go on?"""
+        bodies = self._budgets.bodies
+        waiter = bodies.first_waiting if large.held and not large.asked and bodies.is_wanted else None
+        if waiter is None:
+            self._contended = None
+            return
+        now, contended = self._clock.monotonic(), self._contended
+        if contended is None or contended.waiter is not waiter or now >= contended.until:
+            self._contended = _Contended(waiter, self.received_bytes, now + _CONTENDED_SECONDS)
 
-    def _is_to_go(self) -> bool:
-        """Whether an unused buffer is to be given back: others want it, or it was of no use for a while."""
-        wanted = self._large is not None and self._budgets.bodies.is_wanted
-        return wanted or self._clock.monotonic() >= self._last_received + _IDLE_SECONDS
+    def _is_unused(self) -> bool:
+        buffer = self._buffer
+        return buffer.capacity > BASE_CAPACITY and max(buffer.needed, len(buffer)) <= BASE_CAPACITY
 
     def _give_back_large(self) -> None:
         if self._large is not None:
             assert len(self._buffer) <= BASE_CAPACITY, "more than the frame at hand was received"
             self._buffer.resize(BASE_CAPACITY)
             self._large.release()
-            self._large = self._frame_deadline = None
+            self._large = self._waits_since = self._contended = None
             self._was_filled = False
 
     def _give_back_ahead(self) -> None:

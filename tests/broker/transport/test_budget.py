@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from broker.transport.budget import Budget
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.transport.budget import Budget, Reservation
 
 
 def nobody() -> None:
@@ -55,3 +60,93 @@ def test_one_who_gives_up_waiting_lets_the_next_in() -> None:
         reservation.release()
         reservation.release()  # again: nothing is given back twice
     assert budget.used == 0
+
+
+# --- bodies that take their memory step by step --------------------------------------------------------------------
+
+
+def test_a_body_that_was_announced_holds_nothing_until_it_grows() -> None:
+    budget = Budget(100)
+    silent = [budget.reservation(100, nobody) for _ in range(3)]
+    assert budget.used == 0
+    assert silent[0].grow(1)
+    assert silent[0].held == budget.used == 1
+
+
+def test_a_step_that_would_let_two_half_bodies_wait_for_each_other_is_not_granted() -> None:
+    budget = Budget(100)
+    woken: list[str] = []
+    one = budget.reservation(80, lambda: woken.append("one"))
+    other = budget.reservation(60, lambda: woken.append("other"))
+    assert one.grow(40)
+    assert not other.grow(41)  # 19 would be free, and one of them lacks 40, the other 19
+    other.release()
+    assert other.grow(20)  # 40 are left for what the first lacks
+    assert not other.grow(1)
+    assert one.grow(40)  # it is the older one: what is free is its
+    assert one.granted
+    assert other.held == 20
+    one.release()
+    assert other.held == 21
+    assert woken.count("other") == 2  # asked for what it held, and granted
+
+
+def test_unfinished_bodies_come_before_new_ones() -> None:
+    budget = Budget(100)
+    done = budget.reserve(50, lambda: None)
+    half = budget.reservation(40, lambda: None)
+    assert half.grow(10)
+    new = budget.reservation(60, lambda: None)
+    assert not new.grow(5)
+    assert budget.first_waiting is new
+    assert half.grow(30)
+    half.release()
+    assert not new.held  # it may need 60, and 50 are free
+    done.release()
+    assert new.held == 5
+
+
+@dataclasses.dataclass
+class Body:
+    """A body on its way: `arrived` bytes wait in the socket or are held."""
+
+    share: Reservation
+    arrived: int = 0
+
+    def ask(self) -> None:
+        if not self.share.asked and self.arrived > self.share.held:
+            self.share.grow(self.arrived - self.share.held)
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 60)), max_size=80),
+)
+def test_bodies_that_fill_the_budget_all_come_through_whatever_order_they_arrive_in(
+    sizes: list[int], events: list[tuple[int, int]]
+) -> None:
+    budget = Budget(100)
+    bodies = [Body(budget.reservation(size, lambda: None)) for size in sizes]
+    for number, count in events:  # 0: it is cut off, and sent again later
+        body = bodies[number % len(bodies)]
+        if count:
+            body.arrived = min(body.arrived + count, body.share.size)
+            body.ask()
+        else:
+            body.share.release()
+            body.arrived = 0
+        assert budget.used == sum(body.share.held for body in bodies) <= budget.limit
+    rounds = 0
+    while bodies:
+        rounds += 1
+        assert rounds <= 20 * len(sizes), [(body.share.size, body.share.held, body.share.asked) for body in bodies]
+        for body in list(bodies):
+            if body.share.granted:
+                body.share.release()  # it was whole, and is written
+                bodies.remove(body)
+            else:
+                body.arrived = body.share.size
+                body.ask()
+        assert budget.used <= budget.limit
+    assert budget.used == 0
+    assert not budget.is_wanted

@@ -511,10 +511,10 @@ def test_more_bodies_than_the_budget_wait_their_turn_and_all_arrive(start_broker
     bodies = [a_batch([bytes([65 + number]) * (2 << 20)]) for number in range(6)]
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(broker.client()) for _ in bodies]
-        # One that begins a body and does not go on holds its part of the budget, the others wait for it.
+        # One that begins a body and does not go on holds what it sent of it, and no more.
         first = append_frame(1, topic, bodies[0])
         clients[0].send(first[: len(first) // 2])
-        waited_for(lambda: broker.counters()["dataport.reserved_bytes"] >= 2 << 20)
+        waited_for(lambda: broker.counters()["dataport.reserved_bytes"] == len(first) // 2)
         senders = [
             threading.Thread(target=client.send, args=(append_frame(1, topic, body),))
             for client, body in zip(clients[1:], bodies[1:], strict=True)
@@ -542,6 +542,81 @@ def test_a_body_that_comes_too_slowly_is_cut_off_and_frees_its_bytes(start_broke
         other.send(append_frame(1, topic, a_batch([bytes(2 << 20)])))
         assert slow.is_closed()
         assert not other.reply()[0].append.partitions[0].HasField("error")
+
+
+def test_bodies_that_are_announced_and_never_sent_hold_no_memory_and_hold_up_nobody(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)
+    topic = broker.new_topic()
+    whole = append_frame(1, topic, a_batch([bytes(2 << 20)]))
+    with contextlib.ExitStack() as stack:
+        for sent in (100, 100, 30_000, 30_000):  # of 2 MiB
+            stack.enter_context(broker.client()).send(whole[:sent])
+        client = stack.enter_context(broker.client())
+        waited_for(lambda: broker.counters()["dataport.received_bytes"] >= 60_200)
+        assert broker.counters()["dataport.reserved_bytes"] == 0
+        client.sock.settimeout(15)  # a frame that nobody waits for has 30 s and more
+        client.send(whole)
+        assert not client.reply()[0].append.partitions[0].HasField("error")
+
+
+def test_bodies_that_together_fill_the_budget_by_halves_all_arrive(start_broker: StartBroker) -> None:
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)
+    topic = broker.new_topic()
+    whole = append_frame(1, topic, a_batch([bytes(2 << 20)]))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(broker.client()) for _ in range(8)]
+        senders = []
+        for begin, end in ((0, len(whole) // 2), (len(whole) // 2, len(whole))):
+            # The halves of some stay in their sockets, for there is no memory for all.
+            senders = [threading.Thread(target=client.send, args=(whole[begin:end],)) for client in clients]
+            for sender in senders:
+                sender.start()
+            if begin == 0:
+                waited_for(lambda: broker.counters()["dataport.reserved_bytes"] > 2 << 20)
+            for sender in senders:
+                sender.join(60)
+        for client in clients:
+            assert not client.reply()[0].append.partitions[0].HasField("error")
+    waited_for(lambda: broker.counters()["dataport.reserved_bytes"] == 0)
+
+
+def test_peers_that_stop_in_the_middle_are_cut_off_only_while_others_wait_for_memory(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.intake._CONTENDED_SECONDS", 0.1)
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)
+    topic = broker.new_topic()
+    whole = append_frame(1, topic, a_batch([bytes(2 << 20)]))
+    half = len(whole) // 2
+    with broker.client() as first, broker.client() as second, broker.client() as other:
+        for client in (first, second):
+            client.send(whole[:half])
+            waited_for(lambda: broker.counters()["dataport.reserved_bytes"] >= half)
+        waited_for(lambda: broker.counters()["dataport.reserved_bytes"] == 2 * half)
+        first.send(whole[half:])  # nobody waits, so its silence did not count
+        assert not first.reply()[0].append.partitions[0].HasField("error")
+        other.send(append_frame(1, topic, a_batch([bytes((3 << 20) - 5000)])))
+        assert second.is_closed()
+        assert not other.reply()[0].append.partitions[0].HasField("error")
+
+
+def test_a_middling_frame_in_pieces_comes_through_where_no_memory_is_left_to_read_ahead(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20)  # of which 3/4 MiB to read ahead
+    topic = broker.new_topic()
+    whole = append_frame(1, topic, a_batch([bytes(200_000)]))
+    with broker.client() as client:
+        for _ in range(2):
+            for begin in range(0, len(whole), 50_000):
+                received = broker.counters()["dataport.received_bytes"]
+                piece = whole[begin : begin + 50_000]
+                client.send(piece)
+                expected = received + len(piece)
+                waited_for(lambda: broker.counters()["dataport.received_bytes"] >= expected)  # noqa: B023
+            assert not client.reply()[0].append.partitions[0].HasField("error")
 
 
 def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker, caplog: pytest.LogCaptureFixture) -> None:
