@@ -16,6 +16,7 @@ import pyarrow.csv
 
 from examples import demo
 from kafkalog import Admin, Producer
+from kafkalog.errors import TopicExists
 
 KEEP = {"retention.ms": "-1"}
 
@@ -54,10 +55,12 @@ def main() -> None:
     parser.add_argument("--bootstrap", default="127.0.0.1:9192", help="host:port of a broker (default 127.0.0.1:9192)")
     parser.add_argument("--count", type=int, help="so many flights, the year's first (default all 336,776)")
     given = parser.parse_args()
-    flights = demo.read_flights()[: given.count]
-    publish_flights(given.bootstrap, "flights", flights)
-    planes = read_planes()
-    publish_planes(given.bootstrap, "planes", planes)
+    flights, planes = demo.read_flights()[: given.count], read_planes()
+    try:
+        publish_flights(given.bootstrap, "flights", flights)
+        publish_planes(given.bootstrap, "planes", planes)
+    except TopicExists as error:
+        raise SystemExit(f"{error}; delete it (`kafkalog topics delete`) to publish once more") from None
     print(f"{len(flights):,} flights are in the topic flights, {len(planes):,} planes in planes")
 
 

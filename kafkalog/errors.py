@@ -161,10 +161,13 @@ class UnknownGroup(KafkalogError):
 
 
 class GroupIsLive(KafkalogError):
+    """Facts: `left_ms`, after which no member is live unless one renews its lease."""
+
     code = 27
     message = (
-        "group '{group}' has a live member, {member} on {host}, which would write its own offsets over these: "
-        "stop it first, or force it"
+        "group '{group}' has a live member, {member} on {host}, which would write its own offsets over these. "
+        "One that has stopped counts as live until its lease ends, at the latest in {left_ms} ms: "
+        "stop it and try again then (`kafkalog groups reset --wait`), or force it"
     )
 
 
@@ -370,6 +373,13 @@ class RunSuperseded(KafkalogError):
         "run {run_id} of transaction '{transactional_id}' was replaced by run {other}; "
         "only the newest run of a query may write"
     )
+
+
+class UnknownTransaction(KafkalogError):
+    """Said by the command line; brokers answer that nothing is decided of such a transaction."""
+
+    code = 180
+    message = "nothing is decided or staged of a transaction '{transaction}'{hint}"
 
 
 class StagedOutOfOrder(KafkalogError):

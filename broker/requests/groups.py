@@ -63,7 +63,12 @@ def reset_offsets(request: pb.ResetOffsetsRequest, catalog: Catalog) -> pb.Reset
     _check_known(request.group, catalog)
     live = members.live_members(catalog.session, request.group)
     if live and not request.force:
-        raise GroupIsLive(group=request.group, member=live[0].name, host=live[0].host or "an unknown host")
+        raise GroupIsLive(
+            group=request.group,
+            member=live[0].name,
+            host=live[0].host or "an unknown host",
+            left_ms=max(member.left_ms for member in live),
+        )
     _commit(request.group, request.offsets, catalog)
     return pb.ResetOffsetsReply()
 
@@ -116,6 +121,7 @@ def _member_to_wire(member: members.Member) -> pb.GroupMember:
         host=member.host,
         process=member.process,
         since_us=member.since_ms * 1000,
+        lease_left_ms=member.left_ms,
     )
 
 

@@ -3,8 +3,8 @@ directory: `meta` (whose it is) and, in each partition's folder, `checkpoint`.
 
 A sealed document is one JSON object on a line, with the CRC-32C of the JSON before it, and the same line again:
 
-    5f3c09a1 {"recovery_point": 120, "start_offset": 0}
-    5f3c09a1 {"recovery_point": 120, "start_offset": 0}
+    5f3c09a1 {"partition": "flights-0", "recovery_point": 120, "start_offset": 0}
+    5f3c09a1 {"partition": "flights-0", "recovery_point": 120, "start_offset": 0}
 
 The copy whose checksum holds counts, so damage to either one costs nothing; with both damaged the document is as
 good as missing. Knows no log.
@@ -94,8 +94,15 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
         disk.close(fd)
 
 
-def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint, *, durable: bool = True) -> None:
-    write_atomic(disk, folder / CHECKPOINT_NAME, seal(checkpoint._asdict()), durable=durable)
+def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint, label: str, *, durable: bool = True) -> None:
+    """Put a folder's checkpoint in the place of its last one.
+
+    Args:
+        label: the partition's name, such as `flights-0`: the folder's own has the topic's id, and without a broker
+            nothing else tells which topic that is.
+    """
+    facts = {**checkpoint._asdict(), "partition": label}
+    write_atomic(disk, folder / CHECKPOINT_NAME, seal(facts), durable=durable)
 
 
 def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
@@ -107,3 +114,9 @@ def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
         return Checkpoint(int(facts["start_offset"]), int(facts["recovery_point"]))
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def read_label(disk: Disk, folder: Path) -> str | None:
+    """The name of the partition that the folder is of; None if its checkpoint is missing or damaged."""
+    name = (unseal(read_whole(disk, folder / CHECKPOINT_NAME) or b"") or {}).get("partition")
+    return name if isinstance(name, str) else None

@@ -65,6 +65,11 @@ def is_log_folder(name: str) -> bool:
     return _FOLDER.fullmatch(name) is not None
 
 
+def is_data_directory(path: Path) -> bool:
+    """Whether a broker has or had its logs there; there may be none."""
+    return (path / _META).is_file()
+
+
 class LogDirectory:
     """The logs of one data directory. Thread-safe.
 

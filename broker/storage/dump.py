@@ -1,26 +1,28 @@
 """A log for human eyes, and its check from end to end. Offline: takes no lock, changes nothing, needs no broker.
 
-A path is a segment file, a partition's folder, or a data directory. Of a log that a broker is writing to, the last
-batch may be there in part: that shows as a torn tail, as it would after a crash.
+A path is a segment file, a partition's folder, a broker's data directory, or a folder of such directories, as
+`kafkalog local --data` makes. Partitions are named as their folders' checkpoints name them. Of a log that a broker is
+writing to, the last batch may be there in part: that shows as a torn tail, as it would after a crash.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_whole
-from broker.storage.directory import is_log_folder
+from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, read_whole
+from broker.storage.directory import is_data_directory, is_log_folder
 from broker.storage.disk import Disk
 from broker.storage.index import Damage, decode_index
 from broker.storage.recovery import Scan, scan
 from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, base_offset_of
+from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument
-from kafkalog.format.batch import CODEC_NAMES, BatchHeader
+from kafkalog.format.batch import CODEC_NAMES, HEADER, HEADER_SIZE, BatchHeader, header_fault
 from kafkalog.format.columns import decode_columns
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,9 +48,14 @@ class Problem:
 
 
 @dataclass
-class Verification:
-    """What a check from end to end found. `torn_bytes` are no problem: the next start cuts them off."""
+class VerifiedLog:
+    """What is in one log. `torn_bytes` are no problem: the next start cuts them off.
 
+    `partition` is its name, such as `flights-0`; None if that is not known.
+    """
+
+    partition: str | None
+    folder: str
     segments: int = 0
     batches: int = 0
     records: int = 0
@@ -56,19 +63,58 @@ class Verification:
     torn_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
+
+@dataclass
+class Verification:
+    """What a check from end to end found, log by log."""
+
+    logs: list[VerifiedLog] = field(default_factory=list)
+
+    @property
+    def segments(self) -> int:
+        return sum(log.segments for log in self.logs)
+
+    @property
+    def batches(self) -> int:
+        return sum(log.batches for log in self.logs)
+
+    @property
+    def records(self) -> int:
+        return sum(log.records for log in self.logs)
+
+    @property
+    def bytes(self) -> int:
+        return sum(log.bytes for log in self.logs)
+
+    @property
+    def torn_bytes(self) -> int:
+        return sum(log.torn_bytes for log in self.logs)
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for log in self.logs for problem in log.problems]
+
     @property
     def ok(self) -> bool:
         return not self.problems
 
 
-def verify(path: Path | str) -> Verification:
+Topics = Mapping[str, Iterable[int]]
+"""The topics to look at and which partitions of each, all if none is named; no topic: whatever is there."""
+
+
+def verify(path: Path | str, topics: Topics | None = None) -> Verification:
     """Check every batch (checksums, order, contents) and every saved index.
 
     Raises:
-        InvalidArgument: there is no log at the path.
+        InvalidArgument: there is no log at the path, or none of the topics asked for.
     """
-    result = Verification()
-    for segment in _segments(Path(path)):
+    return Verification([_verify_log(log) for log in _logs(Path(path), topics or {})])
+
+
+def _verify_log(log: _OfflineLog) -> VerifiedLog:
+    result = VerifiedLog(log.partition, str(log.folder))
+    for segment in log.segments:
         result.segments += 1
         result.bytes += segment.size
         damaged: list[Problem] = []
@@ -88,19 +134,30 @@ def verify(path: Path | str) -> Verification:
                 lying.append(
                     Problem(str(segment.path), fault, header.base_offset, header.end_offset, position, header.length)
                 )
-        result.torn_bytes += segment.torn_bytes
+        if segment.is_noise():
+            base, size = segment.base_offset, segment.size
+            damaged.append(Problem(str(segment.path), "no record batch is in it", base, base, 0, size))
+        else:
+            result.torn_bytes += segment.torn_bytes
         result.problems += [*damaged, *lying, *index.problems()]
     return result
 
 
-def entries(path: Path | str, *, records: bool = False) -> Iterator[dict[str, Any]]:
-    """What stands in a log, in order, as plain values: `kind` is segment, batch, record, damaged or torn.
+def entries(path: Path | str, *, records: bool = False, topics: Topics | None = None) -> Iterator[dict[str, Any]]:
+    """What stands in logs, in order, as plain values: `kind` is segment, batch, record, damaged or torn.
 
     Raises:
-        InvalidArgument: there is no log at the path.
+        InvalidArgument: there is no log at the path, or none of the topics asked for.
     """
-    for segment in _segments(Path(path)):
-        yield {"kind": "segment", "file": str(segment.path), "base_offset": segment.base_offset, "bytes": segment.size}
+    chosen = [(log.partition, segment) for log in _logs(Path(path), topics or {}) for segment in log.segments]
+    for partition, segment in chosen:
+        yield {
+            "kind": "segment",
+            "partition": partition,
+            "file": str(segment.path),
+            "base_offset": segment.base_offset,
+            "bytes": segment.size,
+        }
         for found in segment.walk():
             if isinstance(found, Damage):
                 yield _damage_entry(found)
@@ -113,14 +170,14 @@ def entries(path: Path | str, *, records: bool = False) -> Iterator[dict[str, An
             yield {"kind": "torn", "position": segment.end_position, "bytes": segment.torn_bytes}
 
 
-def dump(path: Path | str, *, records: bool = False) -> Iterator[str]:
+def dump(path: Path | str, *, records: bool = False, topics: Topics | None = None) -> Iterator[str]:
     """The same as lines of text."""
-    for entry in entries(path, records=records):
+    for entry in entries(path, records=records, topics=topics):
         yield _LINES[entry["kind"]].format_map({name: _shown(name, value) for name, value in entry.items()})
 
 
 _LINES = {
-    "segment": "{file} ({bytes} bytes)",
+    "segment": "{partition} {file} ({bytes} bytes)",
     "batch": (
         "  {position}: offsets {start_offset} to {last_offset}, {bytes} bytes, {records} records, codec {codec}, "
         "epoch {leader_epoch}, appended {append_timestamp_us}, timestamps {min_timestamp_us} to {max_timestamp_us}, "
@@ -164,6 +221,8 @@ def _damage_entry(damage: Damage) -> dict[str, Any]:
 def _shown(name: str, value: Any) -> Any:
     if isinstance(value, bytes):
         return repr(value) if len(value) <= _SHOWN_BYTES else f"{value[:_SHOWN_BYTES]!r}... ({len(value)} bytes)"
+    if name == "partition":
+        return value or "unnamed"
     if name.endswith("_us"):
         try:
             return (_EPOCH + timedelta(microseconds=value)).isoformat()
@@ -238,6 +297,19 @@ class _OfflineSegment:
             yield found.damaged[-1]
         self.end_position, self.torn_bytes = found.end_position, found.torn_bytes
 
+    def is_noise(self) -> bool:
+        """Whether there is no batch in it, nor what a write cut short leaves: the beginning of one, or zeros. Known
+        once `walk` is through."""
+        if self.end_position or not self.torn_bytes:
+            return False
+        start = self.read(0, HEADER_SIZE)
+        if not any(start):
+            return False
+        if len(start) < HEADER_SIZE:
+            offset = self.base_offset.to_bytes(8, "little")
+            return start[:8] != offset[: len(start)]
+        return header_fault(BatchHeader._make(HEADER.unpack(start)), start) is not None
+
     def contents_fault(self, position: int, header: BatchHeader) -> str | None:
         """What is wrong with a batch whose checksums hold, or None."""
         try:
@@ -301,25 +373,77 @@ class _SavedIndex:
         self._problems.append(Problem(str(self._path), what, *where))
 
 
-def _segments(path: Path) -> Iterator[_OfflineSegment]:
-    """The segments at a path, in order."""
+class _OfflineLog(NamedTuple):
+    """A partition's folder, the partition's name if it is known, and its segments in order."""
+
+    folder: Path
+    partition: str | None
+    segments: list[_OfflineSegment]
+
+
+def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
+    """The logs at a path, by name, of some topics or of all."""
     if path.is_file():
-        base_offset = base_offset_of(path.name, LOG_SUFFIX)
-        if base_offset is None:
+        if base_offset_of(path.name, LOG_SUFFIX) is None:
             raise InvalidArgument(reason=f"{path} is no segment: its name is not 20 digits and {LOG_SUFFIX}")
-        chosen = [segment for segment in _of_folder(path.parent) if segment.path.name == path.name]
-        return iter(chosen)
-    if not path.is_dir():
+        whole = _log_of(path.parent)
+        found = [whole._replace(segments=[segment for segment in whole.segments if segment.path.name == path.name])]
+    elif path.is_dir():
+        found = sorted((_log_of(folder) for folder in _log_folders(path)), key=_order)
+    else:
         raise InvalidArgument(reason=f"there is no file or folder {path}")
-    folders = [path] if list(_of_folder(path)) else sorted(sub for sub in path.iterdir() if is_log_folder(sub.name))
-    if not folders:
-        raise InvalidArgument(reason=f"{path} holds no log: no segment and no partition's folder")
-    return itertools.chain.from_iterable(_of_folder(folder) for folder in folders)
+    return _of_topics(found, topics, path) if topics else found
 
 
-def _of_folder(folder: Path) -> Iterator[_OfflineSegment]:
+def _log_folders(path: Path) -> list[Path]:
+    """Partitions' folders: a path itself, those in it, or those in the data directories in it."""
+    if is_log_folder(path.name) or any(base_offset_of(sub.name, LOG_SUFFIX) is not None for sub in path.iterdir()):
+        return [path]
+    directories = [path, *(sub for sub in path.iterdir() if sub.is_dir())]
+    found = [sub for directory in directories for sub in directory.iterdir() if is_log_folder(sub.name)]
+    if not found and not any(map(is_data_directory, directories)):
+        raise InvalidArgument(
+            reason=f"{path} holds no log: it is no segment, partition's folder, broker's data directory, "
+            "or folder of data directories"
+        )
+    return found
+
+
+def _log_of(folder: Path) -> _OfflineLog:
+    disk = Disk()
     bases = sorted(base for path in folder.iterdir() if (base := base_offset_of(path.name, LOG_SUFFIX)) is not None)
-    checkpoint = read_checkpoint(Disk(), folder) or Checkpoint()
-    for base, behind in zip(bases, [*bases[1:], None], strict=False):
-        path = folder / f"{base:020d}{LOG_SUFFIX}"
-        yield _OfflineSegment(path, base, behind, max(*checkpoint, base))
+    checkpoint = read_checkpoint(disk, folder) or Checkpoint()
+    segments = [
+        _OfflineSegment(folder / f"{base:020d}{LOG_SUFFIX}", base, behind, max(*checkpoint, base))
+        for base, behind in zip(bases, [*bases[1:], None], strict=False)
+    ]
+    return _OfflineLog(folder, read_label(disk, folder), segments)
+
+
+def _order(log: _OfflineLog) -> tuple[str, int, Path]:
+    topic, number = _topic_and_number(log)
+    return topic or "\U0010ffff", number, log.folder
+
+
+def _topic_and_number(log: _OfflineLog) -> tuple[str | None, int]:
+    topic, dash, number = (log.partition or "").rpartition("-")
+    return (topic, int(number)) if dash and number.isdecimal() else (None, 0)
+
+
+def _of_topics(found: list[_OfflineLog], topics: Topics, path: Path) -> list[_OfflineLog]:
+    wanted = {topic: set(numbers) for topic, numbers in topics.items()}
+    there = {log.folder: _topic_and_number(log) for log in found}
+    for topic, numbers in wanted.items():
+        here = {number for name, number in there.values() if name == topic}
+        if not here:
+            hint = nearest_hint(topic, {name for name, _ in there.values() if name})
+            raise InvalidArgument(reason=f"no partition of topic '{topic}' is in {path}{hint}")
+        if numbers - here:
+            missing = ", ".join(map(str, sorted(numbers - here)))
+            raise InvalidArgument(reason=f"topic '{topic}' has no partition {missing} in {path}")
+    return [
+        log
+        for log in found
+        for topic, number in [there[log.folder]]
+        if topic in wanted and (not wanted[topic] or number in wanted[topic])
+    ]

@@ -78,7 +78,7 @@ class Log:
             raise storage_error(home.path, error, f"opening the log of {label}") from error
         self._segments, checkpoint, self._saved_offset = opened
         segments = self._segments
-        self._saved = Saved(self._disk, folder, checkpoint, self._faults, self._saved_offset)
+        self._saved = Saved(self._disk, folder, label, checkpoint, self._faults, self._saved_offset)
         self._active = segments[-1]
         self._next: Segment | None = None  # made by a roll that could not go on
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))

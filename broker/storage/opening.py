@@ -59,7 +59,7 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
         found = Checkpoint(start_offset, segments[-1].end_offset)
         # Of a new log nothing is lost with its checkpoint: a sync less, where a topic has thousands of partitions.
         durable = not fresh or found != Checkpoint()
-        saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, durable=durable))
+        saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, label, durable=durable))
         if fresh and not (saved and durable):
             disk.sync_dir(folder)  # for the segment's name
         producers_at = open_producers(disk, folder, segments, producers, label)

@@ -23,9 +23,12 @@ class Saved:
             known at all.
     """
 
-    def __init__(self, disk: Disk, folder: Path, checkpoint: Checkpoint, faults: Faults, producers_at: int) -> None:
+    def __init__(
+        self, disk: Disk, folder: Path, label: str, checkpoint: Checkpoint, faults: Faults, producers_at: int
+    ) -> None:
         self._disk = disk
         self._folder = folder
+        self._label = label
         self._faults = faults
         self.checkpoint = checkpoint
         self.producers_at = producers_at
@@ -33,7 +36,7 @@ class Saved:
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises DiskFull, StorageFailed."""
         try:
-            write_checkpoint(self._disk, self._folder, checkpoint)
+            write_checkpoint(self._disk, self._folder, checkpoint, self._label)
         except OSError as error:
             self._faults.refuse(error, "writing a checkpoint")
         self.checkpoint = checkpoint

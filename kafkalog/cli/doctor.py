@@ -128,6 +128,12 @@ def check_java() -> Iterator[Finding]:
     """The Java that Spark and the embedded ZooKeeper start: JAVA_HOME's, or the one on PATH."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if home and not (java and os.access(java, os.X_OK)):
+        advice = f"set JAVA_HOME to a Java of {JAVA_MIN} or later"
+        if found := shutil.which("java"):
+            advice = f"unset it, and {found} is taken; or {advice}"
+        yield Finding("java", "failed", f"JAVA_HOME points to nothing usable: {java} is no program", advice)
+        return
     if java is None:
         yield Finding("java", "failed", "none on PATH, and JAVA_HOME is not set", _GET_JAVA)
         return
@@ -208,10 +214,11 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
     if tuple(answer["python"][:2]) != sys.version_info[:2]:
         found = f"{version} at {python}, this one is {sys.version_info[0]}.{sys.version_info[1]}"
         yield Finding(check, "failed", found, f"Spark wants the same version on both sides: {advice}")
-    elif answer["missing"]:
+        return  # what else such a Python lacks follows from that
+    if answer["missing"]:
         yield Finding(check, "failed", f"{python} lacks {', '.join(answer['missing'])}", advice)
-    else:
-        yield Finding(check, "ok", f"{version} at {python}")
+        return
+    yield Finding(check, "ok", f"{version} at {python}")
     check = f"spark format in {check}"
     if answer["failing"]:
         found = f"{', '.join(answer['failing'])} cannot be imported"

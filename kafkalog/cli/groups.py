@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import bootstrap_option, json_option, print_json, print_table
+from kafkalog.cli.output import (
+    CommandGroup,
+    admin_of,
+    bootstrap_option,
+    json_option,
+    partitions_named,
+    print_json,
+    print_rows,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, AtTimestamp
     from kafkalog.records import TopicPartition
 
+_LOOK_SECONDS = 0.5
+_MILLISECOND = 0.001
+_RENEWED_SECONDS = 1.0
+"""A lease that ends later by more than that was renewed: members renew it every few seconds."""
 _COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "committed_at"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def groups() -> None:
     """List and describe consumer groups and streams' groups, and set their offsets."""
 
@@ -26,17 +40,12 @@ def groups() -> None:
 @json_option
 def list_groups(bootstrap: str, as_json: bool) -> None:
     """List the groups: the topics that each has offsets for, and how many live members."""
-    from kafkalog.client.admin import Admin
-
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         rows = [
             {"group": group.name, "topics": list(group.topics), "live_members": group.live_members}
             for group in admin.groups()
         ]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(rows, ["group", "live_members", "topics"])
+    print_rows(rows, ["group", "live_members", "topics"], as_json, "there are no groups")
 
 
 @groups.command("describe")
@@ -45,9 +54,7 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
 @json_option
 def describe(group: str, bootstrap: str, as_json: bool) -> None:
     """Describe GROUP: its offset in each partition of its topics, how many records are before it, its live members."""
-    from kafkalog.client.admin import Admin
-
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         found = _description(admin, group)
     if as_json:
         print_json(found)
@@ -133,6 +140,7 @@ def _time(time_us: int) -> str:
     help="Only this topic, or these partitions of it; repeatable. All for which the group has offsets, if not given.",
 )
 @click.option("--force", is_flag=True, help="Although a member is live; it writes its own offsets again as it goes on.")
+@click.option("--wait", is_flag=True, help="Wait until no member is live: one that has stopped is so for 10 s at most.")
 @bootstrap_option
 @json_option
 def reset(
@@ -142,23 +150,24 @@ def reset(
     to_timestamp: str | None,
     topics: tuple[str, ...],
     force: bool,
+    wait: bool,
     bootstrap: str,
     as_json: bool,
 ) -> None:
     """Set where GROUP goes on. Its members must be stopped."""
-    from kafkalog.client.admin import Admin
-
+    if force and wait:
+        raise click.UsageError("--force does not wait: give it or --wait")
     places = [place for place in (to, to_offset, to_timestamp) if place is not None]
     if len(places) != 1:
         raise click.UsageError("say where to: one of --to, --to-offset and --to-timestamp")
     place = _timestamp(to_timestamp) if to_timestamp is not None else places[0]
-    named = dict(_partitions_named(text) for text in topics)
-    with Admin(bootstrap) as admin:
+    named = dict(partitions_named(text) for text in topics)
+    with admin_of(bootstrap) as admin:
         before = admin.describe_group(group).offsets
         chosen = _chosen(admin, named) if named else list(before)
         if not chosen:
             raise click.ClickException(f"group {group} has no offset in any topic that is there; name one with --topic")
-        written = admin.reset_offsets(group, dict.fromkeys(chosen, place), force)
+        written = _written(admin, group, dict.fromkeys(chosen, place), force, wait)
     rows = [
         {
             "topic": partition.topic,
@@ -174,6 +183,32 @@ def reset(
         print_table(rows, list(rows[0]))
 
 
+def _written(
+    admin: Admin, group: str, to: dict[TopicPartition, Any], force: bool, wait: bool
+) -> dict[TopicPartition, int]:
+    """Reset the group's offsets, once no member is live if that is to be waited for."""
+    from kafkalog.errors import GroupIsLive
+
+    lease_ends: dict[str, float] = {}  # of each member, as it was first seen
+    renewed: set[str] = set()
+    while True:
+        try:
+            return admin.reset_offsets(group, to, force)
+        except GroupIsLive as live:
+            if not wait:
+                raise
+            left = live.facts["left_ms"] / 1000
+            who = f"{live.facts['member']} on {live.facts['host']}"
+            if who not in lease_ends:
+                lease_ends[who] = time.monotonic() + left
+                ends = datetime.now().astimezone() + timedelta(seconds=left)
+                click.echo(f"waiting for {who} to leave, or for its lease to end at {ends:%H:%M:%S}", err=True)
+            elif time.monotonic() + left > lease_ends[who] + _RENEWED_SECONDS and who not in renewed:
+                renewed.add(who)
+                click.echo(f"{who} goes on and renews its lease: stop it", err=True)
+            time.sleep(min(left + _MILLISECOND, _LOOK_SECONDS))  # nobody announces that a lease has ended
+
+
 def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
     from kafkalog.records import TopicPartition
 
@@ -182,14 +217,6 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
         for topic in admin.describe_topics(list(named))
         for number in (named[topic.name] or [each.partition for each in topic.partitions])
     ]
-
-
-def _partitions_named(text: str) -> tuple[str, list[int]]:
-    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
-    topic, colon, numbers = text.partition(":")
-    if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
-        raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
-    return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
 
 
 def _timestamp(text: str) -> AtTimestamp:

@@ -5,34 +5,47 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import as_text, headers_as_text, json_option, print_json
+from kafkalog.cli.output import CommandGroup, as_text, headers_as_text, json_option, partitions_named, print_json
 from kafkalog.errors import KafkalogError
 
+if TYPE_CHECKING:
+    from broker.storage.dump import Verification, VerifiedLog
+
 _path = click.argument("path", type=click.Path(exists=True, path_type=Path))
+_topics = click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:P,P]",
+    help="Only this topic, or these partitions of it; repeatable.",
+)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def log() -> None:
-    """Look into segment files, partitions' folders and data directories; no broker is needed."""
+    """Look into segment files, partitions' folders, brokers' data directories and what `local --data` keeps; no broker
+    is needed."""
 
 
 @log.command("dump")
 @_path
+@_topics
 @click.option("--records", is_flag=True, help="Show the records too, not just their batches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-def dump(path: Path, records: bool, as_json: bool) -> None:
-    """Print what stands in the log at PATH."""
+def dump(path: Path, topics: tuple[str, ...], records: bool, as_json: bool) -> None:
+    """Print what stands in the logs at PATH."""
     from broker.storage import dump as log_dump
 
+    chosen = dict(map(partitions_named, topics))
     if as_json:
-        for entry in log_dump.entries(path, records=records):
+        for entry in log_dump.entries(path, records=records, topics=chosen):
             click.echo(json.dumps(_for_json(entry)))
     else:
-        for line in log_dump.dump(path, records=records):
+        for line in log_dump.dump(path, records=records, topics=chosen):
             click.echo(line)
 
 
@@ -46,20 +59,30 @@ def _for_json(entry: dict[str, Any]) -> dict[str, Any]:
 
 @log.command("verify")
 @_path
+@_topics
 @json_option
-def verify(path: Path, as_json: bool) -> None:
-    """Check every batch and index of the log at PATH; fails if any is damaged."""
+def verify(path: Path, topics: tuple[str, ...], as_json: bool) -> None:
+    """Check every batch and index of the logs at PATH; fails if any is damaged."""
     from broker.storage import dump as log_dump
 
-    found = log_dump.verify(path)
+    found = log_dump.verify(path, dict(map(partitions_named, topics)))
     if as_json:
-        print_json(asdict(found))
+        totals = {name: getattr(found, name) for name in _COUNTS}
+        print_json(totals | asdict(found) | {"problems": [asdict(problem) for problem in found.problems]})
     else:
         for problem in found.problems:
             click.echo(str(problem))
-        torn = f"; {found.torn_bytes} torn bytes at the end, which the next start cuts off" if found.torn_bytes else ""
-        click.echo(
-            f"{found.segments} segments, {found.batches} batches, {found.records} records, {found.bytes} bytes{torn}"
-        )
+        for each in found.logs:
+            click.echo(f"{each.partition or 'unnamed'}  {each.folder}: {_counts(each)}")
+        if len(found.logs) != 1:
+            click.echo(f"{len(found.logs)} logs: {_counts(found)}")
     if found.problems:
         raise KafkalogError(reason=f"{path}: {len(found.problems)} problems, the first of them: {found.problems[0]}")
+
+
+_COUNTS = ("segments", "batches", "records", "bytes", "torn_bytes")
+
+
+def _counts(found: Verification | VerifiedLog) -> str:
+    torn = f"; {found.torn_bytes} torn bytes at the end, which the next start cuts off" if found.torn_bytes else ""
+    return f"{found.segments} segments, {found.batches} batches, {found.records} records, {found.bytes} bytes{torn}"

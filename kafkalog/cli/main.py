@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from kafkalog.cli import cluster, doctor, groups, log, records, topics, transactions
+from kafkalog.cli.output import CommandGroup
 from kafkalog.errors import KafkalogError
 
 
@@ -24,7 +25,7 @@ class _ReaderGone(Exception):
     """Standard output was closed by its reader."""
 
 
-class _Commands(click.Group):
+class _Commands(CommandGroup):
     def invoke(self, context: click.Context) -> Any:
         try:
             result = super().invoke(context)

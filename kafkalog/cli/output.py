@@ -1,6 +1,7 @@
-"""What commands print: tables for people, JSON for programs, progress for who watches; and options that they share.
+"""What commands print: tables for people, JSON for programs, progress on a terminal; and options that they share.
 
-A table is as wide as the terminal; in a pipe it is as wide as it needs to be, so that nothing is cut or wrapped.
+A table is as wide as the terminal; in a pipe it is as wide as it needs to be, so that nothing is cut or wrapped. A list
+without entries is a sentence on stderr, or `[]` as JSON.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9192"
 
@@ -26,6 +31,55 @@ bootstrap_option = click.option(
     help="gRPC address of one or more brokers, separated by commas; the rest of the cluster is found from there.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_WAIT_TOLD_SECONDS = 1.0
+
+
+class CommandGroup(click.Group):
+    """Commands to which `--bootstrap` and `--json` may be given before their names, too.
+
+    What is given there is handed to the command, so that one which has no such option says so as ever; given in both
+    places, the one after the name counts.
+    """
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        shared: click.Command = click.Command(None)
+        for option in (json_option, bootstrap_option):
+            option(shared)
+        for parameter in shared.params:
+            parameter.default, parameter.envvar = None, None  # the command's own
+            self.params.append(parameter)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(context, args)
+        bootstrap, as_json = context.params.pop("bootstrap"), context.params.pop("as_json")
+        handed = [*(["--bootstrap", bootstrap] if bootstrap is not None else []), *(["--json"] if as_json else [])]
+        context.args = [*handed, *context.args]
+        return rest
+
+
+@contextmanager
+def admin_of(bootstrap: str) -> Iterator[Admin]:
+    """An Admin of a cluster that answers. While none does, a terminal is told after a second what is waited for.
+
+    Raises:
+        BrokerUnreachable: none answered for as long as clients try at a start (bootstrap.timeout.ms).
+    """
+    from kafkalog.client.admin import Admin
+
+    def tell() -> None:
+        if sys.stderr.isatty():
+            click.echo(f"waiting for a broker at {bootstrap} ...", err=True)
+
+    with Admin(bootstrap) as admin:
+        timer = threading.Timer(_WAIT_TOLD_SECONDS, tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            admin.describe_cluster()
+        finally:
+            timer.cancel()
+        yield admin
 
 
 def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -46,8 +100,35 @@ def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[s
     return found
 
 
+def partitions_named(text: str) -> tuple[str, list[int]]:
+    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
+    topic, colon, numbers = text.partition(":")
+    if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
+        raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
+    return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_json: bool, none: str) -> None:
+    """A list as a table or as JSON.
+
+    Args:
+        none: the sentence that stands for an empty table.
+    """
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(rows, columns)
+    else:
+        print_none(none)
+
+
+def print_none(sentence: str) -> None:
+    """Say that there is nothing to list: on stderr, so that a program that reads the list reads nothing."""
+    click.echo(sentence, err=True)
 
 
 def as_text(name: str, data: bytes | None) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import as_text, bootstrap_option, headers_as_text, not_empty, pairs, progress
-from kafkalog.errors import InvalidArgument
+from kafkalog.cli.output import admin_of, as_text, bootstrap_option, headers_as_text, not_empty, pairs, progress
+from kafkalog.errors import BatchTooLarge, InvalidArgument, RecordTooLarge
 
 if TYPE_CHECKING:
     from kafkalog.records import Message, RecordMetadata, TopicPartition
@@ -39,15 +40,23 @@ def produce(
     parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
 
-    def delivered(error: BaseException | None, metadata: RecordMetadata | None) -> None:
-        if error is not None:
+    def delivered(number: int, error: BaseException | None, metadata: RecordMetadata | None) -> None:
+        if isinstance(error, _OF_THE_RECORD):
+            failures.append(_in_line(number, error))
+        elif error is not None:
             failures.append(error)
 
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
+    with admin_of(bootstrap) as admin:
+        admin.describe_topics([topic])  # a wrong name is said before the first line was typed
     with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
         for number, line in enumerate(sys.stdin.buffer, 1):
             key, value = _key_and_value(line.removesuffix(b"\n"), separator, number)
-            producer.send(topic, value, key, partition=partition, on_delivery=delivered)
+            on_delivery = functools.partial(delivered, number)
+            try:
+                producer.send(topic, value, key, partition=partition, on_delivery=on_delivery)
+            except _OF_THE_RECORD as error:
+                raise _in_line(number, error) from None
             if number % _COUNT_EVERY == 0:
                 advance(_COUNT_EVERY)
             if failures:
@@ -55,6 +64,14 @@ def produce(
         producer.flush()
     if failures:
         raise failures[0]
+
+
+_OF_THE_RECORD = (RecordTooLarge, BatchTooLarge)
+"""Failures for which it matters which line it was."""
+
+
+def _in_line(number: int, error: BaseException) -> InvalidArgument:
+    return InvalidArgument(reason=f"line {number} of the input: {error}; the lines before it were sent")
 
 
 def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
@@ -122,10 +139,9 @@ def consume(
 
 
 def _partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
-    from kafkalog.client.admin import Admin
     from kafkalog.records import TopicPartition
 
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
     return [TopicPartition(topic, partition.partition) for partition in description.partitions]
 

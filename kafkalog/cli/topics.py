@@ -7,13 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import bootstrap_option, json_option, not_empty, pairs, print_json, print_table
+from kafkalog.cli.output import (
+    CommandGroup,
+    admin_of,
+    bootstrap_option,
+    json_option,
+    not_empty,
+    pairs,
+    print_json,
+    print_none,
+    print_table,
+)
+from kafkalog.errors import TopicExists, UnknownTopic
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import TopicDescription
 
+_NO_TOPICS = "there are no topics"
 
-@click.group()
+
+@click.group(cls=CommandGroup)
 def topics() -> None:
     """Make, list, describe, alter and delete topics."""
 
@@ -22,13 +35,18 @@ def topics() -> None:
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), help="How many; the broker's num.partitions if not given.")
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic of that name as it is.")
 @bootstrap_option
-def create(topic: str, partitions: int | None, config: dict[str, str], bootstrap: str) -> None:
+def create(topic: str, partitions: int | None, config: dict[str, str], if_not_exists: bool, bootstrap: str) -> None:
     """Make TOPIC."""
-    from kafkalog.client.admin import Admin
-
-    with Admin(bootstrap) as admin:
-        made = admin.create_topic(topic, partitions=partitions, config=config)
+    with admin_of(bootstrap) as admin:
+        try:
+            made = admin.create_topic(topic, partitions=partitions, config=config)
+        except TopicExists:
+            if not if_not_exists:
+                raise
+            click.echo(f"topic {topic} exists already")
+            return
     click.echo(f"made topic {made.name} with {_partitions(len(made.partitions))}")
 
 
@@ -37,12 +55,12 @@ def create(topic: str, partitions: int | None, config: dict[str, str], bootstrap
 @json_option
 def list_topics(bootstrap: str, as_json: bool) -> None:
     """List the topics."""
-    from kafkalog.client.admin import Admin
-
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         names = [topic.name for topic in admin.describe_topics()]
     if as_json:
         print_json(names)
+    elif not names:
+        print_none(_NO_TOPICS)
     else:
         for name in names:
             click.echo(name)
@@ -54,13 +72,13 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @json_option
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Describe TOPICs, all of them if none is named: settings, partitions, leaders."""
-    from kafkalog.client.admin import Admin
-
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         found = [_description(topic) for topic in admin.describe_topics(list(names) or None)]
     if as_json:
         print_json(found)
         return
+    if not found:
+        print_none(_NO_TOPICS)
     for number, topic in enumerate(found):
         click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}", nl=True)
         for name, value in topic["config"].items():
@@ -95,11 +113,9 @@ def _description(topic: TopicDescription) -> dict[str, Any]:
 @bootstrap_option
 def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str) -> None:
     """Change settings of TOPIC, or add partitions."""
-    from kafkalog.client.admin import Admin
-
     if not (changes or unset or partitions):
         raise click.UsageError("nothing to change: give --set, --unset or --partitions")
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
     click.echo(f"topic {altered.name} has {_partitions(len(altered.partitions))}, {settings}")
@@ -108,15 +124,20 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
 @topics.command("delete")
 @click.argument("topic")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="Do nothing if there is no such topic.")
 @bootstrap_option
-def delete(topic: str, yes: bool, bootstrap: str) -> None:
+def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     """Delete TOPIC and its records."""
-    from kafkalog.client.admin import Admin
-
     if not yes and sys.stdin.isatty():
         click.confirm(f"delete topic {topic} and all its records?", abort=True, err=True)
-    with Admin(bootstrap) as admin:
-        admin.delete_topic(topic)
+    with admin_of(bootstrap) as admin:
+        try:
+            admin.delete_topic(topic)
+        except UnknownTopic:
+            if not if_exists:
+                raise
+            click.echo(f"there is no topic {topic}")
+            return
     click.echo(f"deleted topic {topic}")
 
 
@@ -129,11 +150,10 @@ def delete(topic: str, yes: bool, bootstrap: str) -> None:
 @json_option
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
     """Show from where to where each partition of TOPIC goes."""
-    from kafkalog.client.admin import Admin
     from kafkalog.client.groups import lag
     from kafkalog.records import TopicPartition
 
-    with Admin(bootstrap) as admin:
+    with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
         earliest = admin.list_offsets(dict.fromkeys(partitions, "earliest"))

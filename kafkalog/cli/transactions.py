@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import bootstrap_option, json_option, print_json, print_table
+from kafkalog.cli.output import (
+    CommandGroup,
+    admin_of,
+    bootstrap_option,
+    json_option,
+    print_json,
+    print_rows,
+    print_table,
+)
+from kafkalog.config import nearest_hint
+from kafkalog.errors import UnknownTransaction
 
 if TYPE_CHECKING:
     from kafkalog.client.transactions import Committer
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
     from kafkalog.wire.transactions_pb2 import StagedSet
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def transactions() -> None:
     """List, describe, abort and resolve exactly-once writes."""
 
@@ -27,6 +37,8 @@ def _committer(bootstrap: str) -> Iterator[Committer]:
     from kafkalog.client.cluster import Cluster
     from kafkalog.client.transactions import Committer
 
+    with admin_of(bootstrap):
+        pass  # it answers
     cluster = Cluster(bootstrap)
     committer = Committer(cluster)
     try:
@@ -34,6 +46,15 @@ def _committer(bootstrap: str) -> Iterator[Committer]:
     finally:
         committer.close()
         cluster.close()
+
+
+def _known(committer: Committer, transaction: str) -> tuple[Decision, list[StagedSet]]:
+    """The transaction's decision and what is staged of it. Raises UnknownTransaction."""
+    decision, staged = committer.decision(transaction), committer.staged(transaction)
+    if decision.version < 0 and not staged:
+        names = {each.transactional_id for each in committer.decisions()}
+        raise UnknownTransaction(transaction=transaction, hint=nearest_hint(transaction, names))
+    return decision, staged
 
 
 @transactions.command("list")
@@ -44,13 +65,8 @@ def list_transactions(bootstrap: str, as_json: bool) -> None:
     with _committer(bootstrap) as committer:
         decisions = committer.decisions()
         staged = committer.staged()
-    rows = _rows(decisions, staged)
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(rows, ["transaction", "batch", "state", "run", "partitions", "bytes", "age_seconds"])
-    else:
-        click.echo("there are no transactions")
+    columns = ["transaction", "batch", "state", "run", "partitions", "bytes", "age_seconds"]
+    print_rows(_rows(decisions, staged), columns, as_json, "there are no transactions")
 
 
 @transactions.command("describe")
@@ -60,8 +76,7 @@ def list_transactions(bootstrap: str, as_json: bool) -> None:
 def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
     """Describe TRANSACTION: its last decision, and what is staged for it partition by partition."""
     with _committer(bootstrap) as committer:
-        decision = committer.decision(transaction)
-        staged = committer.staged(transaction)
+        decision, staged = _known(committer, transaction)
     described: dict[str, Any] = {
         "transaction": transaction,
         "version": decision.version,
@@ -86,9 +101,6 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
         print_json(described)
         return
     decided = described["decided"]
-    if decision.version < 0 and not staged:
-        click.echo(f"nothing is decided or staged of transaction {transaction}")
-        return
     if decided is None:
         click.echo(f"transaction {transaction}: nothing is decided (version {decision.version})")
     else:
@@ -109,6 +121,7 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
 def abort(transaction: str, bootstrap: str) -> None:
     """Give up what is prepared of TRANSACTION and not decided. A writer that still runs fails."""
     with _committer(bootstrap) as committer:
+        _known(committer, transaction)
         given_up = committer.abort(transaction)
     if given_up:
         size = sum(each.length for each in given_up)
@@ -124,6 +137,7 @@ def abort(transaction: str, bootstrap: str) -> None:
 def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
     """Have the batch that TRANSACTION has decided appended everywhere, and close it."""
     with _committer(bootstrap) as committer:
+        _known(committer, transaction)
         decision, losses = committer.resolve(transaction, accept_loss)
     if decision.batch_id < 0:
         click.echo(f"nothing is decided of transaction {transaction}")

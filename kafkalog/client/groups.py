@@ -31,13 +31,15 @@ class GroupOffset(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A live member of a group. `process` names its process on `host`, `subscription` what it reads, in words."""
+    """A live member of a group. `process` names its process on `host`, `subscription` what it reads, in words. Not
+    renewed, it counts as live for another `left_ms`."""
 
     name: str
     subscription: str
     host: str
     process: str
     since_us: int = 0
+    left_ms: int = 0
 
 
 class GroupInfo(NamedTuple):
@@ -98,7 +100,7 @@ def keep_member(
     Raises:
         BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownPartition.
     """
-    name, subscription, host, process, _ = member
+    name, subscription, host, process, *_ = member
     told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
     request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets))
     return _member(cluster.call("KeepMember", request, patient=False).first)
@@ -110,7 +112,7 @@ def leave_group(cluster: Cluster, group: str, name: str) -> None:
 
 
 def _member(told: pb.GroupMember) -> GroupMember:
-    return GroupMember(told.member, told.subscription, told.host, told.process, told.since_us)
+    return GroupMember(told.member, told.subscription, told.host, told.process, told.since_us, told.lease_left_ms)
 
 
 def _to_wire(offsets: Mapping[TopicPartition, int]) -> list[pb.GroupOffset]:

@@ -328,18 +328,20 @@ class GroupDescription(_message.Message):
     def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
 
 class GroupMember(_message.Message):
-    __slots__ = ("member", "subscription", "host", "process", "since_us")
+    __slots__ = ("member", "subscription", "host", "process", "since_us", "lease_left_ms")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     member: str
     subscription: str
     host: str
     process: str
     since_us: int
-    def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
+    lease_left_ms: int
+    def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ..., lease_left_ms: _Optional[int] = ...) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "force")

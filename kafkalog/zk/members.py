@@ -23,13 +23,15 @@ _ATTEMPTS = 5
 
 
 class Member(NamedTuple):
-    """A live member. `process` names its process on `host`, `subscription` what it reads."""
+    """A live member. `process` names its process on `host`, `subscription` what it reads. Not renewed, it counts for
+    another `left_ms`."""
 
     name: str
     subscription: str
     host: str
     process: str
     since_ms: int = 0
+    left_ms: int = 0
 
 
 def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = LEASE_MS) -> list[Member]:
@@ -82,7 +84,8 @@ def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> 
         if stat.mtime > now_ms - lease_ms:
             fields: dict[str, Any] = json.loads(data or b"{}")
             subscription, host, process = (str(fields.get(each, "")) for each in ("subscription", "host", "process"))
-            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime)))
+            left_ms = stat.mtime + lease_ms - now_ms
+            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms)))
         else:
             _remove_lapsed(session, paths.group_member(group, name), stat.version)
     return [member for _, member in sorted(found)]

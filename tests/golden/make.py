@@ -129,13 +129,13 @@ def make_staged() -> bytes:
     )
 
 
-CHECKPOINT = {"recovery_point": 1900, "start_offset": 1010}
+CHECKPOINT = {"partition": "flights-0", "recovery_point": 1900, "start_offset": 1010}
 
 
 def main() -> None:
     wanted = {f"batch-1-{name}.bin": make_batch(**what) for name, what in BATCHES.items()}
     wanted["index-1.bin"] = encode_index(make_index(), INDEX_SUMMARY)
-    wanted["checkpoint-1.txt"] = seal(CHECKPOINT)
+    wanted["checkpoint-2.txt"] = seal(CHECKPOINT)
     wanted["producers-2.bin"] = make_producers_with_marks().encode(PRODUCERS_AT)
     wanted["staged-1.bin"] = make_staged()
     for name, data in wanted.items():

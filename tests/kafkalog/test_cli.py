@@ -152,6 +152,56 @@ def test_a_defect_is_one_sentence_and_its_traceback_is_kept_for_who_asks(
     assert "Traceback" in Ran(capfdbinary, "doctor").err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bootstrap", "{}", "topics", "list"],
+        ["topics", "--bootstrap", "{}", "list"],
+        ["topics", "list", "--bootstrap", "{}"],
+        ["--bootstrap", "127.0.0.1:1", "topics", "--bootstrap", "127.0.0.1:1", "list", "--bootstrap", "{}"],
+    ],
+    ids=["first", "between", "last", "the last counts"],
+)
+def test_bootstrap_and_json_may_stand_before_the_command(
+    cluster: LocalCluster, topic: str, arguments: list[str], capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", "127.0.0.1:1")
+    arguments = [text.format(cluster.bootstrap_servers) for text in arguments]
+    assert topic in Ran(capfdbinary, *arguments).out.splitlines()
+    assert topic in json.loads(Ran(capfdbinary, "--json", *arguments).out)
+    assert "No such option '--json'" in Ran(capfdbinary, "--json", "consume", topic).err
+
+
+def test_a_terminal_is_told_what_is_waited_for() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        reading, writing = pty.openpty()
+        with os.fdopen(reading, "rb", buffering=0) as terminal:
+            command = [*KAFKALOG, "topics", "list", "--bootstrap", address]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing) as process:
+                os.close(writing)
+                assert terminal.readline() == f"waiting for a broker at {address} ...\r\n".encode()
+                assert process.poll() is None  # it goes on trying
+                process.send_signal(signal.SIGINT)
+
+
+def test_a_list_without_entries_is_a_sentence_and_an_empty_array(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with LocalCluster() as empty:
+        where = ["--bootstrap", empty.bootstrap_servers]
+        for arguments, sentence in (
+            (["topics", "list"], "there are no topics"),
+            (["topics", "describe"], "there are no topics"),
+            (["groups", "list"], "there are no groups"),
+            (["transactions", "list"], "there are no transactions"),
+        ):
+            ran = Ran(capfdbinary, *arguments, *where)
+            assert (ran.code, ran.out, ran.err) == (0, "", f"{sentence}\n")
+            ran = Ran(capfdbinary, *arguments, *where, "--json")
+            assert (ran.code, json.loads(ran.out), ran.err) == (0, [], "")
+
+
 # --- topics and offsets ------------------------------------------------------------------------------------------
 
 
@@ -180,6 +230,28 @@ def test_topics_are_made_listed_described_altered_and_deleted(
     Ran(capfdbinary, "topics", "alter", name, "--set", "segment.byte=1").fails_with("did you mean 'segment.bytes'?")
     assert Ran(capfdbinary, "topics", "delete", name).out == f"deleted topic {name}\n"
     Ran(capfdbinary, "topics", "describe", name).fails_with(f"there is no topic '{name}'")
+
+
+def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    name = f"{topic}-again"
+    said = [
+        Ran(capfdbinary, "topics", *arguments).out
+        for arguments in [("create", name, "--if-not-exists")] * 2 + [("delete", name, "--if-exists")] * 2
+    ]
+    assert said == [
+        f"made topic {name} with 1 partition\n",
+        f"topic {name} exists already\n",
+        f"deleted topic {name}\n",
+        f"there is no topic {name}\n",
+    ]
+    Ran(capfdbinary, "topics", "delete", name).fails_with(f"there is no topic '{name}'")
+
+
+@pytest.mark.parametrize("action", ["describe", "abort", "resolve"])
+def test_an_unknown_transaction_fails(action: str, topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    ran = Ran(capfdbinary, "transactions", action, "nope")
+    ran.fails_with("nothing is decided or staged of a transaction 'nope'")
+    assert ran.out == ""
 
 
 def test_offsets_tell_start_end_and_a_groups_lag(
@@ -234,6 +306,35 @@ def test_a_line_without_the_separator_is_named(
 ) -> None:
     feed(monkeypatch, b"a:1\nb2\n")
     Ran(capfdbinary, "produce", topic, "--key-separator", ":").fails_with("line 2 of the input has no key separator")
+
+
+@pytest.mark.parametrize("limit_is_known", [True, False])
+def test_a_line_that_is_too_large_is_named(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch,
+    limit_is_known: bool,
+) -> None:  # fmt: skip
+    """By the producer before it is sent, or by a broker whose limit was lowered since."""
+    where = TopicPartition(topic, 0)
+    lines = [b"small\n", b"large" * 10_000 + b"\n"]
+    with Admin(cluster.bootstrap_servers) as admin:
+
+        def lower() -> None:
+            admin.alter_topic(topic, set={"max.message.bytes": 20_000})
+
+        class Input(io.BytesIO):
+            def __iter__(self) -> Iterator[bytes]:
+                yield lines[0]
+                while admin.list_offsets({where: "latest"})[where].offset != 1:
+                    pass
+                if not limit_is_known:
+                    lower()
+                yield lines[1]
+
+        if limit_is_known:
+            lower()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
+        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("line 2 of the input: a ")
+        assert admin.list_offsets({where: "latest"})[where].offset == 1
 
 
 def test_produce_says_what_is_wrong(
@@ -521,6 +622,37 @@ def test_log_dump_and_verify_read_a_stopped_brokers_files(
     assert "damaged: offsets 0 to 0" in ran.out
 
 
+def test_log_commands_take_what_local_was_given_and_name_topics(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with LocalCluster(brokers=2, data=tmp_path) as cluster:
+        with Admin(cluster.bootstrap_servers) as admin:
+            assert Ran(capfdbinary, "log", "verify", str(tmp_path)).out == (
+                "0 logs: 0 segments, 0 batches, 0 records, 0 bytes\n"
+            )
+            admin.create_topic("flights", partitions=2)
+            admin.create_topic("planes-2", partitions=1)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(3):
+                producer.send("flights", b"value %d" % number, partition=1).result(30)
+            producer.send("planes-2", b"p").result(30)
+    told = Ran(capfdbinary, "log", "verify", str(tmp_path))
+    assert (told.code, told.err) == (0, "")
+    lines = told.out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["flights-0", "flights-1", "planes-2-0"]
+    assert lines[3].startswith("3 logs: 3 segments, ") and ", 4 records, " in lines[3]
+    [log] = json.loads(Ran(capfdbinary, "log", "verify", str(tmp_path), "--topic", "flights:1", "--json").out)["logs"]
+    assert (log["partition"], log["records"]) == ("flights-1", 3)
+    assert Path(log["folder"]).parent.parent == tmp_path
+    directory = str(Path(log["folder"]).parent)
+    for path in (str(tmp_path), directory, log["folder"]):
+        dumped = Ran(capfdbinary, "log", "dump", path, "--topic", "flights:1", "--records").out
+        assert dumped.startswith(f"flights-1 {log['folder']}/") and "value 2" in dumped and "planes" not in dumped
+    assert "planes-2-0" in Ran(capfdbinary, "--json", "log", "dump", str(tmp_path), "--topic", "planes-2").out
+    Ran(capfdbinary, "log", "verify", str(tmp_path), "--topic", "flight").fails_with("did you mean 'flights'?")
+    Ran(capfdbinary, "log", "dump", str(tmp_path), "--topic", "flights:7").fails_with("has no partition 7 in")
+
+
 # --- doctor ------------------------------------------------------------------------------------------------------
 
 
@@ -543,7 +675,8 @@ def test_doctor_says_what_to_do(
     ran = Ran(capfdbinary, "doctor", "--json")
     findings = {finding["check"]: finding for finding in json.loads(ran.out)}
     assert ran.code == 1 and ran.err.startswith("kafkalog: 3 of ")
-    assert "set JAVA_HOME" in findings["java"]["advice"]
+    assert findings["java"]["found"] == f"JAVA_HOME points to nothing usable: {tmp_path}/bin/java is no program"
+    assert "set JAVA_HOME" in findings["java"]["advice"] and "install" not in findings["java"]["advice"]
     assert findings["workers' python"]["advice"] == f"export PYSPARK_PYTHON={sys.executable}"
     assert "kafkalog local" in findings["cluster"]["advice"] and "127.0.0.1:1" in findings["cluster"]["found"]
 
@@ -560,8 +693,9 @@ def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytes
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    findings = list(doctor.check_workers_python())
-    assert findings[0].state == "failed" and "lacks pyarrow" in findings[0].found
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    [only] = doctor.check_workers_python()  # that Spark sees no format in such a Python follows from it
+    assert only.state == "failed" and "lacks pyarrow" in only.found
 
 
 def test_doctor_tells_that_the_drivers_python_also_reads_and_writes_in_tasks(

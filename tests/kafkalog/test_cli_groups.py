@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
@@ -107,7 +110,7 @@ def test_only_the_first_live_member_s_offsets_are_written(admin: Admin, client: 
     group = made + ".g"
     other = GroupMember("me-2", "subscribe flights", "there", "")
     at = TopicPartition(made, 0)
-    assert keep_member(client, group, ME, {at: 3})._replace(since_us=0) == ME
+    assert keep_member(client, group, ME, {at: 3})._replace(since_us=0, left_ms=0) == ME
     assert keep_member(client, group, other, {at: 9}).name == "me-1"
     assert admin.committed(group) == {at: 3}
     leave_group(client, group, "me-1")
@@ -161,6 +164,8 @@ def test_a_live_member_is_not_overwritten_unless_forced(admin: Admin, client: Cl
     keep_member(client, made, ME, {zero: 5})
     says = done("reset", made, "--to", "earliest", code=1)
     assert f"group '{made}' has a live member, me-1 on here" in says and says.count("\n") == 1
+    left_ms = int(re.findall(r"lease ends, at the latest in (\d+) ms", says)[0])
+    assert 0 < left_ms <= 10_000 and "kafkalog groups reset --wait" in says
     with pytest.raises(GroupIsLive):
         admin.reset_offsets(made, {zero: "earliest"})
     assert admin.committed(made) == {zero: 5}
@@ -168,6 +173,34 @@ def test_a_live_member_is_not_overwritten_unless_forced(admin: Admin, client: Cl
     assert admin.committed(made) == {zero: 0}
     leave_group(client, made, "me-1")
     done("reset", made, "--to", "latest")
+    assert admin.committed(made) == {zero: 10}
+
+
+def test_wait_resets_once_the_member_has_left_and_says_for_whom_and_how_long(
+    admin: Admin, client: Cluster, made: str, cluster: LocalCluster
+) -> None:
+    zero = TopicPartition(made, 0)
+    keep_member(client, made, ME, {zero: 5})
+    command = [sys.executable, "-m", "kafkalog.cli", "groups", "reset", made, "--to", "earliest", "--wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        said = process.stderr.readline()
+        assert re.fullmatch(r"waiting for me-1 on here to leave, or for its lease to end at \d\d:\d\d:\d\d\n", said), (
+            said
+        )
+        while not select.select([process.stderr], [], [], 0.2)[0]:
+            keep_member(client, made, ME, {})
+        assert process.stderr.readline() == "me-1 on here goes on and renews its lease: stop it\n"
+        assert process.poll() is None and admin.committed(made) == {zero: 5}
+        leave_group(client, made, "me-1")
+        assert process.wait(60) == 0, process.stderr.read()
+    assert admin.committed(made) == {zero: 0}
+
+
+def test_wait_ends_with_the_lease_of_a_member_that_is_gone(admin: Admin, client: Cluster, made: str, done: Run) -> None:
+    zero = TopicPartition(made, 0)
+    keep_member(client, made, ME, {zero: 5})
+    done("reset", made, "--to", "latest", "--wait")
     assert admin.committed(made) == {zero: 10}
 
 
@@ -186,6 +219,7 @@ def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run
         ["reset", "g"],
         ["reset", "g", "--to", "latest", "--to-offset", "3"],
         ["reset", "g", "--to", "yesterday"],
+        ["reset", "g", "--to", "latest", "--wait", "--force"],
         ["reset", "g", "--to-offset", "-1"],
         ["reset", "g", "--to-timestamp", "noon"],
         ["reset", "g", "--to", "latest", "--topic", "t:x"],

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.checkpoint import Checkpoint, read_checkpoint, seal, unseal, write_atomic, write_checkpoint
+from broker.storage.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    read_label,
+    seal,
+    unseal,
+    write_atomic,
+    write_checkpoint,
+)
 from broker.storage.disk import Disk
 
 
@@ -36,8 +44,10 @@ def test_document_of_another_shape_is_no_checkpoint(tmp_path: Path) -> None:
     assert read_checkpoint(disk, tmp_path) is None
     write_atomic(disk, tmp_path / "checkpoint", seal({"start_offset": "x"}))
     assert read_checkpoint(disk, tmp_path) is None
-    write_checkpoint(disk, tmp_path, Checkpoint(3, 9))
+    assert read_label(disk, tmp_path) is None
+    write_checkpoint(disk, tmp_path, Checkpoint(3, 9), "flights-7")
     assert read_checkpoint(disk, tmp_path) == Checkpoint(3, 9)
+    assert read_label(disk, tmp_path) == "flights-7"
 
 
 def test_atomic_write_replaces_the_file_and_what_an_earlier_one_left(tmp_path: Path) -> None:

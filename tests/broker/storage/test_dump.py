@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_good_log_verifies_by_segment_folder_and_data_directory(folder: Path) ->
 
 def test_dump_shows_batches_and_records(folder: Path) -> None:
     lines = list(dump(folder))
-    assert lines[0].startswith(f"{folder}/{0:020d}.log (")
+    assert lines[0].startswith(f"t-0 {folder}/{0:020d}.log (")
     assert lines[1].startswith("  0: offsets 0 to 1, ")
     assert "2 records, codec zstd, epoch 1, appended 20" in lines[1]
     assert "timestamps 2023-11-14T22:13:20+00:00 to 2023-11-14T22:13:20.500000+00:00, producer none" in lines[1]
@@ -82,6 +83,26 @@ def test_damage_and_torn_tail_are_shown_where_they_are(folder: Path) -> None:
     lines = list(dump(folder))
     assert f"  {second_at}: DAMAGED offsets 2 to 2, {found.problems[0].bytes} bytes" in lines
     assert lines[-1].endswith("torn tail, 20 bytes (the next start cuts them off)")
+
+
+@pytest.mark.parametrize("size", [20, 95, 96, 5000])
+def test_pure_noise_is_a_problem_and_no_torn_tail(tmp_path: Path, size: int) -> None:
+    path = tmp_path / f"{7:020d}.log"
+    path.write_bytes(random.Random(5).randbytes(size))
+    found = verify(path)
+    assert [str(problem) for problem in found.problems] == [f"{path}: no record batch is in it: {size} bytes at 0"]
+    assert found.torn_bytes == 0
+
+
+@pytest.mark.parametrize("size", [1, 8, 30, 95, 96, 120])
+@pytest.mark.parametrize("written", [True, False])
+def test_a_first_batch_cut_short_is_a_torn_tail(tmp_path: Path, size: int, written: bool) -> None:
+    data = bytearray(rich_batch()[1])
+    stamp(data, 7, 0, 0)
+    path = tmp_path / f"{7:020d}.log"
+    path.write_bytes(data[:size] if written else bytes(size))  # a lost machine may leave zeros
+    found = verify(path)
+    assert found.ok and found.torn_bytes == size
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.storage.checkpoint import Checkpoint, read_checkpoint, seal, unseal, write_atomic
+from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, seal, unseal, write_atomic
 from broker.storage.disk import Disk
 from broker.storage.index import decode_index, encode_index
 from broker.storage.producers import Producers
@@ -65,10 +65,11 @@ def test_staged_file_version_1() -> None:
     assert dropped.uuid == PREPARED.commit_uuid
 
 
-def test_checkpoint_version_1(tmp_path: Path) -> None:
-    data = (GOLDEN / "checkpoint-1.txt").read_bytes()
+def test_checkpoint_version_2(tmp_path: Path) -> None:
+    data = (GOLDEN / "checkpoint-2.txt").read_bytes()
     assert unseal(data) == CHECKPOINT
     assert seal(CHECKPOINT) == data
     folder = tmp_path
     write_atomic(Disk(), folder / "checkpoint", data)
     assert read_checkpoint(Disk(), folder) == Checkpoint(start_offset=1010, recovery_point=1900)
+    assert read_label(Disk(), folder) == "flights-0"
