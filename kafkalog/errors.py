@@ -382,6 +382,27 @@ class UnknownTransaction(KafkalogError):
     message = "nothing is decided or staged of a transaction '{transaction}'{hint}"
 
 
+class VersionOfAnother(KafkalogError):
+    """A numbered write whose version was recorded by another query, or by none: to skip it could lose its rows."""
+
+    code = 150
+    message = (
+        "version {version} of txnAppId '{app_id}' is not above version {recorded}, which {recorded_by} wrote to topic "
+        "'{topic}', and this write comes from {writer}: to skip it could lose its rows. Give it another txnAppId, or "
+        "start the count anew with `kafkalog transactions forget {command}`"
+    )
+
+
+class CountMoved(KafkalogError):
+    """A numbered write met `kafkalog transactions forget`, or its topic was made anew. Write it again."""
+
+    code = 151
+    message = (
+        "while version {version} of transaction '{transactional_id}' was being written, its count was forgotten or its "
+        "topic was made anew; nothing of it is in the topic, so write it again"
+    )
+
+
 class StagedOutOfOrder(KafkalogError):
     """A gap in a staged part: send again from `expected`, in order."""
 

@@ -20,7 +20,6 @@ from pyspark_kafkalog.staged import Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
 Messages = list[WriterCommitMessage | None]
@@ -41,29 +40,17 @@ class BatchWriter(DataSourceArrowWriter):
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
         task = staged.task_context()
-        return staged.stage_rows(iterator, self._options, self._columns, self._transaction(task), task.partitionId())
+        query, part, txn = staged.query_of(task), task.partitionId(), self._options.txn
+        if txn is not None:
+            return staged.stage_numbered(iterator, self._options, self._columns, txn, query, part)
+        transaction = Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, stays=False, query_id=query[0])
+        return staged.stage_rows(iterator, self._options, self._columns, transaction, part)
 
     def commit(self, messages: Messages) -> None:
         staged.commit(messages, self._options)
 
     def abort(self, messages: Messages) -> None:
         staged.discard(messages, self._options)
-
-    def _transaction(self, task: TaskContext) -> Transaction:
-        """Of this write alone, or the one of the user's version."""
-        txn = self._options.txn
-        if txn is None:
-            return Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, stays=False)
-        run_id = None
-        if task.getLocalProperty(staged.QUERY_ID):  # in foreachBatch: a run that another replaced writes nothing more
-            run_id = task.getLocalProperty(staged.RUN_ID)
-        return Transaction(
-            f"app-{txn.app_id}:{self._options.topic}",  # no topic's name has a colon, so no two pairs are alike
-            txn.version,
-            run_id or self._write_id,
-            stays=True,
-            skip_if_recorded=True,
-        )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

@@ -58,10 +58,5 @@ def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptio
         raise InvalidArgument(reason=f"the option {given} is nothing without {missing}: give both, or neither")
     if app_id is not None and delivery == AT_LEAST_ONCE:
         raise InvalidArgument(reason=f"txnAppId and txnVersion need delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
-    if app_id is not None and topic is None:
-        raise InvalidArgument(
-            reason="txnAppId and txnVersion need the option topic: versions are counted for each topic, and a write of "
-            "rows that name their own could not tell which of them it has been skipped for"
-        )
     txn = None if app_id is None or version is None else TxnVersion(app_id, version)
     return SinkOptions(bootstrap_servers(values), client, topic, delivery == EXACTLY_ONCE, txn)

@@ -7,9 +7,11 @@ away by the brokers. What a commit is made of is `kafkalog/client/transactions.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -17,25 +19,28 @@ from kafkalog.log import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
 from pyspark_kafkalog.fingerprint import UNKNOWN
-from pyspark_kafkalog.sink_options import SinkOptions
+from pyspark_kafkalog.sink_options import SinkOptions, TxnVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
 
-    from kafkalog.client.staging import StagedPartition
+    from kafkalog.client.staging import PartStager, StagedPartition
     from kafkalog.client.transactions import Committer
+    from kafkalog.config import Values
 
 log = get_logger(__name__)
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-RUN_ID = "spark.jobGroup.id"
-"""Task properties: a query's id, the number of its micro-batch, and the id of its run, which a restart changes. Spark
-tells the driver's side of a sink neither of the ids, so the tasks' messages carry them there."""
+DESCRIPTION = "spark.job.description"
+"""Task properties: a query's id, the number of its micro-batch, and what Spark says of the job. Spark tells the
+driver's side of a sink none of them, so the tasks' messages carry them there."""
 
+_RUN_ID = re.compile(r"^runId = (\S+)$", re.MULTILINE)
 
 _committers: dict[Key, Committer] = {}
+_warned: set[str] = set()  # queries by id
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,9 @@ class Transaction:
     Attributes:
         stays: its decision is kept for ever, for the same batch may come again after any time: a stream's, and that of
             a user's version. Others are forgotten a day after they are done.
+        run_id: empty where it is not known: then no other run's end is seen, and none is ended.
         skip_if_recorded: a batch number up to the last recorded one is no mistake, but a write to be skipped.
+        query_id: of the query that writes, itself or in `foreachBatch`; empty outside any.
     """
 
     transactional_id: str
@@ -53,14 +60,21 @@ class Transaction:
     run_id: str
     stays: bool
     skip_if_recorded: bool = False
+    query_id: str = ""
+
+
+class StagedBatch(NamedTuple):
+    """What a task staged of one transaction."""
+
+    transaction: Transaction
+    parts: tuple[StagedPartition, ...]
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task staged, as it tells the driver."""
+    """What a task staged, as it tells the driver: of one transaction, or of one for each topic of a numbered write."""
 
-    transaction: Transaction
-    parts: tuple[StagedPartition, ...]
+    batches: tuple[StagedBatch, ...]
 
 
 def task_context() -> TaskContext:
@@ -72,11 +86,23 @@ def task_context() -> TaskContext:
     return context
 
 
+def query_of(task: TaskContext) -> tuple[str, str]:
+    """The ids of the query and of the run that a task is part of, itself or in `foreachBatch`; empty if there is none.
+
+    The run's is taken from the description that Spark gives a micro-batch's jobs. The job group has it too, but that is
+    the user's to set, and stays set for the query's later batches. Where the user has set the description as well, by
+    the time that the batch is written, the run is not known.
+    """
+    query_id = task.getLocalProperty(QUERY_ID) or ""
+    found = _RUN_ID.search(task.getLocalProperty(DESCRIPTION) or "") if query_id else None
+    return query_id, found[1] if found else ""
+
+
 def stream_transaction(task: TaskContext) -> Transaction:
     """A stream's, in one of its tasks."""
-    query_id, batch_id, run_id = (task.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
-    assert query_id and batch_id and run_id, "Spark did not tell the task its query, batch and run"
-    return Transaction(f"spark-stream-{query_id}", int(batch_id), run_id, stays=True)
+    (query_id, run_id), batch_id = query_of(task), task.getLocalProperty(BATCH_ID)
+    assert query_id and batch_id, "Spark did not tell the task its query and batch"
+    return Transaction(f"spark-stream-{query_id}", int(batch_id), run_id, stays=True, query_id=query_id)
 
 
 def stage_rows(
@@ -87,29 +113,104 @@ def stage_rows(
     part: int,
 ) -> Staged:
     """Stage a task's rows as a part of a batch; returns when the brokers have them all."""
-    from kafkalog.client.config import parse_producer
-    from kafkalog.client.staging import PartStager
-    from kafkalog.format.batch import producer_id_of
-
-    settings = parse_producer(options.client)
-    cluster = cluster_of(options.bootstrap_servers, settings)
-    producer_id = producer_id_of(transaction.transactional_id)
-    with PartStager(cluster, settings, producer_id, transaction.batch_id, part) as stager:  # a failure discards
+    with _stager(options, transaction, part) as stager:  # a failure discards
         for batch in batches:
             for topic, records in batches_by_topic(batch, columns, options.topic):
                 stager.stage(topic, records)
-        return Staged(transaction, tuple(stager.finish()))
+        return Staged((StagedBatch(transaction, tuple(stager.finish())),))
+
+
+def stage_numbered(
+    batches: Iterator[pa.RecordBatch],
+    options: SinkOptions,
+    columns: tuple[str, ...],
+    txn: TxnVersion,
+    query: tuple[str, str],
+    part: int,
+) -> Staged:
+    """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction.
+
+    Args:
+        query: the ids of query and run, as `query_of`.
+
+    Raises:
+        CountMoved: a topic was made anew meanwhile.
+    """
+    from kafkalog.errors import CountMoved
+
+    cluster = cluster_of(options.bootstrap_servers, _producer_settings(options))
+    query_id, run_id = query
+    stagers: dict[str, tuple[Transaction, bytes, PartStager]] = {}
+    with ExitStack() as stack:  # a failure discards
+        for batch in batches:
+            for topic, records in batches_by_topic(batch, columns, options.topic):
+                if topic not in stagers:
+                    [info] = cluster.describe_topics([topic])  # not as it was last told: it may have been made anew
+                    name = _committer(options).numbered(txn.app_id, topic, info.topic_id)
+                    transaction = Transaction(
+                        name, txn.version, run_id, stays=True, skip_if_recorded=True, query_id=query_id
+                    )
+                    stager = stack.enter_context(_stager(options, transaction, part))
+                    stagers[topic] = transaction, info.topic_id, stager
+                stagers[topic][2].stage(topic, records)
+        staged = []
+        for transaction, topic_id, stager in stagers.values():
+            parts = tuple(stager.finish())
+            if any(each.topic_id != topic_id for each in parts):
+                raise CountMoved(transactional_id=transaction.transactional_id, version=txn.version)
+            staged.append(StagedBatch(transaction, parts))
+        return Staged(tuple(staged))
+
+
+def _stager(options: SinkOptions, transaction: Transaction, part: int) -> PartStager:
+    from kafkalog.client.staging import PartStager
+    from kafkalog.format.batch import producer_id_of
+
+    settings = _producer_settings(options)
+    cluster = cluster_of(options.bootstrap_servers, settings)
+    return PartStager(cluster, settings, producer_id_of(transaction.transactional_id), transaction.batch_id, part)
+
+
+def _producer_settings(options: SinkOptions) -> Values:
+    from kafkalog.client.config import parse_producer
+
+    return parse_producer(options.client)
 
 
 def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, fingerprint: bytes = UNKNOWN) -> None:
-    """Commit, on the driver, what the tasks of a batch staged; returns when all of it is in the log."""
-    staged = _staged(messages)
-    if not staged:
-        return
-    from kafkalog.client.transactions import CommitBatch
+    """Commit, on the driver, what the tasks of a write staged; returns when all of it is in the log.
 
-    transaction = staged[0].transaction
-    assert all(each.transaction == transaction for each in staged), "messages of several batches"
+    Raises:
+        CountMoved: tasks of a numbered write met two counts of one topic; nothing is committed.
+    """
+    by_transaction: dict[Transaction, list[StagedPartition]] = {}
+    for staged in _staged(messages):
+        for transaction, parts in staged.batches:
+            by_transaction.setdefault(transaction, []).extend(parts)
+    _check_counts(by_transaction, numbered=options.txn is not None)
+    for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
+        _commit(transaction, found, options, fingerprint)
+
+
+def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
+    from kafkalog.client.numbered import parse
+    from kafkalog.errors import CountMoved
+
+    topics: set[str] = set()
+    for transaction in transactions:
+        name = parse(transaction.transactional_id) if numbered else None
+        topic = name.topic if name is not None else ""
+        if topic in topics:
+            assert name is not None, "messages of several batches"
+            raise CountMoved(transactional_id=transaction.transactional_id, version=transaction.batch_id)
+        topics.add(topic)
+
+
+def _commit(
+    transaction: Transaction, parts: Iterable[StagedPartition], options: SinkOptions, fingerprint: bytes
+) -> None:
+    from kafkalog.client.transactions import CommitBatch, Outcome
+
     outcome = _committer(options).commit(
         CommitBatch(
             transactional_id=transaction.transactional_id,
@@ -117,21 +218,35 @@ def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions,
             run_id=transaction.run_id,
             is_stream=transaction.stays,
             fingerprint=fingerprint,
-            parts=sorted((part for each in staged for part in each.parts), key=lambda part: part.part),
+            parts=sorted(parts, key=lambda part: part.part),
             skip_if_recorded=transaction.skip_if_recorded,
+            query_id=transaction.query_id,
         )
     )
-    log.info(
-        "batch_committed",
-        transactional_id=transaction.transactional_id,
-        batch_id=transaction.batch_id,
-        outcome=outcome.name,
-    )
+    values = {"transactional_id": transaction.transactional_id, "batch_id": transaction.batch_id}
+    if outcome is Outcome.SKIPPED:
+        reason = "this version or a later one of the same txnAppId was written before; nothing is written now"
+        log.warning("write_skipped", **values, reason=reason)
+    else:
+        log.info("batch_committed", **values, outcome=outcome.name)
+    if transaction.query_id and not transaction.stays:
+        _warn_unnumbered(transaction.query_id)
+
+
+def _warn_unnumbered(query_id: str) -> None:
+    """Once for each query: its batch may run again after a failure, and this write with it."""
+    if query_id not in _warned:
+        _warned.add(query_id)
+        reason = (
+            "this write in foreachBatch is written again when its micro-batch runs again, as after a restart: give it "
+            "the options txnAppId (a name for it) and txnVersion (the batch id), and it is written once"
+        )
+        log.warning("write_not_numbered", query_id=query_id, reason=reason)
 
 
 def discard(messages: Sequence[WriterCommitMessage | None], options: SinkOptions) -> None:
     """Tell the brokers that what the tasks staged is not wanted. A hint: what a commit may have decided stays."""
-    if parts := [part for each in _staged(messages) for part in each.parts]:
+    if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
         _committer(options).discard(parts)
 
 
@@ -142,12 +257,11 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 
 def _committer(options: SinkOptions) -> Committer:
     """This process's for the options. It remembers the streams' decisions, which spares a question for each batch."""
-    from kafkalog.client.config import parse_producer
     from kafkalog.client.transactions import Committer
 
     key = key_of(options.bootstrap_servers, options.client)
     committer = _committers.get(key)
     if committer is None:
-        settings = parse_producer(options.client)
+        settings = _producer_settings(options)
         committer = _committers[key] = Committer(cluster_of(options.bootstrap_servers, settings), settings)
     return committer

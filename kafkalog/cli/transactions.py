@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def transactions() -> None:
-    """List, describe, abort and resolve exactly-once writes."""
+    """List, describe, abort, resolve and forget exactly-once writes."""
 
 
 @contextmanager
@@ -81,6 +82,7 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
         "transaction": transaction,
         "version": decision.version,
         "decided": _row(decision, staged) if decision.batch_id >= 0 else None,
+        "forgotten": decision.forgotten,
         "replaced_runs": list(decision.replaced_runs),
         "staged": [
             {
@@ -101,12 +103,13 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
         print_json(described)
         return
     decided = described["decided"]
-    if decided is None:
+    if decision.forgotten:
+        click.echo(f"transaction {transaction} was forgotten; its writes are counted under the next name since")
+    elif decided is None:
         click.echo(f"transaction {transaction}: nothing is decided (version {decision.version})")
     else:
-        click.echo(
-            f"transaction {transaction}: batch {decided['batch']} is {decided['state']}, by run {decided['run']}"
-        )
+        by = f", by run {decided['run']}" if decided["run"] else ""
+        click.echo(f"transaction {transaction}: batch {decided['batch']} is {decided['state']}{by}")
         for topic in decision.topics:
             ranges = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in topic.partitions)
             click.echo(f"  topic {topic.topic}, partitions {ranges}")
@@ -147,6 +150,48 @@ def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
         click.echo(f"  lost: {loss}")
 
 
+@transactions.command("forget")
+@click.argument("app_id")
+@click.argument("topic", default="")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bootstrap_option
+@json_option
+def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Forget which versions of APP_ID (a write's txnAppId) were written to TOPIC, or to any topic: the next one is
+    written whatever its number. Refused while one is decided and not everywhere yet."""
+    from kafkalog.client.numbered import parse
+    from kafkalog.errors import InvalidArgument
+
+    with _committer(bootstrap) as committer:
+        found = committer.recorded(app_id, topic)
+        if not found:
+            where = f" to topic '{topic}'" if topic else ""
+            raise InvalidArgument(reason=f"no writes of txnAppId '{app_id}'{where} are recorded; nothing is forgotten")
+        rows = []
+        for decision in found:
+            name = parse(decision.transactional_id)
+            assert name is not None
+            rows.append(
+                {
+                    "app_id": app_id,
+                    "topic": name.topic,
+                    "topic_id": name.topic_id.hex(),
+                    "version": decision.batch_id,
+                    "query": decision.query_id or None,
+                    "transaction": decision.transactional_id,
+                }
+            )
+        if not yes and sys.stdin.isatty():
+            listed = ", ".join(f"version {row['version']} in topic {row['topic']}" for row in rows)
+            click.confirm(f"forget that {app_id} wrote {listed}?", abort=True, err=True)
+        committer.forget(found)
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        click.echo(f"forgot that {app_id} wrote version {row['version']} to topic {row['topic']}")
+
+
 def _rows(decisions: list[Decision], staged: list[StagedSet]) -> list[dict[str, Any]]:
     """Decisions by id, then what is staged beside them: prepared sets by their id, other parts by their producer's."""
     rows = [_row(decision, staged) for decision in decisions if decision.batch_id >= 0]
@@ -163,6 +208,7 @@ def _rows(decisions: list[Decision], staged: list[StagedSet]) -> list[dict[str, 
                 "batch": batch_id,
                 "state": "prepared" if commit_uuid else "staged",
                 "run": None,
+                "query": None,
                 "partitions": len({(each.topic_id, each.partition) for each in sets}),
                 "bytes": sum(each.length for each in sets),
                 "age_seconds": _age(max(each.staged_us for each in sets)),
@@ -177,7 +223,8 @@ def _row(decision: Decision, staged: list[StagedSet]) -> dict[str, Any]:
         "transaction": decision.transactional_id,
         "batch": decision.batch_id,
         "state": "done" if decision.done else "decided",
-        "run": decision.run_id,
+        "run": decision.run_id or None,
+        "query": decision.query_id or None,
         "partitions": sum(len(topic.numbers()) for topic in decision.topics),
         "bytes": sum(each.length for each in held),
         "age_seconds": _age(decision.decided_us),

@@ -8,12 +8,14 @@ rules are those of `tests/model/transactions.py`, where each is shown to be need
 from __future__ import annotations
 
 import enum
+import shlex
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kafkalog.client import numbered
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
 from kafkalog.client.leaders import Leaders, Place
@@ -21,12 +23,14 @@ from kafkalog.client.staging import StagedPartition, discard_parts
 from kafkalog.config import Values
 from kafkalog.errors import (
     CheckpointCopied,
+    CountMoved,
     DecisionMoved,
     InvalidArgument,
     KafkalogError,
     RunSuperseded,
     StagedPartLost,
     UnknownTopicId,
+    VersionOfAnother,
 )
 from kafkalog.format.batch import producer_id_of
 from kafkalog.log import get_logger
@@ -62,10 +66,13 @@ class CommitBatch:
     """A batch of a transaction, staged.
 
     Attributes:
-        run_id: of the run of the query; empty where there is none. A run that another took over from is refused.
+        run_id: of the run of the query; empty where there is none, or it is not known. A run that another took over
+            from is refused.
         is_stream: whether the decision stays for ever.
         fingerprint: of the batch's input; empty where it is not known.
-        skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before.
+        skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before, if the same
+            query recorded it.
+        query_id: of the query that writes; empty outside any.
     """
 
     transactional_id: str
@@ -75,6 +82,7 @@ class CommitBatch:
     fingerprint: bytes
     parts: Sequence[StagedPartition]
     skip_if_recorded: bool = False
+    query_id: str = ""
 
 
 class Step(enum.Enum):
@@ -93,7 +101,11 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     Raises:
         RunSuperseded: another run has taken over from the batch's.
         CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
+        VersionOfAnother: another query, or none, has recorded the batch's number.
+        CountMoved: the transaction was forgotten meanwhile.
     """
+    if decision.forgotten:
+        raise CountMoved(transactional_id=batch.transactional_id, version=batch.batch_id)
     if batch.run_id and batch.run_id in decision.replaced_runs:
         raise RunSuperseded(run_id=batch.run_id, transactional_id=batch.transactional_id, other=decision.run_id)
     if decision.is_open:
@@ -103,6 +115,8 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     if decision.batch_id == batch.batch_id and decision.commit_uuid == commit_uuid:
         return Step.COMMITTED
     if batch.skip_if_recorded:
+        if batch.query_id != decision.query_id:
+            raise _of_another(decision, batch)
         return Step.SKIP
     if decision.batch_id > batch.batch_id:
         raise CheckpointCopied(
@@ -120,10 +134,24 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     return Step.RECORDED
 
 
+def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
+    name = numbered.parse(batch.transactional_id)
+    return VersionOfAnother(
+        version=batch.batch_id,
+        app_id=name.app_id if name else batch.transactional_id,
+        topic=name.topic if name else "",
+        recorded=decision.batch_id,
+        recorded_by=f"query {decision.query_id}" if decision.query_id else "a write outside any query",
+        writer=f"query {batch.query_id}" if batch.query_id else "outside any query",
+        command=shlex.join([name.app_id, name.topic]) if name else "APP_ID",
+    )
+
+
 def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decision:
-    """The decision for a batch, to be written over another."""
-    replaced = [run for run in decision.replaced_runs if run != batch.run_id]
-    if decision.run_id and decision.run_id != batch.run_id:
+    """The decision for a batch, to be written over another. A batch whose run is not known replaces no run."""
+    run_id = batch.run_id or decision.run_id
+    replaced = [run for run in decision.replaced_runs if run != run_id]
+    if decision.run_id and decision.run_id != run_id:
         replaced.append(decision.run_id)
     by_topic: dict[tuple[bytes, str], list[int]] = {}
     for part in batch.parts:
@@ -133,7 +161,8 @@ def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decis
         version=decision.version,
         batch_id=batch.batch_id,
         commit_uuid=commit_uuid,
-        run_id=batch.run_id,
+        run_id=run_id,
+        query_id=batch.query_id,
         fingerprint=batch.fingerprint,
         topics=tuple(DecidedTopic(*topic, ranges(numbers)) for topic, numbers in sorted(by_topic.items())),
         replaced_runs=tuple(replaced[-REPLACED_RUNS_KEPT:]),
@@ -323,6 +352,47 @@ class Committer:
     def decision(self, transactional_id: str) -> Decision:
         """A transaction's last decision; version -1 if there is none."""
         return self._read(transactional_id, time.monotonic() + self._timeout)
+
+    def numbered(self, app_id: str, topic: str, topic_id: bytes) -> str:
+        """The transactional id under which an application's writes to a topic are numbered now."""
+        deadline = time.monotonic() + self._timeout
+        generation = 0
+        while True:
+            name = numbered.transactional_id(app_id, topic, topic_id, generation)
+            if not self._read(name, deadline).forgotten:
+                return name
+            generation += 1
+
+    def recorded(self, app_id: str, topic: str = "") -> list[Decision]:
+        """What is recorded of an application's numbered writes, to a topic of that name or to all."""
+        found = []
+        for decision in self.decisions():
+            name = numbered.parse(decision.transactional_id)
+            if name is None or name.app_id != app_id or topic not in ("", name.topic):
+                continue
+            if decision.batch_id != NO_BATCH:  # a forgotten one has none
+                found.append(decision)
+        return found
+
+    def forget(self, decisions: Iterable[Decision]) -> None:
+        """Have the counts of numbered writes begin anew, under the next name: leaders keep how far batches of this one
+        came. Of several nothing is forgotten if one can not be.
+
+        Raises:
+            InvalidArgument: a batch is decided and not done.
+            DecisionMoved: somebody wrote meanwhile; those before it are forgotten.
+        """
+        decisions = list(decisions)
+        for decision in decisions:
+            if decision.is_open:
+                raise InvalidArgument(
+                    reason=f"version {decision.batch_id} of transaction '{decision.transactional_id}' is decided and "
+                    "not everywhere yet, so it can not be forgotten; `kafkalog transactions resolve` finishes it"
+                )
+        for decision in decisions:
+            self._decide(Decision(decision.transactional_id, decision.version, is_stream=True, forgotten=True))
+            with self._lock:
+                self._known.pop(decision.transactional_id, None)
 
     def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
         """What all brokers have staged; all of it, or a transaction's."""

@@ -33,12 +33,15 @@ class Decision:
         version: of its znode, which the next write has to name; -1: there is none.
         batch_id: -1: nothing was decided yet.
         commit_uuid: of the attempt that decided, 16 bytes.
-        run_id: of the run that decided.
+        run_id: of the run that decided; of the newest known run where the one that decided is not known.
+        query_id: of the query whose batch it is; empty for a write outside any query.
         fingerprint: of the batch's input; empty where that is not known.
         done: whether every partition has it.
         replaced_runs: runs that others took over from, the newest last.
         is_stream: whether the decision stays for ever.
         decided_us: when it was last written.
+        forgotten: nothing is decided under this id any more; a numbered write counts on under the next one
+            (`client/numbered.py`).
     """
 
     transactional_id: str
@@ -52,6 +55,8 @@ class Decision:
     replaced_runs: tuple[str, ...] = ()
     is_stream: bool = False
     decided_us: int = 0
+    query_id: str = ""
+    forgotten: bool = False
 
     def has(self, topic_id: bytes, partition: int) -> bool:
         """Whether the batch has parts for a partition."""
@@ -91,6 +96,8 @@ def decision_to_wire(decision: Decision) -> pb.Decision:
         replaced_runs=decision.replaced_runs,
         is_stream=decision.is_stream,
         decided_us=decision.decided_us,
+        query_id=decision.query_id,
+        forgotten=decision.forgotten,
     )
     for topic in decision.topics:
         added = message.topics.add(topic_id=topic.topic_id, topic=topic.topic)
@@ -115,4 +122,6 @@ def decision_from_wire(message: pb.Decision) -> Decision:
         replaced_runs=tuple(message.replaced_runs),
         is_stream=message.is_stream,
         decided_us=message.decided_us,
+        query_id=message.query_id,
+        forgotten=message.forgotten,
     )

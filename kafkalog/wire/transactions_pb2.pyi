@@ -170,7 +170,7 @@ class StagedSet(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "is_stream", "decided_us")
+    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "is_stream", "decided_us", "query_id", "forgotten")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,8 @@ class Decision(_message.Message):
     REPLACED_RUNS_FIELD_NUMBER: _ClassVar[int]
     IS_STREAM_FIELD_NUMBER: _ClassVar[int]
     DECIDED_US_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     transactional_id: str
     version: int
     batch_id: int
@@ -193,7 +195,9 @@ class Decision(_message.Message):
     replaced_runs: _containers.RepeatedScalarFieldContainer[str]
     is_stream: bool
     decided_us: int
-    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., is_stream: _Optional[bool] = ..., decided_us: _Optional[int] = ...) -> None: ...
+    query_id: str
+    forgotten: bool
+    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., is_stream: _Optional[bool] = ..., decided_us: _Optional[int] = ..., query_id: _Optional[str] = ..., forgotten: _Optional[bool] = ...) -> None: ...
 
 class DecidedTopic(_message.Message):
     __slots__ = ("topic_id", "topic", "partitions")

@@ -121,6 +121,8 @@ def _content(decision: Decision) -> bytes:
         "replaced_runs": decision.replaced_runs,
         "is_stream": decision.is_stream,
         "decided_us": decision.decided_us,
+        "query_id": decision.query_id,
+        "forgotten": decision.forgotten,
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -146,4 +148,6 @@ def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
         replaced_runs=tuple(fields["replaced_runs"]),
         is_stream=fields["is_stream"],
         decided_us=fields["decided_us"] or stat.mtime * 1000,
+        query_id=fields["query_id"],
+        forgotten=fields["forgotten"],
     )

@@ -20,6 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import RunSuperseded
 from kafkalog.wire import transactions_pb2
@@ -372,6 +373,158 @@ def test_a_write_whose_version_was_written_is_skipped(
     write_version(7, "next")
     write_version(5, "of another", "other app")
     assert texts(messages_in(topic)) == ["first", "next", "of another"]
+
+
+def test_a_numbered_write_to_a_topic_made_anew_is_written(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    for life in ("old", "new"):
+        admin.create_topic(topic)
+        for version in (0, 1, 1):
+            write(
+                spark.range(1).selectExpr(f"'{life} {version}' AS value"),
+                options,
+                txnAppId="a",
+                txnVersion=str(version),
+            )
+        assert texts(messages_in(topic)) == [f"{life} 0", f"{life} 1"]
+        admin.delete_topic(topic)
+
+
+def test_a_numbered_write_counts_each_topic_that_its_rows_name(
+    spark: SparkSession, admin: Admin, options: dict[str, str], new_topic: Callable[[], str], messages_in: MessagesIn
+) -> None:
+    one, two = new_topic(), new_topic()
+    admin.create_topic(one)
+    admin.create_topic(two)
+    write(spark.range(1).selectExpr("'alone' AS value"), options, topic=one, txnAppId="a", txnVersion="3")
+    del options["topic"]
+    rows = spark.range(0, 6, 1, 3).selectExpr("cast(id AS string) AS value", f"if(id < 4, '{one}', '{two}') AS topic")
+    for version in ("3", "4", "4"):
+        write(rows, options, txnAppId="a", txnVersion=version)
+    assert texts(messages_in(one)) == ["alone", "0", "1", "2", "3"]
+    assert texts(messages_in(two)) == ["4", "5", "4", "5"]
+
+
+class ForeachBatch:
+    """A stream of text files whose micro-batches a function writes by itself."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._input = folder / "input"
+        self._input.mkdir()
+        self.checkpoint = folder / "checkpoint"
+
+    def add(self, *lines: str) -> None:
+        (self._input / str(len(list(self._input.iterdir())))).write_text("".join(f"{line}\n" for line in lines))
+
+    def run(self, function: Callable[[DataFrame, int], None], checkpoint: Path | None = None) -> str:
+        """All that is there; the query's id. Raises what fails the query."""
+        writer = self._spark.readStream.text(str(self._input)).writeStream.foreachBatch(function)
+        writer = writer.option("checkpointLocation", str(checkpoint or self.checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        return str(query.id)
+
+
+@pytest.fixture
+def foreach_batch(spark: SparkSession, tmp_path: Path) -> ForeachBatch:
+    return ForeachBatch(spark, tmp_path)
+
+
+def test_a_new_checkpoint_under_an_old_name_fails_and_says_what_to_do(
+    foreach_batch: ForeachBatch,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic)
+
+    def numbered(rows: DataFrame, batch_id: int) -> None:
+        write(rows, options, txnAppId="etl", txnVersion=str(batch_id))
+
+    foreach_batch.add("a")
+    query_id = foreach_batch.run(numbered)
+    with pytest.raises(
+        StreamingQueryException, match=f"query {query_id} wrote to topic.*transactions forget etl {topic}"
+    ):
+        foreach_batch.run(numbered, tmp_path / "new")
+    assert run(["transactions", "forget", "etl", topic, "--bootstrap", options["kafkalog.bootstrap.servers"]]) == 0
+    foreach_batch.run(numbered, tmp_path / "new")
+    assert texts(messages_in(topic)) == ["a", "a"]
+
+
+def test_a_job_group_that_is_named_in_foreach_batch_replaces_no_run(
+    spark: SparkSession,
+    foreach_batch: ForeachBatch,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+) -> None:
+    admin.create_topic(topic)
+
+    def grouped(rows: DataFrame, batch_id: int) -> None:
+        group = spark.sparkContext.setJobGroup
+        if batch_id % 3 == 0:
+            group("etl", "before the write")
+        write(rows, options, txnAppId="grouped", txnVersion=str(batch_id))
+        group("etl", "after the write")
+
+    for life in range(3):
+        for step in range(2):
+            foreach_batch.add(f"{life}.{step}")
+            foreach_batch.run(grouped)
+    assert texts(messages_in(topic)) == [f"{life}.{step}" for life in range(3) for step in range(2)]
+
+
+def test_a_replaced_run_writes_no_version_from_foreach_batch(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    properties = {staged.QUERY_ID: "query", staged.BATCH_ID: "0"}
+
+    def write_in(run_id: str, version: int, group: str) -> None:
+        """As in a micro-batch of a run: Spark's own properties of its jobs."""
+        described = {staged.DESCRIPTION: f"id = query\nrunId = {run_id}\nbatch = {version}", "spark.jobGroup.id": group}
+        for name, text in {**properties, **described}.items():
+            spark.sparkContext.setLocalProperty(name, text)
+        try:
+            rows = spark.range(1).selectExpr(f"'{version} of {run_id}' AS value")
+            write(rows, options, txnAppId="fenced", txnVersion=str(version))
+        finally:
+            for name in (*properties, *described):
+                spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+    write_in("zombie", 0, "zombie")
+    write_in("other", 1, "other")
+    for group in ("zombie", "a name of its user's"):
+        with pytest.raises(Exception, match=r"run zombie of transaction 'app-fenced.* was replaced by run other"):
+            write_in("zombie", 2, group)
+    write_in("other", 2, "a name of its user's")
+    assert texts(messages_in(topic)) == ["0 of zombie", "1 of other", "2 of other"]
+
+
+def test_a_write_in_foreach_batch_that_is_not_numbered_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, admin: Admin, options: dict[str, str], topic: str, transactional_id: str
+) -> None:
+    admin.create_topic(topic)
+    attempt = Attempt(options, transactional_id)
+
+    def commit(number: int, query_id: str, stays: bool = False) -> list[str]:
+        transaction = Transaction(f"{transactional_id}-{number}", 0, "", stays=stays, query_id=query_id)
+        batch = pa.RecordBatch.from_pydict({"value": pa.array(["v"])})
+        caplog.clear()
+        attempt.commit(staged.stage_rows(iter([batch]), parse_sink(options), ("value",), transaction, 0))
+        return [record.message for record in caplog.records if "write_not_numbered" in record.message]
+
+    [warning] = commit(0, f"{topic} 1")
+    assert "txnAppId" in warning and "txnVersion" in warning
+    assert commit(1, f"{topic} 1") == []
+    assert len(commit(2, f"{topic} 2")) == 1
+    assert commit(3, "") == commit(4, f"{topic} 3", stays=True) == []
 
 
 def test_two_writes_of_one_foreach_batch_both_land_and_once_when_the_batch_runs_again(

@@ -233,7 +233,6 @@ def test_a_write_is_exactly_once_unless_told_otherwise(
         ({"txnAppId": "app", "txnVersion": "1.0"}, "txnVersion='1.0' is not valid"),
         ({"txnAppId": "app", "txnVersion": str(1 << 63)}, "is not valid: it must be a whole number"),
         ({"txnAppId": "app", "txnVersion": "1", "delivery": "at-least-once"}, "need delivery=exactly-once"),
-        ({"txnAppId": "app", "txnVersion": "1", "topic": None}, "need the option topic"),
     ],
 )
 def test_a_wrong_option_of_a_write_gets_one_clear_sentence(given: dict[str, str | None], says: str) -> None:

@@ -22,11 +22,13 @@ from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, 
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
+    CountMoved,
     InvalidArgument,
     KafkalogError,
     RunSuperseded,
     StagedPartLost,
     UnknownTopicId,
+    VersionOfAnother,
 )
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
@@ -35,6 +37,7 @@ from kafkalog.wire.decisions import Decision
 # --- the rules, pure
 
 BATCH = CommitBatch("tx", 5, "run", True, b"input", ())
+NUMBERED = replace(BATCH, skip_if_recorded=True, transactional_id=f"app-my app:out:{'0' * 32}")
 UUID = b"u" * 16
 OTHER = b"o" * 16
 RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
@@ -56,6 +59,9 @@ RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
         (RECORDED, replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, batch_id=6), replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, replaced_runs=("run",)), replace(BATCH, run_id=""), Step.RECORDED),
+        (replace(RECORDED, query_id="q"), replace(NUMBERED, query_id="q"), Step.SKIP),
+        (replace(RECORDED, batch_id=4, query_id="q"), replace(NUMBERED, query_id="r"), Step.PREPARE),
+        (replace(RECORDED, batch_id=4, query_id="q"), NUMBERED, Step.PREPARE),
     ],
 )
 def test_what_comes_next_by_the_decision(decision: Decision, batch: CommitBatch, step: Step) -> None:
@@ -76,6 +82,38 @@ def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
     for decision in (replace(RECORDED, done=False), RECORDED, replace(RECORDED, batch_id=1)):
         with pytest.raises(RunSuperseded, match="run run of transaction 'tx' was replaced by run older"):
             next_step(replace(decision, replaced_runs=("a", "run")), BATCH, UUID)
+
+
+@pytest.mark.parametrize(
+    ("recorded_by", "writer", "says"),
+    [
+        ("q", "r", "version 5, which query q wrote to topic 'out', and this write comes from query r: to skip"),
+        ("q", "", "which query q wrote to topic 'out', and this write comes from outside any query"),
+        ("", "r", "which a write outside any query wrote to topic 'out', and this write comes from query r"),
+    ],
+)
+def test_a_version_that_another_query_or_none_recorded_fails_the_write(
+    recorded_by: str, writer: str, says: str
+) -> None:
+    for version in (5, 3):
+        with pytest.raises(VersionOfAnother) as raised:
+            next_step(
+                replace(RECORDED, query_id=recorded_by), replace(NUMBERED, query_id=writer, batch_id=version), UUID
+            )
+        assert says in str(raised.value)
+        assert "`kafkalog transactions forget 'my app' out`" in str(raised.value)
+
+
+def test_a_batch_whose_run_is_not_known_replaces_no_run() -> None:
+    decision = decided(Decision("tx"), BATCH, UUID)
+    decision = decided(decision, replace(BATCH, run_id=""), UUID)
+    assert (decision.run_id, decision.replaced_runs) == ("run", ())
+    assert decided(decision, replace(BATCH, run_id="next"), UUID).replaced_runs == ("run",)
+
+
+def test_a_transaction_that_was_forgotten_takes_no_batch_any_more() -> None:
+    with pytest.raises(CountMoved, match="its count was forgotten"):
+        next_step(Decision("tx", 4, is_stream=True, forgotten=True), BATCH, UUID)
 
 
 def test_a_decision_remembers_the_last_20_runs_that_were_replaced() -> None:
@@ -276,6 +314,49 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
         batch = replace(query.batch(version, parts), skip_if_recorded=True, is_stream=False)
         assert query.committer.commit(batch) is outcome
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
+
+
+def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    query, app_id = start_query(), f"app of {topic}"
+
+    def ran(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run(["transactions", "forget", *arguments, "--bootstrap", cluster.bootstrap_servers])
+        return (code, *capfd.readouterr())
+
+    [topic_info] = query.cluster.describe_topics([topic])
+
+    def write(version: int, attempt: str, query_id: str = "q") -> Outcome:
+        query.transactional_id = query.committer.numbered(app_id, topic, topic_info.topic_id)
+        batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
+        return query.committer.commit(replace(batch, skip_if_recorded=True, query_id=query_id))
+
+    code, _, error = ran(app_id, topic, "--yes")
+    assert code == 1 and f"no writes of txnAppId '{app_id}' to topic '{topic}' are recorded" in error
+    assert write(7, "a") is Outcome.COMMITTED
+    assert write(7, "b") is Outcome.SKIPPED
+    with pytest.raises(VersionOfAnother):
+        write(0, "c", query_id="with a new checkpoint")
+    late = query.batch(8, query.stage(8, rows(8, attempt="late")))
+    code, out, _ = ran(app_id, topic, "--yes", "--json")
+    [told] = json.loads(out)
+    assert (code, told["topic"], told["version"], told["query"]) == (0, topic, 7, "q")
+    with pytest.raises(CountMoved):
+        query.committer.commit(replace(late, skip_if_recorded=True, query_id="q"))
+    assert write(0, "d", query_id="with a new checkpoint") is Outcome.COMMITTED
+    assert write(0, "e", query_id="with a new checkpoint") is Outcome.SKIPPED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(7), rows(0, attempt="d"))
+    dies_before(query, "apply")
+    with pytest.raises(_Died):
+        write(1, "f", query_id="with a new checkpoint")
+    code, _, error = ran(app_id, "--yes")
+    assert code == 1 and "is decided and not everywhere yet, so it can not be forgotten" in error
+    del query.committer.__dict__["_roll_forward"]
+    query.committer.resolve(query.transactional_id)
+    assert ran(app_id)[1] == f"forgot that {app_id} wrote version 1 to topic {topic}\n"
+    assert write(1, "g") is Outcome.COMMITTED
 
 
 def test_a_batch_without_parts_decides_nothing(start_query: StartQuery) -> None:

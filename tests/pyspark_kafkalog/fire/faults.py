@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_kafkalog.datasource import KafkalogDataSource
 from pyspark_kafkalog.sink import StreamWriter
-from pyspark_kafkalog.staged import BATCH_ID, RUN_ID, task_context
+from pyspark_kafkalog.staged import BATCH_ID, query_of, task_context
 
 FORMAT = "kafkalogfire"
 FOLDER = "KAFKALOG_FIRE_FOLDER"
@@ -120,7 +120,7 @@ class FireWriter(StreamWriter):
             twin_of_slow.touch()
         fault = fault if is_first else None
         rows = list(iterator)
-        token = f"{context.getLocalProperty(RUN_ID)}/{uuid.uuid4()}"
+        token = f"{query_of(context)[1]}/{uuid.uuid4()}"
         twin = threading.Thread(target=self._write_as_twin, args=[rows, f"{token} twin"], name="twin")
         if fault in ("twin", "late twin"):
             twin.start()
