@@ -491,7 +491,8 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
 
     query = start_query()
     name = query.transactional_id
-    assert "nothing is decided or staged" in ran("describe", name)
+    assert run(["transactions", "describe", name, "--bootstrap", cluster.bootstrap_servers]) == 1
+    assert "nothing is decided or staged" in capfd.readouterr().err
     dies_before(query, "decide")
     with pytest.raises(_Died):
         query.write(0, rows(0))
