@@ -102,15 +102,20 @@ class Partition:
             self.log.staged.sync_prepared()
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See StagedWrites.apply."""
-        with self._hosted():
-            return self.log.staged.apply(transactional_id, producer_id, batch_id, commit_uuid)
+        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See StagedWrites.apply.
+
+        Readers that wait for data are woken by the flush that shows the batch; here, in case that one is over already.
+        """
+        try:
+            with self._hosted():
+                return self.log.staged.apply(transactional_id, producer_id, batch_id, commit_uuid)
+        finally:
+            self.wake_waiters()
 
     def finish_apply(self, applied: Applied) -> None:
-        """Sync an applied batch, show it to readers, and wake those that wait for data."""
+        """Wait until an applied batch outlives a power cut; readers see it from then on."""
         with self._hosted():
             self.log.staged.finish_apply(applied)
-        self.wake_waiters()
 
     def drop(self, commit_uuid: bytes, below_version: int) -> bool:
         """Forget a prepared set; see StagedWrites.drop."""

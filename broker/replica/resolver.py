@@ -28,6 +28,10 @@ _LEFT_TO_COMMITTER_US = 10_000_000
 _FORGET_EVERY_US = 600_000_000
 
 
+_Key = tuple[bytes, int, bytes]
+"""Topic id, partition and commit uuid: a prepared set."""
+
+
 class Verdict(enum.Enum):
     """What is to be done with a prepared set."""
 
@@ -60,6 +64,7 @@ class Resolver:
         self._stopping = False
         self._all = True  # look at young sets too
         self._forget_at_us = 0  # the thread's own
+        self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
 
     def start(self) -> None:
@@ -106,13 +111,20 @@ class Resolver:
         """One round over all partitions. Raises ZooKeeperUnreachable."""
         now_us = self._clock.now_us()
         decisions: dict[str, Decision] = {}
+        failed: dict[_Key, str] = {}
         for partition in list(self._catalog.hosted.values()):
             try:
                 for staged in partition.staged():
                     if self._stopping:
                         return
                     if staged.prepared is not None and now_us - staged.staged_us >= least_age_us:
-                        self._resolve(partition, staged, staged.prepared, decisions, now_us)
+                        try:
+                            self._resolve(partition, staged, staged.prepared, decisions, now_us)
+                        except (ZooKeeperUnreachable, NotLeader):
+                            raise
+                        except Exception as error:  # it keeps no other set from being resolved
+                            failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
+                            self._tell(partition, staged.prepared, error)
                 reaped = partition.reap(now_us - self._retention_us)
                 if reaped:
                     log.info("staged_parts_reaped", partition=partition.label, parts=reaped)
@@ -121,7 +133,17 @@ class Resolver:
             except NotLeader:
                 continue  # it was closed meanwhile
             except KafkalogError as error:
-                log.warning("transaction_not_resolved", partition=partition.label, reason=str(error))
+                log.warning("staged_parts_not_reaped", partition=partition.label, reason=str(error))
+
+        self._told = failed
+
+    def _tell(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
+        """Log that a set could not be resolved, and that once for each reason: it is tried every few seconds."""
+        if self._told.get((partition.topic_id, partition.number, prepared.commit_uuid)) == str(error):
+            return
+        tell = log.warning if isinstance(error, KafkalogError) else log.exception
+        tell("transaction_not_resolved", partition=partition.label, transactional_id=prepared.transactional_id,
+             batch_id=prepared.batch_id, commit=prepared.commit_uuid.hex(), reason=str(error))  # fmt: skip
 
     def _resolve(
         self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now_us: int

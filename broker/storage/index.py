@@ -88,6 +88,11 @@ class Index:
         before = self.positions[behind - 1], self.offsets[behind - 1]
         return before, (self.positions[behind], self.offsets[behind]) if behind < len(self.offsets) else None
 
+    def at_or_after(self, offset: int) -> tuple[int, int] | None:
+        """(position, offset) of the first entry at or after an offset."""
+        entry = bisect_left(self.offsets, offset, hi=len(self.offsets))
+        return (self.positions[entry], self.offsets[entry]) if entry < len(self.offsets) else None
+
     def cut(self, offset: int) -> None:
         """Forget the entries at and after an offset, the first excepted."""
         keep = max(bisect_left(self.offsets, offset), 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from broker.storage.appended import Appended, Batch
@@ -71,6 +71,7 @@ class Log:
         self._reader = Reader(home.disk, label, self._faults, self._usable_view)
         self._producers = Producers(label, home.producer_batches_remembered)
         self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
+        self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
             staging = Staging(home, folder, label, self._faults)
             opened = open_folder(self._disk, folder, label, settings.index_interval_bytes, self._producers)
@@ -299,8 +300,26 @@ class Log:
     def show(self, producer_id: int, batch_id: int) -> None:
         """Show readers what was hidden of a batch."""
         with self._lock:
-            if self._hidden.pop((producer_id, batch_id), None) is not None:
-                self._publish()
+            self._show([(producer_id, batch_id)])
+
+    def show_once_flushed(self, producer_id: int, batch_id: int, end_offset: int) -> None:
+        """The same, as soon as everything before an offset is flushed: now, or by the flush that gets there, before
+        `on_flushed` is called."""
+        key = producer_id, batch_id
+        with self._lock:
+            if self._flushed_offset >= end_offset:
+                self._show([key])
+                return
+            if key in self._hidden:
+                self._whole[key] = end_offset
+            self._ask_flush()
+
+    def _show(self, keys: Iterable[tuple[int, int]]) -> None:
+        was_hidden = [key for key in keys if self._hidden.pop(key, None) is not None]
+        for key in was_hidden:
+            self._whole.pop(key, None)
+        if was_hidden:
+            self._publish()
 
     def mark(self, producer_id: int) -> Mark | None:
         """How far a transaction's last batch came into the log."""
@@ -396,6 +415,8 @@ class Log:
             self._flushed_offset, self._flushed_position = offset, position
             if self._visible_when_flushed:
                 self._publish()
+            if self._whole:
+                self._show([key for key, end_offset in self._whole.items() if end_offset <= offset])
 
     def checkpoint(self) -> None:
         """Flush, and save all that shortens the next start: index, producers, recovery point.

@@ -3,7 +3,7 @@ speaks of is written. Damage that a read comes upon is found out once, told, and
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,23 +44,38 @@ class View(NamedTuple):
             return self.end_position, self.end_offset
         return self.segments[number].size, self.bases[number + 1]
 
+    def visible_place(self) -> tuple[int, int]:
+        """(number of the segment, position there) of the visible end. Of a position that is to be looked up it is that
+        of the index entry at or after it, or of the segment's end: too large by about index.interval.bytes."""
+        if self.visible_position != UNKNOWN:
+            return len(self.segments) - 1, self.visible_position
+        number = max(bisect_left(self.bases, self.visible_offset) - 1, 0)  # the one that holds the record before it
+        end_position, end_offset = self.limit(number)
+        entry = self.segments[number].index.at_or_after(self.visible_offset)
+        if entry is None or self.visible_offset >= end_offset:
+            return number, end_position
+        return number, min(entry[0], end_position)
+
 
 def reach(view: View, offset: int, max_bytes: int) -> tuple[int, int]:
     """How far the batches from an offset on go in about so many bytes, as the indexes know it: nothing is read.
 
     Returns:
         (offset, bytes up to it). The offset is where an index entry stands, so that it misses the limit by
-        `index.interval.bytes` at most, or the visible end. One entry's worth comes whatever the limit is, so that who
-        reads in such steps always gets on.
+        `index.interval.bytes` at most, or the visible end. The bytes are exact; up to the visible end they are about
+        those while something behind it is hidden (`View.visible_place`). One entry's worth comes whatever the limit is,
+        so that who reads in such steps always gets on.
     """
     offset = max(offset, view.start_offset)
     if offset >= view.visible_offset:
         return view.visible_offset, 0
-    number = bisect_right(view.bases, offset) - 1
-    position, _ = view.segments[number].index.before(offset)
+    first = bisect_right(view.bases, offset) - 1
+    position, _ = view.segments[first].index.before(offset)
+    last, visible_position = view.visible_place()
     counted = 0
-    for segment in view.segments[number:]:
-        end_position = view.visible_position if segment is view.segments[-1] else segment.size
+    for number in range(first, last + 1):
+        segment = view.segments[number]
+        end_position = visible_position if number == last else segment.size
         if end_position - position > max_bytes - counted:
             (at, reached), behind = segment.index.around(position + max_bytes - counted)
             if reached <= offset:  # in the first segment only

@@ -72,7 +72,8 @@ class _Set:
 
 
 class Staged(NamedTuple):
-    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None)."""
+    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None). `lost`:
+    why the set can not be applied."""
 
     producer_id: int
     batch_id: int
@@ -80,6 +81,7 @@ class Staged(NamedTuple):
     parts: int
     length: int
     staged_us: int
+    lost: str | None = None
 
 
 class Staging:
@@ -126,8 +128,7 @@ class Staging:
         for known in self._sets.values():
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
             if known.lost is not None:
-                log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
-                          reason=known.lost)  # fmt: skip
+                self._tell_lost(known)
         self._next_number = numbers[-1] + 1 if numbers else 0
         self._names_made = 1  # what made them may not have lived to sync them
         self._remove_dead()
@@ -171,6 +172,10 @@ class Staging:
             return f"part {spec.part} has {len(part.places)} batches of {spec.batches}"
         return None
 
+    def _tell_lost(self, known: _Set) -> None:
+        log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
+                  reason=known.lost)  # fmt: skip
+
     # --- what it holds -------------------------------------------------------------------------------------------
 
     @property
@@ -206,7 +211,7 @@ class Staging:
         with self._lock:
             found = [
                 Staged(known.prepared.producer_id, known.prepared.batch_id, known.prepared, len(known.prepared.parts),
-                       known.prepared.length, known.staged_us)
+                       known.prepared.length, known.staged_us, known.lost)
                 for known in self._sets.values()
             ]  # fmt: skip
             loose: dict[tuple[int, int], list[Part]] = {}
@@ -443,8 +448,8 @@ class Staging:
             is_there: (part, number of a batch) -> whether it is to be left out.
 
         Raises:
-            StagedPartLost: the set is not here, or what is to come next of it is damaged.
-            StorageFailed, DiskFull.
+            StagedPartLost: what is to come next of it is damaged; from then on the set counts as lost.
+            StorageFailed, DiskFull, Closed.
         """
         with self._lock:
             self._check_usable()
@@ -452,17 +457,20 @@ class Staging:
             assert known is not None, "whoever drops a set holds up who applies it"
             if known.lost is not None:
                 raise self.lost(known.prepared, known.lost)
-            prepared, parts = known.prepared, list(known.parts)
+            parts = list(known.parts)
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
             try:
                 yield from read_batches(part, wanted, self._read, self.label)
             except PartDamaged as damaged:
-                raise self.lost(prepared, str(damaged)) from None
+                known.lost = str(damaged)
+                self._tell_lost(known)
+                raise self.lost(known.prepared, known.lost) from None
 
     def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
         try:
             with self._lock:
+                self._check_usable()  # with its topic deleted, the file is not there any more
                 shared = file.share()
             try:
                 self._disk.read_into(shared.fd, into, position)

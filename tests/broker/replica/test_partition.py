@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from broker.config import TOPIC_SETTINGS
 from broker.replica.partition import Partition
+from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
+from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.errors import NotLeader, StorageFailed
-from kafkalog.format.batch import BatchHeader, check_batch
+from kafkalog.format.batch import BatchHeader, check_batch, producer_id_of
 from tests.broker.data_port_client import a_batch
 
 TOPIC_ID = b"0123456789abcdef"
@@ -67,6 +69,29 @@ def test_a_flush_wakes_who_waits(partition: Partition) -> None:
     partition.log.request_flush()
     assert flushed.wait(30)
     assert partition.is_flushed_to(1)
+
+
+def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = producer_id_of("x")
+    data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
+    partition.stage(b"u" * 16, [checked(data)])
+    spec = PartSpec(b"u" * 16, 0, 1, len(data))
+    partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (spec,)))
+    partition.sync_prepared()
+    woken = threading.Event()
+    real = partition.log.append_decided
+
+    def append_decided(batches: Sequence[Batch]) -> None:
+        real(batches)
+        partition.log.flush()  # as for an ack of others; nothing of the batch is shown yet
+        partition.register(woken.set)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    partition.finish_apply(partition.apply("x", producer, 0, b"c" * 16))
+    assert partition.log.visible_offset == 1
+    assert woken.is_set()
 
 
 def test_a_failed_directory_is_told_to_who_waits(partition: Partition, directory: LogDirectory) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from broker.replica.resolver import Verdict, verdict
+from broker.storage.appended import Batch
 from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
 from kafkalog.format.batch import iter_batches, producer_id_of
@@ -20,7 +23,8 @@ from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import transactions as decisions
 from tests.broker.conftest import RunningBroker, StartBroker
-from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.broker.data_port_client import DataPortClient, a_batch, fetch_frame
+from tests.waiting import waited_for
 
 TRANSACTION = "spark-stream-1"
 PRODUCER = producer_id_of(TRANSACTION)
@@ -58,12 +62,17 @@ class Write:
     batch_id: int = 0
     commit_uuid: bytes = field(default_factory=lambda: os.urandom(16))
     parts: dict[int, list[pb.StagedPart]] = field(default_factory=dict)
+    name: str = TRANSACTION
+
+    @property
+    def producer(self) -> int:
+        return producer_id_of(self.name)
 
     def stage(self, part: int, *bodies: tuple[bytes, ...], partition: int = 0) -> None:
         """A part of batches, each with these values."""
         uuid = os.urandom(16)
         batches = [
-            staged_batch(*values, batch_id=self.batch_id, part=part, sequence=number)
+            staged_batch(*values, batch_id=self.batch_id, part=part, sequence=number, producer=self.producer)
             for number, values in enumerate(bodies)
         ]
         with self.broker.client() as client:
@@ -77,8 +86,8 @@ class Write:
 
     def prepare(self, version: int = -1) -> list[errors.KafkalogError | None]:
         request = pb.PrepareRequest(
-            transactional_id=TRANSACTION, producer_id=PRODUCER, batch_id=self.batch_id, commit_uuid=self.commit_uuid,
-            version=version,
+            transactional_id=self.name, producer_id=self.producer, batch_id=self.batch_id,
+            commit_uuid=self.commit_uuid, version=version,
         )  # fmt: skip
         for partition, parts in self.parts.items():
             request.partitions.add(topic_id=self.topic, partition=partition, parts=parts)
@@ -87,7 +96,7 @@ class Write:
 
     def apply(self) -> list[int | errors.KafkalogError]:
         request = pb.ApplyRequest(
-            transactional_id=TRANSACTION, producer_id=PRODUCER, batch_id=self.batch_id, commit_uuid=self.commit_uuid
+            transactional_id=self.name, producer_id=self.producer, batch_id=self.batch_id, commit_uuid=self.commit_uuid
         )
         for partition in self.parts:
             request.partitions.add(topic_id=self.topic, partition=partition)
@@ -95,14 +104,14 @@ class Write:
         return [error_from_wire(each.error) if each.HasField("error") else each.end_offset for each in reply.partitions]
 
     def release(self) -> None:
-        request = pb.ReleaseRequest(transactional_id=TRANSACTION, batch_id=self.batch_id)
+        request = pb.ReleaseRequest(transactional_id=self.name, batch_id=self.batch_id)
         for partition in self.parts:
             request.partitions.add(topic_id=self.topic, partition=partition)
         self.broker.stub.Release(request, timeout=30)
 
     def decision(self, version: int, *, done: bool = False) -> Decision:
         topic = DecidedTopic(self.topic, "t", tuple((number, number) for number in sorted(self.parts)))
-        return Decision(TRANSACTION, version, self.batch_id, self.commit_uuid, "run", b"", done, (topic,), (), True, 1)
+        return Decision(self.name, version, self.batch_id, self.commit_uuid, "run", b"", done, (topic,), (), True, 1)
 
 
 def listed(broker: RunningBroker) -> list[pb.StagedSet]:
@@ -256,6 +265,97 @@ def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(
         decisions.write_decision(session, write.decision(-1))
     (lost,) = write.apply()
     assert isinstance(lost, errors.StagedPartLost)
+
+
+def test_a_partition_shows_its_batch_while_another_of_the_request_is_still_appended(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    write.stage(0, (b"b",), partition=1)
+    assert write.prepare() == [None, None]
+    first, second = (broker.broker.catalog.leader_of(topic, number) for number in range(2))
+    real = second.log.append_decided
+
+    def append_decided(batches: Sequence[Batch]) -> None:
+        waited_for(lambda: first.log.visible_offset == 1, 15)
+        real(batches)
+
+    monkeypatch.setattr(second.log, "append_decided", append_decided)
+    assert write.apply() == [1, 1]
+
+
+def test_a_fetch_that_waits_is_answered_by_an_apply(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    with broker.client() as client:
+        client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
+        waited_for(lambda: partition.waiting == 1)
+        began = time.monotonic()
+        assert write.apply() == [1]
+        header, _ = client.reply()
+        assert header.fetch.partitions[0].end_offset == 1
+        assert time.monotonic() - began < 20
+
+
+def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no_part_from_expiring(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker(transaction_staged_retention_ms=1)
+    topic = broker.new_topic()
+    lost, fine = Write(broker, topic, name="lost"), Write(broker, topic, name="fine")
+    for write in (lost, fine):
+        write.stage(0, (write.name.encode() * 20,))
+        assert write.prepare() == [None]
+    Write(broker, topic, name="loose").stage(0, (b"loose",))
+    (file,) = tmp_path.rglob("*.staged")
+    data = file.read_bytes()
+    with file.open("r+b") as staged:
+        staged.seek(data.index(b"lost" * 20))
+        staged.write(b"!")
+    for write in (lost, fine):
+        decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    broker.broker.resolver.resolve(0)
+    assert values_in(broker, topic) == [b"fine" * 20]
+    while any(staged.prepared is None for staged in partition.staged()):
+        broker.broker.resolver.resolve(0)
+    assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
+    (error,) = lost.apply()
+    assert isinstance(error, errors.StagedPartLost)
+
+
+def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for value in range(3):
+            client.append(topic, a_batch([b"%d" % value]))
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition.log.hide(PRODUCER, 0, 2)  # as a start that finds half a batch there
+    for offset in range(4):
+        wanted = broker_pb2.ListOffset(
+            topic_id=topic, partition=0, at=broker_pb2.ListOffset.AFTER_BYTES, from_offset=offset, max_bytes=1 << 62
+        )
+        request = broker_pb2.ListOffsetsRequest(partitions=[wanted])
+        (listed,) = broker.stub.ListOffsets(request, timeout=30).partitions
+        assert not listed.HasField("error"), listed
+        assert (listed.offset, listed.size_bytes > 0) == (2, offset < 2)
+
+
+@pytest.mark.parametrize("parts", [(2, 1), (1, 1)])
+def test_parts_out_of_order_or_named_twice_are_not_prepared(broker: RunningBroker, parts: tuple[int, int]) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    for part in parts:
+        write.stage(part, (b"a",))
+    (error,) = write.prepare()
+    assert isinstance(error, errors.InvalidRequest)
+    assert "do not stand in order, each once" in str(error)
+    assert all(not staged.commit_uuid for staged in listed(broker))
 
 
 def test_parts_that_nobody_prepares_are_reaped(start_broker: StartBroker) -> None:

@@ -591,3 +591,30 @@ def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(dir
     assert reach(log.view, 0, size) == (24, size)
     half = log.view._replace(visible_offset=36, visible_position=log.view.end_position - size)
     assert reach(half, 28, 1 << 62) == (36, 2 * size)
+
+
+@pytest.mark.parametrize("interval", [64, 1 << 16])
+def test_bytes_are_counted_up_to_what_is_hidden_wherever_that_begins(directory: LogDirectory, interval: int) -> None:
+    log = open_log(directory, topic(index_interval_bytes=interval))
+    for first in range(0, 40, 4):
+        log.append([numbered(first, 4, size=300)])
+    whole = log.view
+    size = whole.size_bytes // 10
+    assert len(whole.segments) > 2
+    for hidden in range(0, 40, 4):
+        log.hide(1 << 62, 0, hidden)
+        view = log.view
+        assert view.visible_offset == hidden
+        slack = max(interval // size, 0) * size + size  # an entry of the index, and a batch
+        for start in range(0, 44, 4):
+            reached, counted = reach(view, start, 1 << 62)
+            assert reached == hidden
+            exact = max(hidden - start, 0) // 4 * size
+            assert exact <= counted <= exact + (0 if interval == 64 else min(slack, whole.size_bytes))
+            assert (counted > 0) == (start < hidden)
+            for most in range(0, whole.size_bytes, size):
+                reached, counted = reach(view, start, most)
+                assert min(start + 1, hidden) <= reached <= hidden
+                assert counted >= 0
+        log.show(1 << 62, 0)
+    assert log.view.visible_offset == 40

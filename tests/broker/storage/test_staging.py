@@ -16,7 +16,7 @@ from broker.storage.log import Log
 from broker.storage.marks import KEPT_US, Marks
 from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
 from kafkalog.clock import ManualClock
-from kafkalog.errors import InvalidRequest, StagedOutOfOrder
+from kafkalog.errors import Closed, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 
 PRODUCER = 1 << 62
@@ -135,6 +135,134 @@ def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
     assert apply(log, prepared) == log.end_offset - 1
     assert seen == [1, 1] * 4
     assert len(read_all(log)) == 1 + 4 + 4
+
+
+def damage(path: Path, value: bytes) -> None:
+    """Change the last byte of a value as it stands in a file, from behind the broker."""
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(data.index(value) + len(value) - 1)
+        file.write(b"!")
+
+
+def lost_by(log: Log, prepared: PreparedSet) -> str:
+    """Why an apply of a set fails."""
+    with pytest.raises(StagedPartLost) as lost:
+        apply(log, prepared)
+    return str(lost.value)
+
+
+def test_damage_of_a_later_part_is_found_before_the_first_append_and_hides_nothing(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    fine = write(log, 1, [batch(0, batch_id=1)])
+    damage(staged_files(log)[0], b"%0600000d" % 3)
+    assert "batch 3 of part 0: its checksum does not match" in lost_by(log, prepared)
+    assert log.end_offset == 0
+    log.append([numbered(7)])
+    assert len(read_all(log)) == 1
+    assert [(staged.batch_id, staged.lost is None) for staged in log.staged.staged()] == [(0, False), (1, True)]
+    assert apply(log, fine) == 2
+
+
+def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_after_a_restart(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory, segment_bytes=1 << 24)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    log.append([numbered(7)])
+    real = log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        log.append([numbered(8)])
+        assert log.visible_offset == 1
+        if log.end_offset == 3:
+            damage(staged_files(log)[0], b"%0600000d" % 3)
+
+    monkeypatch.setattr(log, "append_decided", append_decided)
+    assert "batch 3 of part 0" in lost_by(log, prepared)
+    assert log.visible_offset == log.end_offset > 3
+    assert log.end_offset == len(read_all(log)) < 1 + 4 + 4
+    assert "batch 3 of part 0" in lost_by(log, prepared)  # asked for again
+    log.append([numbered(9)])
+    assert log.visible_offset == log.end_offset
+    end_offset = log.end_offset
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    log = open_log(directory, segment_bytes=1 << 24)
+    assert log.visible_offset == log.end_offset == end_offset
+    assert "part 0 has 3 batches of 4" in lost_by(log, prepared)
+    assert log.visible_offset == end_offset
+    assert log.staged.drop(prepared.commit_uuid, 5)  # as once the loss is accepted
+    assert log.visible_offset == end_offset
+    directory.close()
+
+
+def test_a_batch_is_shown_by_the_flush_that_reaches_its_end(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0), batch(1)])
+    log.staged.apply("x", PRODUCER, 0, prepared.commit_uuid)
+    log.append([numbered(7)])
+    assert log.visible_offset == 0
+    log.flush()
+    assert log.visible_offset == log.end_offset == 3
+
+
+def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    other = directory.open_log(b"other topic's id", 0, "other-0", topic(), 0)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    real = log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        directory.remove_log(TOPIC_ID, 0)
+
+    monkeypatch.setattr(log, "append_decided", append_decided)
+    with pytest.raises(Closed):
+        apply(log, prepared)
+    assert directory.failed is None
+    other.append([numbered(0)])
+    assert len(read_all(other)) == 1
+
+
+def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    dropped: list[bool] = []
+    dropper = threading.Thread(target=lambda: dropped.append(log.staged.drop(prepared.commit_uuid, 5)))
+    real = log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        if not dropper.ident:
+            dropper.start()
+            dropper.join(0.2)
+            assert dropper.is_alive()
+
+    monkeypatch.setattr(log, "append_decided", append_decided)
+    assert apply(log, prepared) == 4
+    dropper.join(30)
+    assert dropped == [True]
+    assert len(read_all(log)) == 4
+    assert log.staged.staged() == []
+
+
+def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0), batch(1)])
+    log.append_decided([batch(0)])  # and it stops there
+    log.append([numbered(7)])
+    log.staged.release("x", 0)
+    assert [staged.prepared for staged in log.staged.staged()] == [prepared]
+    assert log.visible_offset == 0
+    assert apply(log, prepared) == 3
+    assert len(read_all(log)) == 3
 
 
 def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:
