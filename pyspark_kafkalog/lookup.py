@@ -159,17 +159,20 @@ class Lookup:
         if not bound.by_time:
             options = self.options
             return with_committed(connected(options), options.group, options.committed_fallback, position)
+        found, ends = self._start_by_time(bound, position)
+        return {**found, **ends}
+
+    def _start_by_time(self, bound: Bound, times: PartitionOffsets) -> tuple[PartitionOffsets, PartitionOffsets]:
+        """The first offsets as late as their times, and the ends of partitions without a record so late."""
         # The end before the times: a record that comes in between is read, whichever way its partition starts.
-        ends = self.at(LATEST, position) if bound.no_match == LATEST else {}
-        found = self._by_time(position)
-        for partition in position.keys() - found.keys():
-            if partition not in ends:
-                raise InvalidArgument(
-                    reason=f"{partition} has no record at or after timestamp {position[partition]} us "
-                    f"({bound.option}): startingOffsetsByTimestampStrategy=latest starts such partitions at their end"
-                )
-            found[partition] = ends[partition]
-        return {partition: found[partition] for partition in position}
+        ends = self.at(LATEST, times) if bound.no_match == LATEST else {}
+        found = self._by_time(times)
+        for partition in sorted(times.keys() - found.keys() - ends.keys()):
+            raise InvalidArgument(
+                reason=f"{partition} has no record at or after timestamp {times[partition]} us "
+                f"({bound.option}): startingOffsetsByTimestampStrategy=latest starts such partitions at their end"
+            )
+        return found, {partition: ends[partition] for partition in times if partition not in found}
 
     def end(self, bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
         """Where each partition's reading ends, looked up after its start so that it never lies before that."""
@@ -179,15 +182,35 @@ class Lookup:
         found = self._by_time(position)
         return {**self.at(LATEST, position.keys() - found.keys()), **found}
 
-    def stream_start(self, bound: Bound, partitions: Iterable[TopicPartition]) -> tuple[PartitionOffsets, bool]:
-        """Where a stream starts, in numbers, and whether another look later could give another place further on."""
-        listed = list(partitions)
+    def stream_start(
+        self, bound: Bound, partitions: Iterable[TopicPartition]
+    ) -> tuple[PartitionOffsets, set[TopicPartition], bool]:
+        """Where a stream starts, in numbers; the partitions that start at their end, which moves; and whether another
+        look later could give another place further on."""
+        position = position_of_each(bound, partitions)
         if bound.by_time:
-            return self.start(bound, listed), bound.no_match == LATEST
-        start = self.start(bound, listed)
+            found, ends = self._start_by_time(bound, position)
+            return {**found, **ends}, set(ends), bound.no_match == LATEST
+        start = self.start(bound, position)
         moving = symbols_in([start], LATEST)
         numbers = resolved(start, self.at(EARLIEST, symbols_in([start], EARLIEST)), self.at(LATEST, moving))
-        return numbers, bool(moving) or bound.position == COMMITTED
+        if bound.position == COMMITTED:
+            ends = self.at(LATEST, numbers) if self.options.committed_fallback == "latest" else {}
+            return numbers, {partition for partition in ends if numbers[partition] == ends[partition]}, True
+        return numbers, set(moving), bool(moving)
+
+    def group_offsets(self, topics: Iterable[str]) -> dict[TopicPartition, tuple[int, bytes]]:
+        """What the group has of topics so named, with the ids of those topics, which may be deleted."""
+        from kafkalog.client.groups import offsets_with_topic_ids
+
+        return offsets_with_topic_ids(connected(self.options), self.options.group, sorted(topics))
+
+    def forget_group_offsets(self, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+        """Have the group forget what it has of topics with these ids."""
+        from kafkalog.client.groups import forget_offsets
+
+        if topic_ids:
+            forget_offsets(connected(self.options), self.options.group, topic_ids)
 
     def _by_time(self, times: PartitionOffsets) -> PartitionOffsets:
         """The first offset as late as its timestamp, of partitions that have one."""

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kafkalog.log import get_logger
@@ -55,8 +56,9 @@ class Progress:
         readable = re.sub(r"[^a-zA-Z0-9._-]", "_", host)[:200]
         self._name = f"{readable}-{self._process}-{uuid.uuid4().hex[:8]}"
         self._host = host
-        self._changed = threading.Condition()  # guards the next five; held for no I/O
+        self._changed = threading.Condition()  # guards the next six; held for no I/O
         self._position: PartitionOffsets = {}
+        self._topic_ids: dict[str, bytes] = {}
         self._asked = self._answered = 0
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -65,11 +67,17 @@ class Progress:
         self._is_first: bool | None = None
         self._failing = False
 
-    def at(self, position: PartitionOffsets) -> None:
-        """The stream has done with everything before the position."""
+    def at(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes] | None = None) -> None:
+        """The stream has done with everything before the position.
+
+        Args:
+            topic_ids: of the topics that it is in, where they are known; those of the last call if None.
+        """
         if os.getpid() != self._process:  # a forked child's copy, which has no thread
             return
         with self._changed:
+            if topic_ids is not None:
+                self._topic_ids = dict(topic_ids)
             if position != self._position or self._thread is None:
                 self._position = dict(position)
                 self._asked += 1
@@ -117,7 +125,8 @@ class Progress:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked != self._answered or self._ending, RENEW_S)
                 asked, position, ending = self._asked, self._position, self._ending
-            published = self._publish(position)
+                topic_ids = self._topic_ids
+            published = self._publish(position, topic_ids)
             if ending:
                 for _ in range(_LAST_ATTEMPTS):
                     if published:
@@ -125,7 +134,7 @@ class Progress:
                     # The query is over, and with it what could wake this thread. What failed (a broker has not heard of
                     # a topic yet, or restarts) passes inside brokers, which tell no client. It tries a few times more.
                     time.sleep(_PAUSE_S)
-                    published = self._publish(position)
+                    published = self._publish(position, topic_ids)
                 self._leave()
             with self._changed:
                 self._answered = asked
@@ -135,7 +144,7 @@ class Progress:
                     return
                 self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # a fast stream needs not every position
 
-    def _publish(self, position: PartitionOffsets) -> bool:
+    def _publish(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes]) -> bool:
         """Renew the membership, and write the position if the group's is ours to write. False if that failed."""
         if time.monotonic() > self._renewed_s + _LEASE_S:  # meanwhile another may have come and gone
             self._written = {}
@@ -144,10 +153,10 @@ class Progress:
 
             me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
             news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
-            first = keep_member(self._cluster, self._group, me, news)
+            first = keep_member(self._cluster, self._group, me, news, topic_ids)
             if first.name != me.name and processes.has_ended(first.process):
                 leave_group(self._cluster, self._group, first.name)
-                first = keep_member(self._cluster, self._group, me, news)
+                first = keep_member(self._cluster, self._group, me, news, topic_ids)
         except Exception as error:
             self._failed(error)
             return False

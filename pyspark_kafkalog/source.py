@@ -161,17 +161,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: LoggedOffsets, limit: ReadLimit) -> LoggedOffsets:
         session, position = self._session, from_log(start)
-        session.progress.at(position)
         if isinstance(limit, ReadAllAvailable):
             end = session.next_position(position, everything=True)
         else:
             end = session.next_position(position, limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT)
-        if session.available_now and end == position:  # the last call: Spark ends this process once it has its answer
+        if session.has_ended(position, end):
             session.progress.finish()
         return to_log(end)
 
     def commit(self, end: LoggedOffsets) -> None:
-        self._session.progress.done(from_log(end))
+        self._session.done(from_log(end))
 
     def stop(self) -> None:
         if self._session_once is not None:
@@ -207,10 +206,18 @@ class _Session:
         self._losses = Losses(options.fail_on_data_loss)
         self._gate = Gate(options.min_offsets_per_trigger, options.max_trigger_delay_s, time.monotonic)
         self._initial: PartitionOffsets | None = None
+        self._moving: set[TopicPartition] = set()
         self._hold_start = False
         self._went_on = False
+        self._is_unread = False
         self._left_out: set[str] = set()  # what was told of already
-        self._topic_ids: dict[str, bytes] = {}
+        self._topic_ids: dict[str, bytes] = {}  # as this stream knows them; what was made anew has another
+        self._asked_group: set[str] = set()  # for these topics
+        self._group_said: dict[str, str] = {}
+        self._outdated: dict[TopicPartition, bytes] = {}  # what the group has of topics that were deleted, by their ids
+        # Where the topics start that the last look found made anew; of those partitions that the position has.
+        self._again: PartitionOffsets = {}
+        self._wrote_back = False
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
 
@@ -220,13 +227,18 @@ class _Session:
         """Where a stream with a new checkpoint starts; the same at every call."""
         if self._initial is None:
 
-            def look(losses: Losses) -> tuple[PartitionOffsets, bool]:
+            def look(losses: Losses) -> tuple[PartitionOffsets, set[TopicPartition], bool]:
                 partitions = self._lookup.partitions()
                 for partition, topic_id in partitions.items():
                     self._topic_ids.setdefault(partition.topic, topic_id)
                 return self._lookup.stream_start(self.options.stream_start(), partitions)
 
-            self._initial, self._hold_start = self._lookup.asked_again(look, self._losses)
+            self._initial, self._moving, self._hold_start = self._lookup.asked_again(look, self._losses)
+            # What the group has of topics that were deleted says nothing of this checkpoint, which comes after: it
+            # would pass for this query's own at a restart.
+            today = self._topic_ids
+            had = self._lookup.group_offsets(today) if today else {}
+            self._lookup.forget_group_offsets({p: was for p, (_, was) in had.items() if was != today[p.topic]})
         return self._initial
 
     # --- how far it goes -----------------------------------------------------------------------------------------
@@ -240,15 +252,23 @@ class _Session:
             max_offsets: records that it may have.
             everything: no limit of the options counts either (Trigger.Once).
         """
-        self._went_on = True
+        if self._wrote_back:
+            self._forget_outdated()  # by now the checkpoint has it that their topics were begun anew
+        self._is_unread = position == self._initial and not self._went_on
         latest = self._look(position)
+        self._went_on = True
+        self._publish(position, latest)
         if self.available_now:
             latest = self._up_to_target(latest)
         if self._hold_start:
             self._hold_start = False
             if position == self._initial:
                 self._gate.opens(0)
-                return position
+                fixed = latest.keys() - self._moving if everything else ()  # Trigger.Once has no other micro-batch
+                return {**position, **{partition: latest[partition] for partition in fixed}}
+        if (back := self._gone_back(position, latest)) != position:
+            return back
+        self._forget_outdated()  # the checkpoint's position is at their topics' start already
         if everything:
             return latest or position
         if not self.available_now:
@@ -271,6 +291,8 @@ class _Session:
             before = latest
             self._lookup.wait(latest, deadline - asked)
             latest = self._look(position)
+            if (back := self._gone_back(position, latest)) != position:
+                return back
             if latest == before:
                 # No news, and perhaps no wait: a broker with too many who wait answers at once, and so does one that
                 # fails. It tells nobody when that is over, so this asks again 50 ms after it last did, not in a spin.
@@ -292,11 +314,38 @@ class _Session:
         new = sorted(latest.keys() - position.keys())
         return {**dict.fromkeys(new, 0), **self._lookup.earliest_of_those_there(new), **position} if new else position
 
+    def _gone_back(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
+        """The position, with the start of topics that were made anew: an empty micro-batch writes that down before
+        anything of them is read, whatever the limits say."""
+        if not self._again:
+            return position
+        self._wrote_back = True
+        return {p: self._again.get(p, min(offset, latest[p])) for p, offset in position.items() if p in latest}
+
+    def has_ended(self, position: PartitionOffsets, end: PartitionOffsets) -> bool:
+        """Whether this is AvailableNow's last call: Spark ends this process once it has its answer. The first one of a
+        new checkpoint is not, for the start is written down by a micro-batch of its own."""
+        return self.available_now and end == position and not self._is_unread
+
+    def _publish(self, position: PartitionOffsets, latest: PartitionOffsets) -> None:
+        """Have the group know the position, as far as it is one in topics that are there.
+
+        Not that of a start before the first micro-batch has ended well: a query that fails there has read nothing, and
+        `committed` would start behind what it never read.
+        """
+        there = {p: offset for p, offset in position.items() if p in latest and p not in self._again}
+        self.progress.at({} if self._is_unread else there, self._topic_ids)
+
+    def done(self, end: PartitionOffsets) -> None:
+        """A micro-batch that ended there is over. It is no position in a topic that was made anew since."""
+        self.progress.done({p: offset for p, offset in end.items() if p not in self._again})
+
     def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:
         """Where AvailableNow ends: what the log had at the first call, as long as it still has it."""
         if self._target is None:
             self._target = latest
-        self._check_has(latest, self._target)
+        else:
+            self._check_has({**latest, **self._again}, self._target)
         return self._target
 
     def _check_has(self, latest: PartitionOffsets, wanted: PartitionOffsets) -> None:
@@ -324,9 +373,8 @@ class _Session:
         for partition in new:
             if partition not in earliest:
                 del latest[partition]
-        # The position goes back to the start of a topic that was made anew, by an empty batch: so it is written down.
         again = [partition for partition in latest if partition.topic in made_anew and partition in position]
-        latest.update(self._lookup.at(EARLIEST, again))
+        self._again = self._lookup.at(EARLIEST, again)
         for partition in partitions:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
@@ -361,14 +409,38 @@ class _Session:
                 losses.found(str(error))
 
         partitions = self._lookup.partitions(missing)
+        self._see_group(known, {partition.topic: topic_id for partition, topic_id in partitions.items()})
         made_anew = {
             partition.topic
             for partition, topic_id in partitions.items()
             if self._topic_ids.get(partition.topic, topic_id) != topic_id
         }
         for topic in sorted(made_anew):
-            losses.found(f"topic '{topic}' was deleted and created again")
+            losses.found(f"topic '{topic}' was deleted and created again{self._group_said.get(topic, '')}")
         return partitions, made_anew
+
+    def _see_group(self, known: PartitionOffsets, today: Mapping[str, bytes]) -> None:
+        """Find out which topics are not those that the stream read before its start in this process: a checkpoint does
+        not have their ids, what the stream published under its group does."""
+        unseen = {partition.topic for partition in known if partition.topic in today} - self._asked_group
+        unseen -= self._topic_ids.keys()
+        if not unseen:
+            return
+        found = self._lookup.group_offsets(unseen)
+        self._asked_group |= unseen
+        for topic in unseen:
+            had = {p: each for p, each in found.items() if p.topic == topic and p in known}
+            if had and all(topic_id != today[topic] for _, topic_id in had.values()):
+                partition, (offset, topic_id) = min(had.items())
+                self._topic_ids[topic] = topic_id
+                self._outdated.update({each: was for each, (_, was) in had.items()})
+                self._group_said[topic] = (
+                    f": the group {self.options.group} was at offset {offset} of {partition} in the one before"
+                )
+
+    def _forget_outdated(self) -> None:
+        self._lookup.forget_group_offsets(self._outdated)
+        self._outdated = {}
 
     def _earliest_of_new(self, new: list[TopicPartition], losses: Losses) -> PartitionOffsets:
         """Where partitions that are new to the stream start; those that are gone already are left out."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from broker.replica.catalog import Catalog
 from kafkalog.config import nearest_hint
-from kafkalog.errors import GroupIsLive, InvalidRequest, UnknownGroup, UnknownPartition
+from kafkalog.errors import GroupIsLive, InvalidRequest, UnknownGroup, UnknownPartition, UnknownTopicId
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.zk import groups, members, paths
@@ -22,13 +22,25 @@ def commit_offsets(request: pb.CommitOffsetsRequest, catalog: Catalog) -> pb.Com
 
 
 def committed_offsets(request: pb.CommittedOffsetsRequest, catalog: Catalog) -> pb.CommittedOffsetsReply:
-    """A group's offsets; partitions without one, and topics that are gone, are left out. Raises InvalidRequest."""
+    """A group's offsets; partitions without one are left out, and topics that are gone unless they are asked for too.
+
+    Raises InvalidRequest.
+    """
     _check_name(request.group)
-    found = groups.committed_offsets(catalog.session, request.group, _topic_ids(catalog), request.topics)
+    topic_ids = None if request.any_id else _topic_ids(catalog)
+    found = groups.committed(catalog.session, request.group, topic_ids, request.topics)
     reply = pb.CommittedOffsetsReply()
-    for (topic, number), offset in sorted(found.items()):
-        reply.offsets.add(topic=topic, partition=number, offset=offset)
+    for (topic, number), each in sorted(found.items()):
+        reply.offsets.add(topic=topic, partition=number, offset=each.offset, topic_id=each.topic_id)
     return reply
+
+
+def forget_offsets(request: pb.ForgetOffsetsRequest, catalog: Catalog) -> pb.ForgetOffsetsReply:
+    """Forget a group's offsets in topics that were deleted. Raises InvalidRequest."""
+    _check_name(request.group)
+    topic_ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in request.offsets}
+    groups.forget(catalog.session, request.group, topic_ids)
+    return pb.ForgetOffsetsReply()
 
 
 def list_groups(request: pb.ListGroupsRequest, catalog: Catalog) -> pb.ListGroupsReply:
@@ -48,8 +60,8 @@ def describe_group(request: pb.DescribeGroupRequest, catalog: Catalog) -> pb.Gro
     live = members.live_members(catalog.session, request.group)
     reply = pb.GroupDescription(members=[_member_to_wire(member) for member in live])
     found = groups.committed(catalog.session, request.group, _topic_ids(catalog))
-    for (topic, number), (offset, committed_us) in sorted(found.items()):
-        reply.offsets.add(topic=topic, partition=number, offset=offset, committed_us=committed_us)
+    for (topic, number), each in sorted(found.items()):
+        reply.offsets.add(topic=topic, partition=number, offset=each.offset, committed_us=each.committed_us)
     return reply
 
 
@@ -100,6 +112,8 @@ def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog) -> N
     offsets = {}
     for committed in wanted:
         topic = catalog.topic(committed.topic)
+        if committed.topic_id and committed.topic_id != topic.topic_id:  # made anew: it is no offset of this one
+            raise UnknownTopicId(topic_id=f"{committed.topic_id.hex()} ('{topic.name}')")
         if committed.partition >= len(topic.replicas):
             raise UnknownPartition(topic=topic.name, partition=committed.partition, partitions=len(topic.replicas))
         if committed.offset < 0:

@@ -145,6 +145,9 @@ class BrokerService:
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._catalog)
 
+    def ForgetOffsets(self, request: broker_pb2.ForgetOffsetsRequest, context: Any) -> Any:
+        return groups.forget_offsets(request, self._catalog)
+
     def ListGroups(self, request: broker_pb2.ListGroupsRequest, context: Any) -> Any:
         return groups.list_groups(request, self._catalog)
 

@@ -14,6 +14,8 @@ from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 
+_ANY: Mapping[str, bytes] = {}
+
 
 class GroupSummary(NamedTuple):
     """A group: the topics for which it has offsets, and how many live members."""
@@ -77,6 +79,21 @@ def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> di
     return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
 
 
+def offsets_with_topic_ids(
+    cluster: Cluster, group: str, topics: Iterable[str]
+) -> dict[TopicPartition, tuple[int, bytes]]:
+    """A group's offsets in topics of these names, with the ids of those topics, which may be deleted."""
+    request = pb.CommittedOffsetsRequest(group=group, topics=list(topics), any_id=True)
+    reply = cluster.call("CommittedOffsets", request)
+    return {TopicPartition(each.topic, each.partition): (each.offset, each.topic_id) for each in reply.offsets}
+
+
+def forget_offsets(cluster: Cluster, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+    """Forget a group's offsets of partitions, as far as they are of the topics with these ids."""
+    offsets = [pb.GroupOffset(topic=topic, partition=n, topic_id=id_) for (topic, n), id_ in topic_ids.items()]
+    cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets))
+
+
 def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Write a group's offsets. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
     cluster.call("CommitOffsets", pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets)))
@@ -88,21 +105,28 @@ def reset_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition,
 
 
 def keep_member(
-    cluster: Cluster, group: str, member: GroupMember, offsets: Mapping[TopicPartition, int]
+    cluster: Cluster,
+    group: str,
+    member: GroupMember,
+    offsets: Mapping[TopicPartition, int],
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> GroupMember:
     """Be a live member for the next 10 s, and commit offsets if no other live one came before.
 
     Each broker is tried once.
 
+    Args:
+        topic_ids: of the topics that the offsets are of, where that is known: a topic made anew gets none of them.
+
     Returns:
         The group's first live member: the offsets were written if that is the one given.
 
     Raises:
-        BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownPartition.
+        BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
     """
     name, subscription, host, process, *_ = member
     told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
-    request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets))
+    request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets, topic_ids or {}))
     return _member(cluster.call("KeepMember", request, patient=False).first)
 
 
@@ -115,8 +139,11 @@ def _member(told: pb.GroupMember) -> GroupMember:
     return GroupMember(told.member, told.subscription, told.host, told.process, told.since_us, told.lease_left_ms)
 
 
-def _to_wire(offsets: Mapping[TopicPartition, int]) -> list[pb.GroupOffset]:
+def _to_wire(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] = _ANY) -> list[pb.GroupOffset]:
     for (topic, number), offset in offsets.items():
         if offset < 0:
             raise InvalidArgument(reason=f"offset {offset} of {topic}-{number} is negative")
-    return [pb.GroupOffset(topic=topic, partition=number, offset=offset) for (topic, number), offset in offsets.items()]
+    return [
+        pb.GroupOffset(topic=topic, partition=number, offset=offset, topic_id=topic_ids.get(topic))
+        for (topic, number), offset in offsets.items()
+    ]

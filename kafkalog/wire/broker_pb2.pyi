@@ -256,16 +256,18 @@ class PullReply(_message.Message):
     def __init__(self, reply: _Optional[_Union[_dataport_pb2.FetchReply, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class GroupOffset(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "committed_us")
+    __slots__ = ("topic", "partition", "offset", "committed_us", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_US_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
     committed_us: int
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ...) -> None: ...
+    topic_id: bytes
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets")
@@ -280,18 +282,32 @@ class CommitOffsetsReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommittedOffsetsRequest(_message.Message):
-    __slots__ = ("group", "topics")
+    __slots__ = ("group", "topics", "any_id")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ANY_ID_FIELD_NUMBER: _ClassVar[int]
     group: str
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    any_id: bool
+    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., any_id: _Optional[bool] = ...) -> None: ...
 
 class CommittedOffsetsReply(_message.Message):
     __slots__ = ("offsets",)
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+
+class ForgetOffsetsRequest(_message.Message):
+    __slots__ = ("group", "offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+
+class ForgetOffsetsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ListGroupsRequest(_message.Message):
     __slots__ = ()

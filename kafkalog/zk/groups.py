@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 from kafkalog.records import TopicPartition
 from kafkalog.zk import paths
-from kafkalog.zk.session import MULTI_MAX, Create, NodeExists, NoNode, Operation, Set, ZooKeeperSession
+from kafkalog.zk.session import MULTI_MAX, BadVersion, Create, NodeExists, NoNode, Operation, Set, ZooKeeperSession
 
 _CREATE_ATTEMPTS = 20
 
 
 class Committed(NamedTuple):
-    """The next offset to consume, and when that was written."""
+    """The next offset to consume, when that was written, and in which topic of the name."""
 
     offset: int
     committed_us: int
+    topic_id: bytes
 
 
 def commit_offsets(
@@ -73,33 +74,58 @@ def _write(session: ZooKeeperSession, contents: Mapping[str, bytes]) -> None:
 
 
 def committed(
-    session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes], topics: Iterable[str] = ()
+    session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes] | None, topics: Iterable[str] = ()
 ) -> dict[TopicPartition, Committed]:
     """A group's offsets; those of topics that are not in `topic_ids`, or have another id there, are left out.
 
     Args:
+        topic_ids: None: none is left out.
         topics: only these; none: all that the group has.
     """
+    names = [name for name in _names(session, group, topics) if topic_ids is None or name in topic_ids]
+    return {
+        partition: each
+        for partition, each in _read(session, group, names).items()
+        if topic_ids is None or each.topic_id == topic_ids[partition.topic]
+    }
+
+
+def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+    """Delete a group's offsets of partitions, as far as they are of the topics with these ids."""
+    for partition, topic_id in topic_ids.items():
+        path = paths.group_offset(group, *partition)
+        try:
+            content, stat = session.get(path)
+            if _parse(content).topic_id == topic_id:
+                session.delete(path, stat.version)
+        except (NoNode, BadVersion):  # written meanwhile: in a topic that is there
+            continue
+
+
+def _names(session: ZooKeeperSession, group: str, topics: Iterable[str]) -> list[str]:
     try:
-        names = sorted(set(topics) or session.children(paths.group_offsets(group)))
+        return sorted(set(topics) or session.children(paths.group_offsets(group)))
     except NoNode:
-        return {}
+        return []
+
+
+def _read(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[TopicPartition, Committed]:
     found: dict[TopicPartition, Committed] = {}
     for name in names:
-        if name not in topic_ids:
-            continue
         try:
             numbers = sorted(int(number) for number in session.children(paths.group_topic_offsets(group, name)))
         except NoNode:
             continue
         contents = session.get_many([paths.group_offset(group, name, number) for number in numbers])
         for number, content in zip(numbers, contents, strict=True):
-            if content is None:
-                continue
-            fields = json.loads(content[0])
-            if fields["topic_id"] == topic_ids[name].hex():
-                found[TopicPartition(name, number)] = Committed(int(fields["offset"]), int(fields["committed_us"]))
+            if content is not None:
+                found[TopicPartition(name, number)] = _parse(content[0])
     return found
+
+
+def _parse(content: bytes) -> Committed:
+    fields = json.loads(content)
+    return Committed(int(fields["offset"]), int(fields["committed_us"]), bytes.fromhex(fields["topic_id"]))
 
 
 def committed_offsets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
 from broker.local import LocalCluster
@@ -162,6 +162,17 @@ def test_a_new_stream_starts_where_its_group_is(
     admin.commit(made, {TopicPartition(made, 0): 9})
     assert stream.initialOffset() == stream.latestOffset(start, EVERYTHING) == start
     assert stream.latestOffset(start, EVERYTHING) == {made: {"0": 10, "1": 10, "2": 10}}
+    stream.stop()
+
+
+@pytest.mark.parametrize("fallback, starts", STARTS)
+def test_trigger_once_reads_from_where_the_group_is_for_it_has_one_micro_batch(
+    options: dict[str, str], made: str, fallback: str, starts: list[int]
+) -> None:
+    stream = StreamReader(SCHEMA, {**options, "kafkalog.committed.fallback": fallback})
+    start = stream.initialOffset()
+    assert start == {made: {str(number): offset for number, offset in enumerate(starts)}}
+    assert stream.latestOffset(start, ReadAllAvailable()) == {made: {"0": 10, "1": 10, "2": 10}}
     stream.stop()
 
 

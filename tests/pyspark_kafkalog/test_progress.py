@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -23,7 +24,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
-from kafkalog.errors import UnknownGroup
+from kafkalog.errors import DataLost, UnknownGroup, UnknownTopicId
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import NO_LIMIT, StreamReader
@@ -91,7 +92,8 @@ def test_the_position_is_seen_as_soon_as_the_stream_asks_for_more(admin: Admin, 
     group = f"spark-{made}"
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadMaxRows(10))
-    waited_for(lambda: published(admin, group) == {f"{made}-0": 0, f"{made}-1": 0})  # before anything is done
+    waited_for(lambda: len(members(admin, group)) == 1)  # before anything is done
+    assert published(admin, group) == {}
     stream.latestOffset(end, EVERYTHING)
     waited_for(lambda: published(admin, group) == {f"{made}-0": 5, f"{made}-1": 5})
     [member] = admin.describe_group(group).members
@@ -125,10 +127,79 @@ def test_the_last_call_of_available_now_is_answered_once_the_position_is_written
 ) -> None:
     stream = reader(subscribe=made, startingOffsets="earliest", kafkalog__group__id=made)
     stream.prepareForTriggerAvailableNow()
-    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    middle = stream.latestOffset(stream.initialOffset(), ReadMaxRows(10))
+    waited_for(lambda: len(members(admin, made)) == 1)
+    end = stream.latestOffset(middle, EVERYTHING)
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 5, f"{made}-1": 5})
+    assert len(members(admin, made)) == 1  # none of these calls was the last
     assert stream.latestOffset(end, EVERYTHING) == end
     assert published(admin, made) == {f"{made}-0": 10, f"{made}-1": 10}
     assert members(admin, made) == []
+
+
+def test_the_first_call_of_available_now_is_not_its_last_if_the_stream_starts_at_latest(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
+    stream = reader(subscribe=made, kafkalog__group__id=made)
+    stream.prepareForTriggerAvailableNow()
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, EVERYTHING) == start  # the empty micro-batch that writes the start down
+    waited_for(lambda: len(members(admin, made)) == 1)
+    assert published(admin, made) == {}
+    assert stream.latestOffset(start, EVERYTHING) == start
+    assert published(admin, made) == {f"{made}-0": 10, f"{made}-1": 10}
+    assert members(admin, made) == []
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_stream_that_fails_at_its_start_publishes_nothing(
+    admin: Admin, reader: MakeReader, made: str, start: str
+) -> None:
+    failing = reader(subscribe=made, startingOffsets=start, kafkalog__group__id=made)
+    failing.latestOffset(failing.initialOffset(), EVERYTHING)
+    waited_for(lambda: len(members(admin, made)) == 1)
+    failing.stop()  # its first micro-batch fails, and Spark ends the source
+    assert published(admin, made) == {}
+    fallback = {"startingOffsets": "committed", "committed__fallback": "earliest"}
+    again = reader(subscribe=made, kafkalog__group__id=made, **fallback)
+    assert again.initialOffset() == {made: {"0": 0, "1": 0}}
+
+
+def test_a_stream_that_finds_its_start_wrong_publishes_nothing(admin: Admin, reader: MakeReader, made: str) -> None:
+    beyond = reader(subscribe=made, kafkalog__group__id=made, fetchOffset__numRetries="1")
+    with pytest.raises(DataLost):
+        beyond.latestOffset({made: {"0": 99, "1": 99}}, EVERYTHING)
+    beyond.stop()
+    assert published(admin, made) == {}
+    assert members(admin, made) == []
+
+
+def test_a_topic_made_anew_never_gets_an_offset_of_the_one_before(admin: Admin, reader: MakeReader, made: str) -> None:
+    options = {"kafkalog__group__id": made, "failOnDataLoss": "false", "fetchOffset__numRetries": "1"}
+    stream = reader(subscribe=made, startingOffsets="earliest", **options)
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    admin.delete_topic(made)
+    admin.create_topic(made, partitions=2)
+    back = stream.latestOffset(end, EVERYTHING)
+    assert back == {made: {"0": 0, "1": 0}}
+    stream.commit(end)
+    asked = stream._session.progress._asked
+    waited_for(lambda: stream._session.progress._answered >= asked)
+    assert published(admin, made) == {}
+    stream.latestOffset(back, EVERYTHING)
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 0, f"{made}-1": 0})
+
+
+def test_an_offset_of_a_topic_made_anew_meanwhile_is_refused(client: Cluster, admin: Admin, made: str) -> None:
+    at, me = TopicPartition(made, 0), GroupMember("me", "", "", "")
+    old = admin.describe_topics([made])[0].topic_id
+    admin.delete_topic(made)
+    admin.create_topic(made, partitions=2)
+    with pytest.raises(UnknownTopicId, match=made):
+        keep_member(client, made, me, {at: 5}, {made: old})
+    assert published(admin, made) == {}
+    keep_member(client, made, me, {at: 0}, {made: admin.describe_topics([made])[0].topic_id})
+    assert published(admin, made) == {str(at): 0}
 
 
 def test_a_reader_that_is_dropped_leaves_the_group(admin: Admin, cluster: LocalCluster, made: str) -> None:
@@ -223,6 +294,26 @@ def test_a_stream_that_lost_its_place_for_a_while_publishes_again_where_it_stand
     leave_group(client, made, "other")
     waited_for(lambda: published(admin, made) == {str(at): 5})
     stalled.stop()
+
+
+def test_a_stream_whose_lease_lapsed_writes_again_what_another_may_have_overwritten_unseen(
+    client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has come and gone between two renewals: nothing but the lapsed lease tells of it."""
+    monkeypatch.setattr(progress, "RENEW_S", 3600)
+    now = [1000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    at, told = TopicPartition(made, 0), Progress(client, made, "stalled")
+    told.at({at: 5})
+    waited_for(lambda: told._answered == told._asked)
+    assert published(admin, made) == {str(at): 5}
+    leave_group(client, made, told._name)
+    keep_member(client, made, GroupMember("other", "", "", ""), {at: 9})
+    leave_group(client, made, "other")
+    now[0] += progress._LEASE_S + 1
+    told.at({at: 5, TopicPartition(made, 1): 1})
+    waited_for(lambda: published(admin, made) == {str(at): 5, f"{made}-1": 1})
+    told.stop()
 
 
 def test_a_successor_on_the_same_machine_does_not_wait_for_the_lease_of_a_killed_process(

@@ -154,6 +154,95 @@ def test_when_every_topic_of_a_pattern_is_gone_the_stream_fails_or_keeps_its_pos
     assert stream.latestOffset(end, EVERYTHING) == end == {topic: {"0": 2}}
 
 
+# --- made anew while the query was stopped ---------------------------------------------------------------------------
+
+
+def ran(live: Live, topic: str, **options: Any) -> dict:
+    """The position in the checkpoint of a query that read all there was, and published that before it was stopped."""
+    stream, _, end = started(live, topic, **EARLIEST, **options)
+    stream.latestOffset(end, EVERYTHING)
+    stream.stop()
+    return end
+
+
+def made_anew(live: Live, topic: str, *counts: int) -> None:
+    live.admin.delete_topic(topic)
+    live.admin.create_topic(topic, partitions=len(counts))
+    for partition, count in enumerate(counts):
+        live.append(topic, count, partition)
+
+
+def test_a_topic_made_anew_while_its_query_was_stopped_fails_it_or_is_read_from_its_start(live: Live) -> None:
+    topic = live.topic(3, 2)
+    end = ran(live, topic)
+    made_anew(live, topic, 5, 5)
+    says = f"topic '{topic}' was deleted and created again: the group spark-{topic} was at offset 3 of {topic}-0 in the"
+    strict = live.stream(subscribe=topic)
+    with pytest.raises(DataLost, match=says):
+        strict.latestOffset(end, EVERYTHING)
+    with pytest.raises(DataLost, match=says):
+        live.stream(subscribe=topic).partitions({topic: {"0": 1, "1": 2}}, end)  # a micro-batch to be done again
+    strict.stop()
+    lenient = live.stream(subscribe=topic, failOnDataLoss="false")
+    assert lenient.partitions({topic: {"0": 1, "1": 2}}, end) == []
+    back = lenient.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0, "1": 0}}  # an empty micro-batch
+    assert lenient.partitions(end, back) == []
+    killed = live.stream(subscribe=topic, failOnDataLoss="false")  # with that in the checkpoint, or without
+    assert killed.latestOffset(end, EVERYTHING) == back
+    after = lenient.latestOffset(back, EVERYTHING)
+    assert after == {topic: {"0": 5, "1": 5}}
+    assert len(read_between(lenient, back, after)) == 10
+    lenient.stop()
+    live.append(topic, 1)
+    restarted = live.stream(subscribe=topic)  # it is the stream's topic by now, wherever it was stopped
+    assert restarted.latestOffset(after, EVERYTHING) == {topic: {"0": 6, "1": 5}}
+
+
+@pytest.mark.parametrize("options", [{"minOffsetsPerTrigger": "1000"}, {"maxOffsetsPerTrigger": "1"}])
+def test_a_topic_made_anew_is_begun_whatever_the_limits_say(live: Live, options: dict[str, str]) -> None:
+    topic = live.topic(3)
+    end = ran(live, topic)
+    stopped = live.stream(subscribe=topic, failOnDataLoss="false", **options)
+    running, _, _ = started(live, topic, **GO_ON, **options)
+    made_anew(live, topic, 5)
+    for stream in (running, stopped):
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == {topic: {"0": 0}}
+
+
+def test_available_now_reads_a_topic_made_anew_while_it_was_stopped(live: Live) -> None:
+    topic = live.topic(3)
+    end = ran(live, topic)
+    made_anew(live, topic, 5)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false")
+    stream.prepareForTriggerAvailableNow()
+    back = stream.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0}}
+    assert stream.latestOffset(back, EVERYTHING) == {topic: {"0": 5}}
+
+
+def test_nothing_is_said_of_a_topic_of_which_the_group_has_nothing_or_the_new_one(live: Live) -> None:
+    topic = live.topic(3)
+    made_anew(live, topic, 5)
+    assert live.stream(subscribe=topic).latestOffset({topic: {"0": 3}}, EVERYTHING) == {topic: {"0": 5}}
+    other = live.topic(3)
+    ran(live, other)
+    made_anew(live, other, 5)
+    live.admin.commit(f"spark-{other}", {TopicPartition(other, 0): 1})
+    assert live.stream(subscribe=other).latestOffset({other: {"0": 3}}, EVERYTHING) == {other: {"0": 5}}
+
+
+def test_a_new_checkpoint_is_not_taken_for_one_of_the_topic_before(live: Live) -> None:
+    topic = live.topic(3)
+    ran(live, topic)
+    made_anew(live, topic, 5)
+    anew = live.stream(subscribe=topic, startingOffsets="earliest")
+    start = anew.initialOffset()
+    end = anew.latestOffset(start, EVERYTHING)
+    anew.stop()  # before it published anything
+    assert live.stream(subscribe=topic).latestOffset(end, EVERYTHING) == end == {topic: {"0": 5}}
+
+
 def test_a_position_behind_the_end_fails_the_stream_or_goes_back_to_the_end(live: Live) -> None:
     topic = live.topic(3)
     beyond = {topic: {"0": 9}}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from kafkalog.errors import InvalidArgument, UnknownTopic
@@ -218,6 +219,18 @@ def test_an_end_without_a_match_is_latest(live: Live, timed: str) -> None:
     assert live.read(subscribe=timed, endingTimestamp="99999") == [[0, 1, 2], [0]]
     strategy = {"startingOffsetsByTimestampStrategy": "error"}  # of starts only
     assert live.read(subscribe=timed, endingOffsetsByTimestamp={timed: {"0": 9999, "1": 9999}}, **strategy)[1] == [0]
+
+
+@pytest.mark.parametrize("how", ["time", "offset"])
+def test_trigger_once_reads_all_partitions_but_those_that_start_at_their_end(live: Live, timed: str, how: str) -> None:
+    by_time = {"startingTimestamp": "2000", "startingOffsetsByTimestampStrategy": "latest"}
+    stream = live.stream(
+        subscribe=timed, **(by_time if how == "time" else {"startingOffsets": {timed: {"0": 1, "1": -1}}})
+    )
+    start = stream.initialOffset()
+    assert start == {timed: {"0": 1, "1": 1}}
+    live.append_at(timed, 9000, partition=1)  # comes after the start that is still to be written down
+    assert stream.latestOffset(start, ReadAllAvailable()) == {timed: {"0": 3, "1": 1}}
 
 
 @pytest.mark.parametrize("far", [4611686018427387904, (1 << 63) - 1])

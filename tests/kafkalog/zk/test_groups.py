@@ -34,6 +34,19 @@ def test_a_topic_made_anew_inherits_no_offset(session: ZooKeeperSession) -> None
     assert groups.committed_offsets(session, "g", {}) == {}
 
 
+def test_offsets_of_topics_that_were_deleted_are_told_with_their_ids_and_forgotten_unless_written_again(
+    session: ZooKeeperSession,
+) -> None:
+    first, second, new = TopicPartition("a", 0), TopicPartition("a", 1), b"new id.........."
+    groups.commit_offsets(session, "g", {first: 5, second: 6, TopicPartition("b", 0): 7}, IDS, 1)
+    found = groups.committed(session, "g", None, ["a"])
+    assert found == {first: (5, 1, IDS["a"]), second: (6, 1, IDS["a"])}
+    groups.commit_offsets(session, "g", {second: 2}, {"a": new}, 2)
+    groups.forget(session, "g", {partition: each.topic_id for partition, each in found.items()})
+    assert groups.committed(session, "g", None) == {second: (2, 2, new), TopicPartition("b", 0): (7, 1, IDS["b"])}
+    groups.forget(session, "g", {first: IDS["a"]})  # gone already
+
+
 def test_members_that_commit_the_same_new_partitions_at_once_all_succeed(
     new_session: Callable[[], ZooKeeperSession],
 ) -> None:
