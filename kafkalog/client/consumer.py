@@ -1,8 +1,10 @@
 """Consuming: assigned partitions as iterators of messages or Arrow batches, in order for each partition.
 
-Who reads what is assigned by the caller. The position is that behind the last message handed out; `commit` writes it
-to ZooKeeper (through a broker), so that what is processed before it is committed is processed at least once. What is
-fetched stands in the session (`session.py`).
+Who reads what is assigned by the caller. `commit` writes positions to ZooKeeper (through a broker). A message that an
+iterator has handed out counts as processed once that iterator is asked for the next one, so a partition's position is
+that of the first message which is in somebody's hand, or was not handed out. Whoever commits, from wherever, commits
+nothing that is still being processed: everything is processed at least once. What is fetched stands in the session
+(`session.py`).
 """
 
 from __future__ import annotations
@@ -32,29 +34,71 @@ _ARROW_BYTES = 2 << 20
 _ANY = 1 << 62
 
 
-class _Cursor:
-    """A partition's position, and the messages being handed out. Guarded by the session's lock.
+class _Hand:
+    """What one iterator has handed out and was not asked beyond: a message, or an Arrow batch.
 
     Attributes:
-        position: the next offset, where nothing is being handed out.
-        last: the message handed out last, whose offset then tells the position; None after a seek.
-        rows: messages being handed out, `left` those of them that were not; `batches` what they were made of.
-        end_offset: the position once `rows` are through.
+        cursor: of the partition that it is from; None: the hand is empty.
+        message: handed out last; None: nothing from `offset` on was yet, or an Arrow batch that begins there.
+        given_up: the iterator was closed with this in hand.
     """
 
-    __slots__ = ("batches", "builder", "end_offset", "last", "left", "position", "rows", "source")
+    __slots__ = ("cursor", "given_up", "message", "offset")
+
+    def __init__(self) -> None:
+        self.cursor: _Cursor | None = None
+        self.message: Message | None = None
+        self.offset = -1
+        self.given_up = False
+
+    def take_from(self, cursor: _Cursor, offset: int) -> None:
+        """Lock held: what is handed out next is of that partition, from that offset on."""
+        self.cursor, self.message, self.offset = cursor, None, offset
+        cursor.hands.add(self)
+
+    def put_down(self) -> None:
+        """Lock held: what it held is processed."""
+        if self.cursor is not None:
+            self.cursor.hands.discard(self)
+            self.cursor = None
+
+    def first_offset(self) -> int:
+        message = self.message
+        return self.offset if message is None else message.offset
+
+
+class _Cursor:
+    """What of a partition was handed out. Guarded by the session's lock.
+
+    Attributes:
+        offset: the next to hand out, where no `rows` are at hand.
+        rows: messages being handed out, `left` those of them that were not; `batches` what they were made of.
+        end_offset: the next once `rows` are through.
+        hands: who has handed out what of it.
+    """
+
+    __slots__ = ("batches", "builder", "end_offset", "hands", "left", "offset", "rows", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.builder = ArrowBuilder(source.topic_partition)
-        self.position = self.end_offset = source.reader.offset
-        self.last: Message | None = None
+        self.offset = self.end_offset = source.reader.offset
         self.rows: list[Message] = []
         self.left: Iterator[Message] = iter(self.rows)
         self.batches: Sequence[FetchedBatch] = ()
+        self.hands: set[_Hand] = set()
 
     def next_offset(self) -> int:
-        return self.position if self.last is None else self.last.offset + 1
+        """Of the message to be handed out next. An iterator may take it at the same time."""
+        if not self.rows:
+            return self.offset
+        left = self.left.__length_hint__()  # type: ignore[attr-defined]
+        return self.rows[-left].offset if left else self.end_offset
+
+    def position(self) -> int:
+        """Everything before it is processed."""
+        hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in one of them
+        return min([self.next_offset(), *hands])
 
     def is_through(self) -> bool:
         """Whether all `rows` were handed out."""
@@ -63,10 +107,11 @@ class _Cursor:
     def settle(self) -> None:
         """Stop handing out; what was not handed out comes again."""
         if self.rows:
-            if self.is_through():
-                self.position = self.end_offset
+            rows = list(self.left)  # in one step: who goes on iterating gets none of these
+            if not rows:
+                self.offset = self.end_offset
             else:
-                self.position = at = self.next_offset()
+                self.offset = at = rows[0].offset
                 left = [batch for batch in self.batches if batch.header.end_offset > at]
                 arrived = self.source.arrived
                 if arrived and arrived[0].data is left[-1].data:
@@ -76,15 +121,20 @@ class _Cursor:
 
     def seek(self, offset: int) -> None:
         self._forget()
+        self.hands.clear()
         self.source.go_to(offset)
-        self.position = offset
+        self.offset = offset
+
+    def forget_given_up(self) -> None:
+        """Another is asked for: what iterators that nobody has any more had in hand is processed."""
+        if self.hands:
+            self.hands = {hand for hand in self.hands if not hand.given_up}
 
     def _forget(self) -> None:
         self.rows.clear()  # an iterator over them that somebody holds has ended
         self.rows = []
         self.left = iter(self.rows)
         self.batches = ()
-        self.last = None
 
 
 class MessageStream:
@@ -139,12 +189,16 @@ class Consumer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Let go of the connections. Iterators end, also those that other threads wait in.
+    def close(self, timeout: float = 2.0) -> None:
+        """Let go of the connections. Iterators end, also those that other threads wait in. Commits nothing.
 
         In a signal handler too: what was interrupted then lets go as it goes on.
+
+        Args:
+            timeout: seconds to wait at most for a thread that is busy with a broker which does not answer; it lets go
+                as soon as it notices.
         """
-        self._session.close(self._cluster.close if self._owns_cluster else None)
+        self._session.close(self._cluster.close if self._owns_cluster else None, timeout)
 
     # --- what is read, and from where
 
@@ -189,12 +243,14 @@ class Consumer:
             self._session.wake()
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset behind the last message handed out: the next one, if there are no gaps."""
+        """The offset before which everything is processed: of the message in an iterator's hand until the iterator is
+        asked for the next one, else of the next to be handed out.
+
+        The hand of an iterator that was left in the middle (by `break`, by an error) is empty once another is asked.
+        """
         cursor = self._cursor(partition)
         with self._session.lock:
-            if cursor.rows and cursor.is_through() and cursor.last is cursor.rows[-1]:
-                return cursor.end_offset
-            return cursor.next_offset()
+            return cursor.position()
 
     def _cursor(self, partition: TopicPartition) -> _Cursor:
         cursor = self._cursors.get(TopicPartition(*partition))
@@ -239,16 +295,27 @@ class Consumer:
 
     # --- group offsets
 
-    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Write the group's offsets: those given, or the position of every assigned partition.
+    def commit(self, done: Mapping[TopicPartition, int] | Message | pa.RecordBatch | None = None) -> None:
+        """Write the group's offsets, from any thread.
+
+        Args:
+            done: None: the position of every assigned partition, which leaves out what is in an iterator's hand.
+                A message, or an Arrow batch, of this consumer's: the offset behind it, in its partition; for commits
+                in the body of a loop, once its message is processed. Or the offsets themselves.
 
         Raises:
             InvalidArgument: the consumer has no group.
             UnknownTopic, UnknownPartition, BrokerUnreachable.
         """
         group = self._group_or_error()
-        if offsets is None:
-            offsets = {partition: self.position(partition) for partition in self._cursors}
+        if done is None:
+            offsets: Mapping[TopicPartition, int] = {each: self.position(each) for each in list(self._cursors)}
+        elif isinstance(done, Message):
+            offsets = {TopicPartition(done.topic, done.partition): done.offset + 1}
+        elif isinstance(done, Mapping):
+            offsets = done
+        else:
+            offsets = _behind(done)
         if offsets:
             commit_offsets(self._cluster, group, offsets)
 
@@ -295,21 +362,27 @@ class Consumer:
         self, only: TopicPartition | None, max_messages: int | None, timeout: float | None
     ) -> Iterator[Message]:
         self._check_open()
-        if max_messages is None:
-            while (cursor := self._next_rows(only, timeout)) is not None:
-                for message in cursor.left:
-                    cursor.last = message
-                    yield message
-            return
-        left = max_messages
-        while left > 0:
-            cursor = self._next_rows(only, timeout)
-            if cursor is None:
+        hand = _Hand()
+        try:
+            if max_messages is None:
+                while (cursor := self._next_rows(only, timeout, hand)) is not None:
+                    for message in cursor.left:
+                        hand.message = message
+                        yield message
                 return
-            # A seek may end the rows early, and another iterator take some of them: what is handed out here is counted.
-            for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
-                cursor.last = message
-                yield message
+            left = max_messages
+            while left > 0:
+                cursor = self._next_rows(only, timeout, hand)
+                if cursor is None:
+                    return
+                # A seek may end the rows early, and another iterator take some of them: what is handed out here counts.
+                for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
+                    hand.message = message
+                    yield message
+            with self._session.lock:
+                hand.put_down()
+        finally:
+            hand.given_up = True
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they come, as Arrow: each batch from one partition, in order.
@@ -323,8 +396,12 @@ class Consumer:
             As `messages`.
         """
         self._check_open()
-        while (batch := self._next_arrow(timeout)) is not None:
-            yield batch
+        hand = _Hand()
+        try:
+            while (batch := self._next_arrow(timeout, hand)) is not None:
+                yield batch
+        finally:
+            hand.given_up = True
 
     def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
         """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
@@ -334,16 +411,21 @@ class Consumer:
             raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
         return self._session.sources
 
-    def _next_rows(self, only: TopicPartition | None, timeout: float | None) -> _Cursor | None:
-        """A cursor with messages to hand out, waiting for one."""
+    def _next_rows(self, only: TopicPartition | None, timeout: float | None, hand: _Hand) -> _Cursor | None:
+        """A cursor with messages to hand out, waiting for one; `hand` has put down what it had, and is at its first."""
         with self._session.lock:
-            for cursor in [self._cursor(only)] if only is not None else self._cursors.values():
+            hand.put_down()
+            cursors = [self._cursor(only)] if only is not None else list(self._cursors.values())
+            for cursor in cursors:
+                cursor.forget_given_up()
+            for cursor in cursors:
                 if not cursor.is_through():
+                    hand.take_from(cursor, cursor.next_offset())
                     return cursor
-        return self._session.next(partial(self._wanted, only), timeout, self._take_rows)
+        return self._session.next(partial(self._wanted, only), timeout, partial(self._take_rows, hand))
 
-    def _take_rows(self, source: Source) -> _Cursor:
-        """Lock held: make messages of what has arrived."""
+    def _take_rows(self, hand: _Hand, source: Source) -> _Cursor:
+        """Lock held: make messages of what has arrived, for a hand."""
         cursor = self._by_source[source]
         cursor.settle()
         batches = source.take(_ROWS_AT_ONCE, _ANY)
@@ -360,20 +442,24 @@ class Consumer:
             source.put_back([batches[0]._replace(start_offset=end_offset)])
         cursor.rows, cursor.left, cursor.batches = rows, iter(rows), batches
         cursor.end_offset = min(end_offset, batches[-1].header.end_offset)
+        hand.take_from(cursor, cursor.next_offset())
         return cursor
 
-    def _next_arrow(self, timeout: float | None) -> pa.RecordBatch | None:
+    def _next_arrow(self, timeout: float | None, hand: _Hand) -> pa.RecordBatch | None:
         with self._session.lock:
+            hand.put_down()
             for cursor in self._cursors.values():
+                cursor.forget_given_up()
                 cursor.settle()
-        return self._session.next(partial(self._wanted, None), timeout, self._take_arrow)
+        return self._session.next(partial(self._wanted, None), timeout, partial(self._take_arrow, hand))
 
-    def _take_arrow(self, source: Source) -> pa.RecordBatch:
-        """Lock held: one Arrow batch of what has arrived."""
+    def _take_arrow(self, hand: _Hand, source: Source) -> pa.RecordBatch:
+        """Lock held: one Arrow batch of what has arrived, for a hand."""
         cursor = self._by_source[source]
         batches = source.take(_ARROW_ROWS, _ARROW_BYTES)
         decoded = list(self._decoded(source, batches))
-        cursor.position = batches[-1].header.end_offset
+        hand.take_from(cursor, cursor.offset)
+        cursor.offset = batches[-1].header.end_offset
         return cursor.builder.build(decoded)
 
     def _decoded(self, source: Source, batches: list[FetchedBatch], end_offset: int | None = None) -> Iterator[Decoded]:
@@ -399,3 +485,9 @@ class Consumer:
 
     def after_fork_in_child(self) -> None:
         self._session.after_fork_in_child()
+
+
+def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
+    """The offset behind an Arrow batch of `arrow_batches`, in its partition."""
+    last = batch.slice(batch.num_rows - 1).select(["topic", "partition", "offset"]).to_pylist()
+    return {TopicPartition(each["topic"], each["partition"]): each["offset"] + 1 for each in last}

@@ -201,6 +201,10 @@ class FetchSession:
                     self._driver = me
                 first = False
                 self._drive_guarded(source is None, end)
+            except KafkalogError:
+                if not self.closed:
+                    raise
+                return None  # `close` ended what it waited for
             finally:
                 if self._driver == me or self.closed:
                     self._leave(me)
@@ -446,7 +450,8 @@ class FetchSession:
         trouble = self._troubles.get(broker_id)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(now, settings.retry_backoff_ms / 1000)
-            log.info("fetch_failed", broker_id=broker_id, reason=str(error))
+            if not self.closed:  # else it was us
+                log.info("fetch_failed", broker_id=broker_id, reason=str(error))
         elif now > trouble.since + self._retry_timeout:
             del self._troubles[broker_id]
             raise error
@@ -487,14 +492,17 @@ class FetchSession:
         except OSError:
             pass
 
-    def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Let go of everything; those who wait get None. Waits until the driving thread has noticed.
+    def close(self, on_closed: Callable[[], None] | None = None, timeout: float = 2.0) -> None:
+        """Let go of everything; those who wait get None.
 
-        In a signal handler, which may have interrupted that thread or one that holds the lock, there is nothing to wait
-        for: what was interrupted lets go when it goes on, or else the next `close` does.
+        The driving thread is interrupted in what it waits for, but for a connection that is just being made; whatever
+        it is in, it lets go once it comes back. In a signal handler, which may have interrupted that thread or one that
+        holds the lock, there is nothing to wait for: what was interrupted lets go when it goes on, or else the next
+        `close` does.
 
         Args:
-            on_closed: called at the end.
+            on_closed: called at the end, and before, to have calls to the cluster end; so perhaps twice.
+            timeout: seconds to wait at most for the driving thread to come back.
         """
         me = threading.get_ident()
         interrupting = self.lock._is_owned()  # type: ignore[attr-defined]
@@ -506,8 +514,20 @@ class FetchSession:
                 self._arrival.notify_all()
             if interrupting or self._driver == me:
                 return
+            is_driven = self._driver is not None
+        if is_driven:
+            for link in list(self._links.values()):
+                link.connection.shut_down()
+            if on_closed is not None:
+                on_closed()
+        end = time.monotonic() + timeout
+        with self.lock:
             while self._driver is not None:
-                self._arrival.wait()
+                left = end - time.monotonic()
+                if left <= 0:
+                    log.info("close_not_waited_for", timeout_seconds=timeout)
+                    return
+                self._arrival.wait(left)
             self._let_go()
 
     def _let_go(self) -> None:

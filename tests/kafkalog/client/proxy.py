@@ -25,6 +25,8 @@ class Proxy:
         self.accepted = 0
         self.upstream_bytes = 0
         self.cut_at: int | None = None
+        self.answer_bytes_left: int | None = None
+        self.is_holding = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -50,6 +52,12 @@ class Proxy:
             while data := source.recv(65536):
                 if answers:
                     if greeted:
+                        if self.answer_bytes_left is not None:
+                            target.sendall(data[: self.answer_bytes_left])
+                            data = data[self.answer_bytes_left :]
+                            self.answer_bytes_left = None
+                            self._open.clear()
+                            self.is_holding.set()
                         self._open.wait()
                     greeted = True
                 else:
@@ -74,6 +82,10 @@ class Proxy:
     def hold_answers(self) -> None:
         """What goes to the broker arrives there; nothing but a hello comes back."""
         self._open.clear()
+
+    def hold_answers_after(self, count: int) -> None:
+        """So many bytes of the next answer come, and nothing more."""
+        self.answer_bytes_left = count
 
     def cut(self) -> None:
         """Cut all connections; answers that were held back are lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -32,6 +33,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from tests.kafkalog.client.proxy import proxied
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -172,6 +174,130 @@ def test_what_needs_a_group_or_an_assignment(cluster: LocalCluster, filled: Topi
         Consumer(cluster.bootstrap_servers, auto_offset_reset="none")
 
 
+# --- what counts as processed ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grouped(cluster: LocalCluster, filled: TopicPartition) -> Iterator[Consumer]:
+    """A consumer of a group of its own, assigned to the partition from its start."""
+    with Consumer(cluster.bootstrap_servers, group=filled.topic) as connected:
+        connected.assign({filled: "earliest"})
+        yield connected
+
+
+def commit_elsewhere(consumer: Consumer) -> None:
+    """As a timer's thread would, or one that takes the partition away."""
+    elsewhere = threading.Thread(target=consumer.commit)
+    elsewhere.start()
+    elsewhere.join()
+
+
+@pytest.mark.parametrize("iterate", ["consumer", "messages", "stream"])
+def test_the_message_in_hand_is_left_out_of_a_commit_from_elsewhere(
+    grouped: Consumer, filled: TopicPartition, iterate: str
+) -> None:
+    source = {"consumer": grouped, "messages": grouped.messages(100), "stream": grouped.streams()[0]}[iterate]
+    for message in source:
+        if message.offset in (0, 9, 10, 77):
+            assert grouped.position(filled) == message.offset
+            commit_elsewhere(grouped)
+            assert grouped.committed() == {filled: message.offset}
+            grouped.commit()
+            assert grouped.committed() == {filled: message.offset}
+            grouped.commit(message)
+            assert grouped.committed() == {filled: message.offset + 1}
+        if message.offset == 77:
+            break
+
+
+def test_what_an_iterator_has_behind_it_is_processed_while_it_waits(
+    cluster: LocalCluster, grouped: Consumer, filled: TopicPartition
+) -> None:
+    in_hand, go_on = threading.Event(), threading.Event()
+
+    def read() -> None:
+        for message in grouped:
+            if message.offset == 99:
+                in_hand.set()
+                go_on.wait(60)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert in_hand.wait(60)
+    grouped.commit()
+    assert grouped.committed() == {filled: 99}
+    go_on.set()
+    waited_for(lambda: grouped.position(filled) == 100)
+    grouped.commit()
+    assert grouped.committed() == {filled: 100}
+    grouped.close()
+    reader.join()
+
+
+@pytest.mark.parametrize("last", [1, 10, 13, 100])
+def test_lists_of_messages_are_processed_as_a_whole(grouped: Consumer, filled: TopicPartition, last: int) -> None:
+    assert len(list(grouped.messages(max_messages=last, timeout=30))) == last
+    assert grouped.position(filled) == last
+    list(grouped.messages(timeout=0.1))
+    assert grouped.position(filled) == 100
+
+
+@pytest.mark.parametrize("again", ["messages", "arrow"])
+def test_a_message_that_a_loop_was_left_with_is_processed_once_another_is_asked_for(
+    grouped: Consumer, filled: TopicPartition, again: str
+) -> None:
+    for message in grouped:
+        if message.offset == 20:
+            break
+    grouped.commit()
+    assert grouped.committed() == {filled: 20}
+    if again == "messages":
+        assert next(iter(grouped)).offset == 21
+        assert grouped.position(filled) == 21
+    else:
+        batch = next(grouped.arrow_batches())
+        assert batch.column("offset")[0].as_py() == 21
+        assert grouped.position(filled) == 21
+
+
+def test_of_several_hands_the_one_furthest_back_counts(grouped: Consumer, filled: TopicPartition) -> None:
+    slow, quick = grouped.messages(timeout=5), grouped.messages(timeout=0)
+    assert next(slow).offset == 0
+    assert [next(quick).offset for _ in range(55)] == list(range(1, 56))
+    assert grouped.position(filled) == 0
+    assert next(slow).offset == 56
+    assert grouped.position(filled) == 55
+    assert [message.offset for message in quick] == list(range(57, 100))
+    assert grouped.position(filled) == 56
+    assert list(quick) == []
+    commit_elsewhere(grouped)
+    assert grouped.committed() == {filled: 56}
+
+
+def test_the_hands_of_an_earlier_place_or_assignment_count_no_more(grouped: Consumer, filled: TopicPartition) -> None:
+    held = iter(grouped)
+    assert next(held).offset == 0
+    grouped.seek(filled, 50)
+    assert grouped.position(filled) == 50
+    assert next(held).offset == 50
+    grouped.assign({filled: 70})
+    assert grouped.position(filled) == 70
+    assert next(held).offset == 70
+    assert grouped.position(filled) == 70
+
+
+def test_an_arrow_batch_in_hand_is_left_out_of_a_commit(grouped: Consumer, filled: TopicPartition) -> None:
+    first = 0
+    for batch in grouped.arrow_batches(timeout=0.1):
+        assert grouped.position(filled) == first
+        commit_elsewhere(grouped)
+        assert grouped.committed() == {filled: first}
+        first += batch.num_rows
+        grouped.commit(batch)
+        assert grouped.committed() == {filled: first}
+    assert first == grouped.position(filled) == 100
+
+
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +306,7 @@ def test_an_iterator_left_in_the_middle_goes_on_in_the_next(consumer: Consumer, 
     seen = []
     for message in consumer:
         seen.append(int(message.value or b""))
-        assert consumer.position(filled) == message.offset + 1
+        assert consumer.position(filled) == message.offset
         if len(seen) == 7:
             break
     seen += numbers(consumer.messages(max_messages=5, timeout=30))
@@ -199,7 +325,7 @@ def test_messages_and_arrow_take_turns(consumer: Consumer, filled: TopicPartitio
     for batch in consumer.arrow_batches(timeout=30):
         seen += batch.column("offset").to_pylist()
         assert batch.column("value").to_pylist() == [b"%d" % offset for offset in batch.column("offset").to_pylist()]
-        assert consumer.position(filled) == seen[-1] + 1
+        assert consumer.position(filled) == batch.column("offset")[0].as_py()
         if seen[-1] == 99:
             break
     assert seen == list(range(13, 100))
@@ -570,9 +696,9 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
         else:
             take = consumer._take_rows
 
-            def interrupted(source: Any) -> Any:
+            def interrupted(*given: Any) -> Any:
                 signal.raise_signal(signal.SIGUSR1)
-                return take(source)
+                return take(*given)
 
             consumer._take_rows = interrupted  # type: ignore[method-assign]
             assert len(list(consumer)) <= 100
@@ -584,6 +710,55 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
     with pytest.raises(Closed):
         consumer._cluster.describe()
     consumer.close()
+
+
+@pytest.mark.parametrize("whose", ["its own cluster", "a shared cluster"])
+def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str) -> None:
+    with LocalCluster() as own:
+        with Admin(own.bootstrap_servers) as admin:
+            admin.create_topic(topic, partitions=1)
+        pid, port = own.brokers[0].pid, own.brokers[0].data_port
+        with proxied(own.bootstrap_servers, port) as (behind, proxy):
+            consumer = Consumer(behind)
+            consumer._owns_cluster = whose == "its own cluster"
+            consumer.assign({TopicPartition(topic, 0): "latest"})
+            refresh, asked = behind.refresh, threading.Event()
+
+            def refreshed(*given: Any, **named: Any) -> None:
+                asked.set()
+                refresh(*given, **named)
+
+            behind.refresh = refreshed  # type: ignore[method-assign]
+            ended: list[Any] = []
+            reader = threading.Thread(target=lambda: ended.append(list(consumer)))
+            reader.start()
+            waited_for(lambda: consumer._session._driver is not None)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                proxy.cut()
+                assert asked.wait(30)  # for up to request.timeout.ms, 30 s
+                started = time.monotonic()
+                consumer.close(timeout=0.5)
+                assert time.monotonic() - started < 10
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            reader.join(60)
+            assert ended == [[]]
+            assert consumer._session._links == {}
+
+
+def test_closing_interrupts_the_wait_for_the_rest_of_an_answer(cluster: LocalCluster, filled: TopicPartition) -> None:
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+        proxy.hold_answers_after(100)
+        consumer = Consumer(behind)
+        consumer.assign({filled: "earliest"})
+        ended: list[Any] = []
+        reader = threading.Thread(target=lambda: ended.append(list(consumer)))
+        reader.start()
+        assert proxy.is_holding.wait(30)
+        consumer.close(timeout=20)
+        reader.join(10)
+        assert ended == [[]]
 
 
 def test_time_in_which_nobody_reads_is_not_counted_against_retries(
