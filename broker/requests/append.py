@@ -96,24 +96,38 @@ class _Group:
     parts: list[tuple[Call, int, int]] = field(default_factory=list)  # call, index of its result, batches
 
 
+Groups = dict[Partition, _Group]
+"""What some calls bring, checked, by partition; to be written."""
+
+
 def append(calls: Sequence[Call], catalog: Catalog) -> None:
     """Append what the calls ask for, in their order for each partition, and fill in their results.
 
     A partition that fails fails alone: its result is the error, and nothing of that part of that call is written.
     """
-    groups: dict[Partition, _Group] = {}
+    write(calls, check(calls, catalog))
+
+
+def check(calls: Sequence[Call], catalog: Catalog) -> Groups:
+    """The first half of `append`: all of its work for the processor, and nothing that waits for a lock or a disk."""
+    groups: Groups = {}
     for call in calls:
         try:
             _sort_in(call, catalog, groups)
         except KafkalogError as error:
             call.results = [_kept(error)] * max(1, len(call.request.partitions))
+    return groups
+
+
+def write(calls: Sequence[Call], groups: Groups) -> None:
+    """The second half: it waits for the logs' locks, and for their disk."""
     for partition, group in groups.items():
         _write(partition, group)
     for call in calls:
         call.body = _WRITTEN  # a view would keep a buffer that was given back
 
 
-def _sort_in(call: Call, catalog: Catalog, groups: dict[Partition, _Group]) -> None:
+def _sort_in(call: Call, catalog: Catalog, groups: Groups) -> None:
     """Check a call and put its batches with those of the same partition."""
     request, body = call.request, call.body
     if call.acks not in (ACKS_NONE, ACKS_LEADER):
@@ -146,9 +160,7 @@ def _wrong_length(total: int, body: memoryview) -> InvalidRequest:
 _UNWRITTEN = InternalError(reason="the append was not reached")
 
 
-def _add(
-    call: Call, part: pb.AppendPartition, data: memoryview, catalog: Catalog, groups: dict[Partition, _Group]
-) -> None:
+def _add(call: Call, part: pb.AppendPartition, data: memoryview, catalog: Catalog, groups: Groups) -> None:
     """Check one partition's batches, and put them with those of other calls."""
     results = call.results
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.append import checked
+from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
@@ -29,27 +30,33 @@ _UUID_SIZE = 16
 _ID_BYTES_MAX = 4000
 
 
-def stage(request: data_pb.StageRequest, body: memoryview, catalog: Catalog) -> data_pb.StageReply:
-    """Keep batches of parts beside their logs. The answer means that the operating system has them.
+class StageCall:
+    """What a stage request brings, checked; `write` keeps it."""
 
-    Raises:
-        InvalidRequest: the body is not what the partitions say.
-    """
-    total = sum(part.length for part in request.partitions)
-    if total != len(body) or not request.partitions:
-        raise InvalidRequest(reason=f"a stage request's partitions have {total} bytes, its body {len(body)}")
-    reply = data_pb.StageReply()
-    start = 0
-    for wanted in request.partitions:
-        data = body[start : start + wanted.length]
-        start += wanted.length
-        staged = reply.partitions.add()
-        with _errors_in(staged):
-            _check_uuid(wanted.uuid, "part")
-            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
-            batches = checked(data, partition, staged=True)
-            staged.batches, staged.length = partition.stage(wanted.uuid, batches)
-    return reply
+    def __init__(self, request: data_pb.StageRequest, body: memoryview, catalog: Catalog) -> None:
+        """Raises InvalidRequest: the body is not what the partitions say."""
+        total = sum(part.length for part in request.partitions)
+        if total != len(body) or not request.partitions:
+            raise InvalidRequest(reason=f"a stage request's partitions have {total} bytes, its body {len(body)}")
+        self._reply = data_pb.StageReply()
+        self._checked: list[tuple[data_pb.StagedPartition, Partition, bytes, list[Batch]]] = []
+        start = 0
+        for wanted in request.partitions:
+            data = body[start : start + wanted.length]
+            start += wanted.length
+            staged = self._reply.partitions.add()
+            with _errors_in(staged):
+                _check_uuid(wanted.uuid, "part")
+                partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+                self._checked.append((staged, partition, wanted.uuid, checked(data, partition, staged=True)))
+
+    def write(self) -> data_pb.StageReply:
+        """Keep the batches beside their logs. The answer means that the operating system has them."""
+        for staged, partition, uuid, batches in self._checked:
+            with _errors_in(staged):
+                staged.batches, staged.length = partition.stage(uuid, batches)
+        self._checked.clear()
+        return self._reply
 
 
 def prepare(request: pb.PrepareRequest, catalog: Catalog) -> pb.PrepareReply:

@@ -84,7 +84,7 @@ class Connection:
 
     Args:
         sock: accepted, non-blocking; closed at the end.
-        turns: as many items as connections may parse and append at once. Hundreds that wait for the interpreter's lock
+        turns: as many items as connections may parse and check at once. Hundreds that wait for the interpreter's lock
             wake up every few milliseconds to ask for it, and each holds its objects: 900 took 20 s and 90 MB more.
         on_end: called from this connection's thread when it has ended.
     """
@@ -111,6 +111,7 @@ class Connection:
         self._intake = Intake(sock, settings, clock, budgets, self.wake)
         self._pending: deque[appends.Call | _Fetch | _Refusal | pb.ReplyHeader] = deque()
         self._registered: list[Partition] = []
+        self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and its turn is yet to come
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
         self._end_of_input = False  # the peer sends no more, or we read no more: answer what is pending, then end
@@ -177,6 +178,7 @@ class Connection:
         """Give back everything the connection holds."""
         self._unregister()
         self._pending.clear()
+        self._kept_back = None
         self._intake.close()
         self._sock.close()
         with self._wake_lock:
@@ -263,47 +265,63 @@ class Connection:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def _take_turn(self) -> bool:
-        """`_take_frames`, when it is this connection's turn to use the processor."""
-        if len(self._intake) < frames.PREFIX_SIZE:
-            return True
-        turn = self._turns.get()
-        try:
-            return self._take_frames()
-        finally:
-            self._turns.put(turn)
+        """Take every whole frame: write the appends, queue what is to be answered. False if some had to be left.
 
-    def _take_frames(self) -> bool:
-        """Take every whole frame: write the appends, queue what is to be answered. False if some had to be left."""
+        Parsing and checking needs a turn, for that uses the processor. Writing has none, for that waits for logs and
+        their disks: with turns held, a few producers of one stalled log stopped the whole port.
+        """
+        is_more = len(self._intake) >= frames.PREFIX_SIZE
+        while is_more:
+            turn = self._turns.get()
+            try:
+                write, is_more = self._take_frames()
+            finally:
+                self._turns.put(turn)
+            if write is not None:
+                write()
+        return len(self._intake) < frames.PREFIX_SIZE or len(self._pending) < _PENDING_MAX
+
+    def _take_frames(self) -> tuple[Callable[[], None] | None, bool]:
+        """Take frames, up to something that is to be written: what does so, and whether there may be more frames."""
         calls: list[appends.Call] = []
         taken = 0
-        while len(self._pending) < _PENDING_MAX:
-            frame = self._intake.next_frame()
+        write: Callable[[], None] | None = None
+        is_more = True
+        while write is None:
+            frame, self._kept_back = self._kept_back, None
+            if frame is None and len(self._pending) < _PENDING_MAX:
+                frame = self._intake.next_frame()
             if frame is None:
+                is_more = False
                 break
-            taken += 1
             request = self._parse(frame)
             if request is not None and isinstance(frame, tuple) and request.HasField("append"):
                 calls.append(appends.Call(request.append, frame[1], request.correlation_id))
+                taken += 1
                 if len(calls) < _CALLS_AT_ONCE:
                     continue
+                break
             if calls:
-                self._append(calls)
-                calls = []
+                self._kept_back = frame  # what it asks for comes after them
+                break
+            taken += 1
             if request is None:
                 self._refuse_stream(frame)
+                is_more = False
                 break
             if isinstance(frame, OversizedBody):
                 self._refuse_body(request, frame.body_length)
             elif isinstance(frame, tuple) and request.HasField("stage"):
-                self._stage(request, frame[1])
+                write = self._staged(request, frame[1])
             elif not request.HasField("append"):
                 self._queue(request)
-        if calls:
-            self._append(calls)
         if taken:
             self._last_request = self._clock.monotonic()
             self._served["requests"] += taken
-        return len(self._pending) < _PENDING_MAX
+        if calls:
+            groups = appends.check(calls, self._catalog)
+            return lambda: self._append(calls, groups), is_more
+        return write, is_more
 
     def _parse(self, frame: Frame | OversizedBody | OversizedHeader) -> pb.RequestHeader | None:
         """The frame's header; None if the stream cannot be followed any further."""
@@ -335,6 +353,7 @@ class Connection:
 
     def _read_no_more(self) -> None:
         self._end_of_input = True
+        self._kept_back = None
         self._intake.drop()
 
     def _refuse_body(self, request: pb.RequestHeader, body_length: int) -> None:
@@ -348,9 +367,9 @@ class Connection:
         else:
             self._intake.discard(body_length)
 
-    def _append(self, calls: list[appends.Call]) -> None:
+    def _append(self, calls: list[appends.Call], groups: appends.Groups) -> None:
         """Write what some append requests bring, and queue their acks."""
-        appends.append(calls, self._catalog)
+        appends.write(calls, groups)
         now = self._clock.monotonic()
         for call in calls:
             if call.acks != appends.ACKS_NONE:
@@ -362,14 +381,18 @@ class Connection:
                 self._read_no_more()
                 return
 
-    def _stage(self, request: pb.RequestHeader, body: memoryview) -> None:
-        """Write what a stage request brings, and queue its answer."""
+    def _staged(self, request: pb.RequestHeader, body: memoryview) -> Callable[[], None] | None:
+        """Check what a stage request brings; returns what writes it and queues its answer."""
         try:
-            reply = transactions.stage(request.stage, body, self._catalog)
+            call = transactions.StageCall(request.stage, body, self._catalog)
         except KafkalogError as error:
             self._pending.append(_Refusal(request.correlation_id, error))
-        else:
-            self._pending.append(pb.ReplyHeader(correlation_id=request.correlation_id, stage=reply))
+            return None
+
+        def write() -> None:
+            self._pending.append(pb.ReplyHeader(correlation_id=request.correlation_id, stage=call.write()))
+
+        return write
 
     # --- answers ---------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,12 @@ def append_frame(
     return frames.frame_start(header, len(body)) + body
 
 
+def stage_frame(correlation_id: int, topic_id: bytes, body: bytes, *, partition: int = 0) -> bytes:
+    part = pb.StagePartition(topic_id=topic_id, partition=partition, uuid=b"u" * 16, length=len(body))
+    request = pb.RequestHeader(correlation_id=correlation_id, stage=pb.StageRequest(partitions=[part]))
+    return frames.frame_start(request.SerializeToString(), len(body)) + body
+
+
 def fetch_frame(
     correlation_id: int,
     topic_id: bytes,

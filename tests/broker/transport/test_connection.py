@@ -19,7 +19,7 @@ from kafkalog.format.columns import decode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
-from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame
+from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame, stage_frame
 from tests.waiting import waited_for
 
 
@@ -367,6 +367,58 @@ def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBro
         assert client.reply()[0].append.partitions[0].base_offset == 0
         assert client.reply()[0].correlation_id == 2
         assert client.is_closed()
+
+
+def test_producers_of_a_log_that_stands_still_hold_up_no_other_partition(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=2)
+    stalled = broker.broker.catalog.leader_of(topic, 0).log
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(broker.client())
+        reader.append(topic, a_batch(), partition=1)
+        producers = [stack.enter_context(broker.client()) for _ in range(12)]  # more than there are turns
+        stagers = [stack.enter_context(broker.client()) for _ in range(12)]
+        counters = broker.broker.rpc_service._counters
+        received = counters()["dataport.received_bytes"]
+        with stalled._lock, stalled.staged._staging._lock:  # as a disk that stalls under them would
+            sent = 0
+            for number, client in enumerate(producers):
+                data = append_frame(number, topic, a_batch()) + append_frame(number, topic, a_batch())
+                client.send(data)
+                sent += len(data)
+            for client in stagers:
+                data = stage_frame(1, topic, a_batch(producer_id=5, producer_epoch=0, base_sequence=0,
+                                                     transaction_batch_id=1, part=0))  # fmt: skip
+                client.send(data)
+                sent += len(data)
+            waited_for(lambda: counters()["dataport.received_bytes"] == received + sent)
+            assert reader.fetch(topic, 0, partition=1)[1]
+            assert reader.append(topic, a_batch(), partition=1).base_offset == 1
+        offsets = set()
+        for client in producers:
+            offsets |= {client.reply()[0].append.partitions[0].base_offset for _ in range(2)}
+        assert offsets == set(range(24))
+        for client in stagers:
+            assert client.reply()[0].WhichOneof("reply") == "stage"
+
+
+def test_requests_of_every_kind_in_one_wake_up_are_answered_in_order(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    staged = a_batch(producer_id=5, producer_epoch=0, base_sequence=0, transaction_batch_id=1, part=0)
+    with broker.client() as client:
+        client.send(
+            append_frame(0, topic, a_batch())
+            + append_frame(1, topic, a_batch())
+            + fetch_frame(2, topic, 0)
+            + stage_frame(3, topic, staged)
+            + append_frame(4, topic, a_batch())
+            + stage_frame(5, topic, staged)
+            + fetch_frame(6, topic, 2)
+        )
+        replies = [client.reply() for _ in range(7)]
+    assert [header.correlation_id for header, _ in replies] == list(range(7))
+    kinds = [header.WhichOneof("reply") for header, _ in replies]
+    assert kinds == ["append", "append", "fetch", "stage", "append", "stage", "fetch"]
+    assert values_in(replies[2][1]) and values_in(replies[6][1])
 
 
 # --- group commit --------------------------------------------------------------------------------------------------

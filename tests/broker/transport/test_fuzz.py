@@ -22,7 +22,7 @@ from kafkalog.format.batch import iter_batches, producer_id_of
 from kafkalog.wire import broker_pb2, frames, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from tests.broker.conftest import RunningBroker
-from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame
+from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame, stage_frame
 
 CASES = 250
 PRODUCER = producer_id_of("x")
@@ -57,12 +57,6 @@ def _staged_batch(sequence: int) -> bytes:
     )
 
 
-def _stage_frame(correlation_id: int, topic: bytes, body: bytes) -> bytes:
-    part = pb.StagePartition(topic_id=topic, uuid=b"u" * 16, length=len(body))
-    request = pb.RequestHeader(correlation_id=correlation_id, stage=pb.StageRequest(partitions=[part]))
-    return frames.frame_start(request.SerializeToString(), len(body)) + body
-
-
 def streams(topic: bytes, seed: int) -> Iterator[bytes]:
     """What a broken client might send, hello included."""
     dice = random.Random(seed)
@@ -74,8 +68,8 @@ def streams(topic: bytes, seed: int) -> Iterator[bytes]:
         fetch_frame(5, topic, 0),
         fetch_frame(6, topic, 0, max_wait_ms=50, min_bytes=1 << 30),
         append_frame(7, topic, a_batch([bytes(200_000)])),
-        _stage_frame(8, topic, _staged_batch(0) + _staged_batch(1)),
-        _stage_frame(9, topic, _staged_batch(2)),
+        stage_frame(8, topic, _staged_batch(0) + _staged_batch(1)),
+        stage_frame(9, topic, _staged_batch(2)),
     ]
     for _ in range(CASES):
         kind = dice.randrange(4)
@@ -127,7 +121,7 @@ def test_broken_clients_of_the_data_port_harm_nobody(broker: RunningBroker, capl
     seed = 20110612
     with broker.client() as good:
         good.append(topic, a_batch())
-        good.send(_stage_frame(1, topic, _staged_batch(0)))  # its file stays open
+        good.send(stage_frame(1, topic, _staged_batch(0)))  # its file stays open
         good.reply()
         broker.counters()
         threads, descriptors = threading.active_count() - 1, _count(_descriptors()) - 3
@@ -210,7 +204,7 @@ def test_random_bytes_at_the_grpc_port_harm_nobody(broker: RunningBroker) -> Non
 def test_mutated_messages_at_the_grpc_port_are_answered(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     with broker.client() as client:
-        client.send(_stage_frame(1, topic, _staged_batch(0)))
+        client.send(stage_frame(1, topic, _staged_batch(0)))
         assert client.reply()[0].stage.partitions[0].batches == 1
     part = pb.AppendPartition(topic_id=topic, length=len(a_batch()))
     good = {
