@@ -6,7 +6,7 @@ Thread-safe. Waiters are woken outside every lock; a wake is a hint to look agai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from broker.storage.appended import Appended, Batch
@@ -15,7 +15,7 @@ from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.log import Log
 from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_writes import Applied
-from broker.storage.staging import Staged
+from broker.storage.staging import Staged, Write
 from kafkalog.config import Values
 from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
 
@@ -134,10 +134,15 @@ class Partition:
         with self._hosted():
             self.log.staged.discard(uuids)
 
-    def reap(self, before_us: int) -> int:
-        """Forget parts that were added to last before a time and that are not prepared; returns how many."""
+    def renew(self, write: Write) -> bool:
+        """Keep the parts of a write, for a task of it runs; returns whether there are any."""
         with self._hosted():
-            return self.log.staged.reap(before_us)
+            return self.log.staged.renew(write)
+
+    def expire(self, writes: Collection[Write], before: float) -> int:
+        """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many."""
+        with self._hosted():
+            return self.log.staged.expire(writes, before)
 
     def staged(self) -> list[Staged]:
         """What is staged here."""

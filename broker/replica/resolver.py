@@ -2,18 +2,22 @@
 each from ZooKeeper, and has the partition apply or drop the set. Also forgets what was staged and never prepared.
 
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
-`_LEFT_TO_COMMITTER_US` is left to its committer, but after a start.
+`_LEFT_TO_COMMITTER_SECONDS` is left to its committer, but after a start. Ages are by the monotonic clock.
+
+A part that nobody prepares lives as long as its write: all parts of a transaction's batch on this broker count
+together, and tasks that stage for it renew them on every broker (`requests/transactions.py:renew`).
 """
 
 from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Collection, Iterable
 
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.storage.staged_format import PreparedSet
-from broker.storage.staging import Staged
+from broker.storage.staging import Staged, Write
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import DecisionMoved, KafkalogError, NotLeader, ZooKeeperUnreachable
@@ -24,7 +28,7 @@ from kafkalog.zk import transactions
 log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
-_LEFT_TO_COMMITTER_US = 10_000_000
+_LEFT_TO_COMMITTER_SECONDS = 10.0
 _FORGET_EVERY_US = 600_000_000
 
 
@@ -58,8 +62,8 @@ class Resolver:
     def __init__(self, catalog: Catalog, settings: Values, clock: Clock) -> None:
         self._catalog = catalog
         self._clock = clock
-        self._timeout_us: int = settings.transaction_timeout_ms * 1000
-        self._retention_us: int = settings.transaction_staged_retention_ms * 1000
+        self._timeout: float = settings.transaction_timeout_ms / 1000
+        self._retention: float = settings.transaction_staged_retention_ms / 1000
         self._changed = threading.Condition()  # guards _stopping and _all
         self._stopping = False
         self._all = True  # look at young sets too
@@ -92,7 +96,7 @@ class Resolver:
                     return
                 look_at_all, self._all = self._all, False
             try:
-                self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_US)
+                self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
                 self._forget_expired()
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
@@ -107,35 +111,46 @@ class Resolver:
             for decision in transactions.forget_expired(self._catalog.session, now_us):
                 log.info("transaction_forgotten", transactional_id=decision.transactional_id)
 
-    def resolve(self, least_age_us: int) -> None:
-        """One round over all partitions. Raises ZooKeeperUnreachable."""
-        now_us = self._clock.now_us()
+    def resolve(self, least_age: float) -> None:
+        """One round over all partitions: sets prepared at least so many seconds ago, and what nobody prepares any more.
+        Raises ZooKeeperUnreachable."""
+        now = self._clock.monotonic()
         decisions: dict[str, Decision] = {}
         failed: dict[_Key, str] = {}
-        for partition in list(self._catalog.hosted.values()):
-            try:
-                for staged in partition.staged():
-                    if self._stopping:
-                        return
-                    if staged.prepared is not None and now_us - staged.staged_us >= least_age_us:
-                        try:
-                            self._resolve(partition, staged, staged.prepared, decisions, now_us)
-                        except (ZooKeeperUnreachable, NotLeader):
-                            raise
-                        except Exception as error:  # it keeps no other set from being resolved
-                            failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
-                            self._tell(partition, staged.prepared, error)
-                reaped = partition.reap(now_us - self._retention_us)
-                if reaped:
-                    log.info("staged_parts_reaped", partition=partition.label, parts=reaped)
-            except ZooKeeperUnreachable:
-                raise
-            except NotLeader:
-                continue  # it was closed meanwhile
-            except KafkalogError as error:
-                log.warning("staged_parts_not_reaped", partition=partition.label, reason=str(error))
-
+        renewed: dict[Write, float] = {}
+        partitions = list(self._catalog.hosted.values())
+        for partition in partitions:
+            for staged in partition.staged():
+                if self._stopping:
+                    return
+                if staged.prepared is None:
+                    renewed[staged.write] = max(renewed.get(staged.write, staged.renewed), staged.renewed)
+                elif now - staged.renewed >= least_age:
+                    try:
+                        self._resolve(partition, staged, staged.prepared, decisions, now)
+                    except ZooKeeperUnreachable:
+                        raise
+                    except NotLeader:
+                        break  # it was closed meanwhile
+                    except Exception as error:  # it keeps no other set from being resolved
+                        failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
+                        self._tell(partition, staged.prepared, error)
         self._told = failed
+        before = now - self._retention
+        self._expire(partitions, {write for write, last in renewed.items() if last < before}, before)
+
+    def _expire(self, partitions: Iterable[Partition], writes: Collection[Write], before: float) -> None:
+        """Forget the parts of writes of which nothing was staged since a time, and files that hold nothing any more."""
+        for partition in partitions:
+            try:
+                expired = partition.expire(writes, before)
+            except NotLeader:
+                continue
+            except KafkalogError as error:
+                log.warning("staged_parts_not_expired", partition=partition.label, reason=str(error))
+            else:
+                if expired:
+                    log.info("staged_parts_expired", partition=partition.label, parts=expired)
 
     def _tell(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
         """Log that a set could not be resolved, and that once for each reason: it is tried every few seconds."""
@@ -146,7 +161,7 @@ class Resolver:
              batch_id=prepared.batch_id, commit=prepared.commit_uuid.hex(), reason=str(error))  # fmt: skip
 
     def _resolve(
-        self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now_us: int
+        self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now: float
     ) -> None:
         name = prepared.transactional_id
         if name not in decisions:
@@ -155,7 +170,7 @@ class Resolver:
         what = verdict(decision, prepared, partition.topic_id, partition.number)
         version = decision.version
         if what is Verdict.WAIT:
-            if now_us - staged.staged_us < self._timeout_us:
+            if now - staged.renewed < self._timeout:
                 return
             if version <= prepared.version:
                 # From now on its committer can not decide for it without preparing it again.

@@ -1,4 +1,4 @@
-"""Staged writes, top to bottom: stage, prepare, apply, release, discard, list. Who decides is not known here.
+"""Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Who decides is not known here.
 
 Every request names partitions led here; one that fails fails alone, and its error stands at its place of the reply.
 Where several partitions are to be synced, each is asked for before the first is waited for, so that the directory's
@@ -28,6 +28,11 @@ log = get_logger(__name__)
 
 _UUID_SIZE = 16
 _ID_BYTES_MAX = 4000
+_RENEW_WITHIN_MS_MAX = 86_400_000  # it travels as 32 bits
+
+
+_RENEWALS = 4
+"""Of a task within the retention of what is staged: some of them may be lost."""
 
 
 class StageCall:
@@ -57,6 +62,22 @@ class StageCall:
                 staged.batches, staged.length = partition.stage(uuid, batches)
         self._checked.clear()
         return self._reply
+
+
+def renew(request: pb.RenewRequest, catalog: Catalog) -> pb.RenewReply:
+    """Keep all that is staged of a write on this broker, for a task of it runs."""
+    for partition in list(catalog.hosted.values()):
+        try:
+            partition.renew((request.producer_id, request.batch_id))
+        except KafkalogError as error:
+            log.info("staged_hint_ignored", partition=partition.label, reason=str(error))
+    return pb.RenewReply(renew_within_ms=_renew_within_ms(catalog))
+
+
+def _renew_within_ms(catalog: Catalog) -> int:
+    """When tasks are to renew what they staged."""
+    retention_ms: int = catalog.settings.transaction_staged_retention_ms
+    return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 
 def prepare(request: pb.PrepareRequest, catalog: Catalog) -> pb.PrepareReply:

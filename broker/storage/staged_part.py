@@ -17,9 +17,12 @@ Place = tuple[StagedFile, int, int, int]
 
 
 class Part:
-    """The batches of a part, in order, and who needs them."""
+    """The batches of a part, in order, and who needs them.
 
-    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "sets", "uuid")
+    `renewed`: by the monotonic clock, when it was added to last, or a task of its write was last known to run.
+    """
+
+    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "renewed", "sets", "uuid")
 
     def __init__(self, uuid: bytes, header: BatchHeader) -> None:
         self.uuid = uuid
@@ -29,12 +32,14 @@ class Part:
         self.places: list[Place] = []
         self.length = 0
         self.last_us = 0
+        self.renewed = 0.0
         self.sets = 0  # prepared sets that it belongs to
 
-    def add(self, place: Place, staged_us: int) -> None:
+    def add(self, place: Place, staged_us: int, now: float) -> None:
         self.places.append(place)
         self.length += place[2]
         self.last_us = max(self.last_us, staged_us)
+        self.renewed = now
 
     def is_whose(self, header: BatchHeader) -> bool:
         return (self.producer_id, self.batch_id, self.number) == (

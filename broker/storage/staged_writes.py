@@ -17,13 +17,13 @@ Threads: `_applying` lets one apply or drop run at a time; it comes before the l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from broker.storage.appended import Batch
 from broker.storage.marks import Mark
 from broker.storage.staged_format import PreparedSet
-from broker.storage.staging import Staged, Staging
+from broker.storage.staging import Staged, Staging, Write
 from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
 
 _WAIT_SECONDS = 30.0
@@ -96,9 +96,13 @@ class StagedWrites:
         """`Staging.discard`."""
         self._staging.discard(uuids)
 
-    def reap(self, before_us: int) -> int:
-        """`Staging.reap`."""
-        return self._staging.reap(before_us)
+    def renew(self, write: Write) -> bool:
+        """`Staging.renew`."""
+        return self._staging.renew(write)
+
+    def expire(self, writes: Collection[Write], before: float) -> int:
+        """`Staging.expire`."""
+        return self._staging.expire(writes, before)
 
     def staged(self) -> list[Staged]:
         """`Staging.staged`."""

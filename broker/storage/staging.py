@@ -4,8 +4,9 @@
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A committer has the
 parts of its batch prepared as one set (`prepare`); from the ack on they outlive a power cut and are kept until the set
-is dropped (`drop`), which is told in the file too. Parts that nobody prepares are forgotten (`discard`, `reap`); after
-a restart they may be there again, and are forgotten again.
+is dropped (`drop`), which is told in the file too. Parts that nobody prepares are forgotten (`discard`, `expire`);
+after a restart they may be there again, and are forgotten again. Their age is counted by the monotonic clock, after a
+restart from that on: a wall clock that jumps makes nothing old.
 
 A file is closed at 64 MiB and removed once nothing in it is needed; so is the one that is written to when it has
 `_WASTE_MAX` bytes of which none is needed. Nothing is appended to a file after a restart. A start reads all files: a
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,19 +62,24 @@ class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
     applied."""
 
-    __slots__ = ("files", "lost", "parts", "prepared", "staged_us")
+    __slots__ = ("files", "lost", "parts", "prepared", "renewed", "staged_us")
 
-    def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int) -> None:
+    def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
         self.parts = parts
         self.staged_us = staged_us
+        self.renewed = now
         self.files: list[StagedFile] = []
         self.lost: str | None = None
 
 
 class Staged(NamedTuple):
-    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None). `lost`:
-    why the set can not be applied."""
+    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None).
+
+    `staged_us`: when the newest of it came, by the wall clock. `renewed`: by the monotonic one, when it was prepared,
+    or when a task of its write was last known to run; the broker's start, if that came later. `lost`: why the set
+    cannot be applied.
+    """
 
     producer_id: int
     batch_id: int
@@ -81,7 +87,16 @@ class Staged(NamedTuple):
     parts: int
     length: int
     staged_us: int
+    renewed: float
     lost: str | None = None
+
+    @property
+    def write(self) -> Write:
+        return self.producer_id, self.batch_id
+
+
+Write = tuple[int, int]
+"""Producer id and batch id: a batch of a transaction, whose parts may be in many partitions."""
 
 
 class Staging:
@@ -109,7 +124,7 @@ class Staging:
         self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
         self._files: dict[int, StagedFile] = {}
         self._next_number = 0
-        self._written_us = 0  # when something was written last
+        self._written = 0.0  # when something was written last
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
@@ -153,7 +168,7 @@ class Staging:
             if part is None:
                 part = self._parts[found.uuid] = Part(found.uuid, found.header)
             if found.number == len(part.places) and part.is_whose(found.header):
-                part.add((file, found.position, found.length, found.header.crc), found.staged_us)
+                part.add((file, found.position, found.length, found.header.crc), found.staged_us, self._now())
                 file.live += 1
         elif found.kind == PREPARED:
             assert found.prepared is not None
@@ -211,16 +226,17 @@ class Staging:
         with self._lock:
             found = [
                 Staged(known.prepared.producer_id, known.prepared.batch_id, known.prepared, len(known.prepared.parts),
-                       known.prepared.length, known.staged_us, known.lost)
+                       known.prepared.length, known.staged_us, known.renewed, known.lost)
                 for known in self._sets.values()
             ]  # fmt: skip
-            loose: dict[tuple[int, int], list[Part]] = {}
+            loose: dict[Write, list[Part]] = {}
             for part in self._parts.values():
                 if not part.sets:
                     loose.setdefault((part.producer_id, part.batch_id), []).append(part)
         for (producer_id, batch_id), parts in loose.items():
             length, staged_us = sum(part.length for part in parts), max(part.last_us for part in parts)
-            found.append(Staged(producer_id, batch_id, None, len(parts), length, staged_us))
+            renewed = max(part.renewed for part in parts)
+            found.append(Staged(producer_id, batch_id, None, len(parts), length, staged_us, renewed))
         return found
 
     # --- staging -------------------------------------------------------------------------------------------------
@@ -252,7 +268,7 @@ class Staging:
                     [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
                 )
                 for header, data in new:
-                    part.add((file, position, len(data), header.crc), now_us)
+                    part.add((file, position, len(data), header.crc), now_us, self._written)
                     file.live += 1
                     position += len(data) + FRAME_SIZE
                 self._parts[uuid] = part
@@ -288,7 +304,7 @@ class Staging:
             self._faults.fail(error, "cutting off what was staged in part")
         except OSError as error:
             self._faults.refuse(error, "staging")
-        self._written_us = now_us
+        self._written = self._now()
         return file, position + start + FRAME_SIZE
 
     def _file_for(self, length: int) -> StagedFile:
@@ -309,6 +325,9 @@ class Staging:
         self._next_number += 1
         self._files[file.number] = self._active = file
         return file
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
 
     # --- prepared sets -------------------------------------------------------------------------------------------
 
@@ -342,7 +361,7 @@ class Staging:
         known = self._sets.get(prepared.commit_uuid)
         if known is None:
             parts = [self._parts[spec.uuid] for spec in prepared.parts if spec.uuid in self._parts]
-            known = self._sets[prepared.commit_uuid] = _Set(prepared, parts, now_us)
+            known = self._sets[prepared.commit_uuid] = _Set(prepared, parts, now_us, self._now())
             for part in parts:
                 part.sets += 1
         known.prepared = prepared
@@ -400,15 +419,31 @@ class Staging:
         """Forget the parts of a transaction's batches up to one, but those that are prepared."""
         self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
 
-    def reap(self, before_us: int) -> int:
-        """Forget the parts that nobody has prepared and that were added to last before a time; returns how many. A
-        file of which nothing has been needed for as long goes too."""
+    def renew(self, write: Write) -> bool:
+        """A task of a write runs: its parts are needed. Returns whether there are any."""
+        if not self._parts:
+            return False
+        with self._lock:
+            self._check_usable()
+            now = self._now()
+            mine = [part for part in self._parts.values() if (part.producer_id, part.batch_id) == write]
+            for part in mine:
+                part.renewed = now
+            return bool(mine)
+
+    def expire(self, writes: Collection[Write], before: float) -> int:
+        """Forget the parts of some writes that nobody has prepared, those renewed since a time excepted; returns how
+        many. A file of which nothing has been needed for as long goes too."""
         if not self._files:
             return 0
-        count = self._forget_parts(lambda part: part.last_us < before_us)
+        count = 0
+        if writes:
+            count = self._forget_parts(
+                lambda part: part.renewed < before and (part.producer_id, part.batch_id) in writes
+            )
         with self._lock:
             active = self._active
-            if active is not None and not active.live and self._written_us < before_us:
+            if active is not None and not active.live and self._written < before:
                 self._active = None
                 self._remove_dead()
         return count

@@ -169,6 +169,9 @@ class BrokerService:
     def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
         return transactions.apply(request, self._catalog)
 
+    def Renew(self, request: transactions_pb2.RenewRequest, context: Any) -> Any:
+        return transactions.renew(request, self._catalog)
+
     def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
         return transactions.release(request, self._catalog)
 

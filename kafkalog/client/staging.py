@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kafkalog.client import tables
 from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.client.renewal import Renewal
 from kafkalog.config import Values
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
@@ -124,13 +125,16 @@ class PartStager:
         self._in_flight = 0
         self._stuck_since: float | None = None
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
+        self._renewal = Renewal(cluster, producer_id, batch_id)
 
     def __enter__(self) -> Self:
+        self._renewal.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._renewal.stop()
         self._let_go()
         if kind is not None:
             self.discard()

@@ -131,6 +131,20 @@ class DiscardReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("producer_id", "batch_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    batch_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("renew_within_ms",)
+    RENEW_WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
+    renew_within_ms: int
+    def __init__(self, renew_within_ms: _Optional[int] = ...) -> None: ...
+
 class ListStagedRequest(_message.Message):
     __slots__ = ("transactional_id",)
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]

@@ -15,6 +15,7 @@ import pytest
 from broker.config import BROKER_SETTINGS
 from broker.server import Broker
 from broker.zookeeper import EmbeddedZooKeeper
+from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient
 from tests.broker.stub import BrokerStub
@@ -73,7 +74,7 @@ def start_broker(chroot: str, tmp_path: Path) -> Iterator[StartBroker]:
     """Starts brokers in this process, by settings in snake_case; they are stopped at the end."""
     running = []
 
-    def start(broker_id: int = 0, **settings: Any) -> RunningBroker:
+    def start(broker_id: int = 0, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> RunningBroker:
         given = {
             "broker.id": broker_id,
             "log.dir": str(tmp_path / f"broker-{broker_id}"),
@@ -82,7 +83,7 @@ def start_broker(chroot: str, tmp_path: Path) -> Iterator[StartBroker]:
             "data.port": 0,
             **settings,
         }
-        broker = Broker(BROKER_SETTINGS.parse(given))
+        broker = Broker(BROKER_SETTINGS.parse(given), clock)
         broker.start()
         running.append(RunningBroker(broker))
         return running[-1]

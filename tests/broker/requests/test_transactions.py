@@ -14,6 +14,7 @@ from broker.replica.resolver import Verdict, verdict
 from broker.storage.appended import Batch
 from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
+from kafkalog.clock import Clock
 from kafkalog.format.batch import iter_batches, producer_id_of
 from kafkalog.format.columns import decode_columns
 from kafkalog.wire import broker_pb2, frames
@@ -366,6 +367,96 @@ def test_parts_that_nobody_prepares_are_reaped(start_broker: StartBroker) -> Non
     while partition.staged():
         broker.broker.resolver.resolve(0)
     assert broker.counters()["staged.bytes"] == 0
+
+
+HOUR = 3600.0
+
+
+class ShiftedClock(Clock):
+    """The machine's clocks, that much later."""
+
+    def __init__(self) -> None:
+        self.wall_seconds = self.monotonic_seconds = 0.0
+
+    def now_us(self) -> int:
+        return super().now_us() + int(self.wall_seconds * 1_000_000)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.monotonic_seconds
+
+    def advance(self, seconds: float) -> None:
+        self.wall_seconds += seconds
+        self.monotonic_seconds += seconds
+
+
+def loose(broker: RunningBroker, write: Write) -> int:
+    """How many parts of a write the broker has, after it forgot those that are too old."""
+    broker.broker.resolver.resolve(0)
+    return sum(each.parts for each in listed(broker) if not each.commit_uuid and each.producer_id == write.producer)
+
+
+def test_a_part_lives_while_anything_of_its_write_is_staged_and_a_day_longer(start_broker: StartBroker) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    topic = broker.new_topic(partitions=2)
+    write, other = Write(broker, topic, name="long"), Write(broker, topic, name="abandoned")
+    write.stage(0, (b"a",))
+    other.stage(0, (b"x",))
+    clock.advance(20 * HOUR)
+    write.stage(1, (b"b",), partition=1)
+    clock.advance(20 * HOUR)
+    assert (loose(broker, write), loose(broker, other)) == (2, 0)
+    clock.advance(5 * HOUR)
+    assert loose(broker, write) == 0
+
+
+def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_broker: StartBroker) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    topic = broker.new_topic()
+    write, other = Write(broker, topic, name="long"), Write(broker, topic, batch_id=1, name="long")
+    write.stage(0, (b"a",))
+    other.stage(0, (b"x",))
+    for _ in range(5):
+        clock.advance(20 * HOUR)
+        reply = broker.stub.Renew(pb.RenewRequest(producer_id=write.producer, batch_id=0), timeout=30)
+        assert reply.renew_within_ms == 6 * 3_600_000
+        broker.broker.resolver.resolve(0)
+    assert [each.batch_id for each in listed(broker)] == [0]
+    assert write.prepare() == [None]
+    assert write.apply() == [1]
+
+
+def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    topic = broker.new_topic()
+    prepared, staged = Write(broker, topic, name="prepared"), Write(broker, topic, name="staged")
+    prepared.stage(0, (b"a",))
+    staged.stage(0, (b"b",))
+    assert prepared.prepare() == [None]
+    clock.wall_seconds += 1000 * HOUR
+    broker.broker.resolver.resolve(0)
+    assert len(listed(broker)) == 2
+    clock.wall_seconds -= 2000 * HOUR
+    broker.broker.resolver.resolve(0)
+    assert prepared.apply() == [1]
+    assert staged.prepare() == [None]
+    assert staged.apply() == [2]
+
+
+def test_a_restart_starts_the_life_of_what_is_staged_anew(start_broker: StartBroker) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    write = Write(broker, broker.new_topic())
+    write.stage(0, (b"a",))
+    clock.advance(23 * HOUR)
+    broker.stop()
+    clock.advance(23 * HOUR)
+    write.broker = broker = start_broker(clock=clock)
+    assert loose(broker, write) == 1
+    clock.advance(25 * HOUR)
+    assert loose(broker, write) == 0
 
 
 def test_a_deleted_topic_takes_what_was_staged_with_it(broker: RunningBroker, tmp_path: Path) -> None:

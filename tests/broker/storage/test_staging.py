@@ -111,7 +111,7 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
     assert [staged.prepared for staged in log.staged.staged()] == [held]
     log.staged.drop(held.commit_uuid, 5)
-    log.staged.reap(directory.clock.now_us() + 1)
+    log.staged.expire((), directory.clock.monotonic() + 1)
     assert staged_files(log) == []
     assert len(read_all(log)) == 180
 

@@ -19,8 +19,10 @@ from kafkalog.client.staging import PartStager
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic
 from kafkalog.format.batch import producer_id_of
+from kafkalog.records import TopicPartition
 from tests.kafkalog.client.proxy import proxied
 from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(180)
 FAST = {"retry.backoff.ms": 10}
@@ -102,6 +104,33 @@ def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic:
         committer.close()
     assert [part.batches for part in parts] == [2] * PARTITIONS
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
+
+
+def test_a_write_that_stages_for_longer_than_the_retention_commits(topic: str) -> None:
+    """Its first task has ended, and what it staged is on one broker; the others stage, and wait for rows, elsewhere."""
+    settings = {"transaction.staged.retention.ms": 4000}
+    with LocalCluster(brokers=2, settings=settings) as brokers:
+        name, abandoned = create(brokers, topic), f"spark-stream-{uuid.uuid4()}"
+        with contextlib.closing(Cluster(brokers.bootstrap_servers, **FAST)) as cluster:
+            committer = Committer(cluster)
+            with stager(cluster, abandoned) as task:
+                task.stage(topic, table(rows(0)))
+                task.finish()
+            first = [f"{number:03}" for number in range(60)]
+            with stager(cluster, name) as task:
+                task.stage(topic, pa.table({"value": first, "partition": pa.array([0] * 60, pa.int32())}))
+                parts = task.finish()
+            with stager(cluster, name, part=1) as task:
+                last = [f"{number:03}" for number in range(60, 90)]
+                task.stage(topic, pa.table({"value": last[:20], "partition": pa.array([1] * 20, pa.int32())}))
+                waited_for(lambda: not committer.staged(abandoned), 60)  # older than that, parts expire
+                task.stage(topic, pa.table({"value": last[20:], "partition": pa.array([1] * 10, pa.int32())}))
+                parts += task.finish()
+            leaders = [cluster.leader_of(TopicPartition(topic, number))[1].broker_id for number in (0, 1)]
+            assert leaders[0] != leaders[1]
+            assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+            committer.close()
+        assert read(brokers.bootstrap_servers, topic) == [first, last, []]
 
 
 @pytest.mark.parametrize("step", ["stage", "prepare", "decide", "apply", "done"])
