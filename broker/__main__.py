@@ -19,7 +19,7 @@ def main() -> int:
     if arguments.hold and not sys.stdin.readline():
         return 0
     try:
-        run(read_config(arguments.config), announce=arguments.announce)
+        run(read_config(arguments.config), announces=arguments.announce)
     except KafkalogError as error:
         print(f"broker: {error}", file=sys.stderr)
         return 1

@@ -118,6 +118,8 @@ class BrokerChild:
         self._keep_fds = tuple(keep_fds)
         self._watch = watch
         self._process: subprocess.Popen[bytes] | None = None
+        self._lines: LineReader | None = None  # what the process announces
+        self._events: list[dict[str, Any]] = []
         self.broker_id: int = settings["broker.id"]
         self._config = folder / f"broker-{self.broker_id}.properties"
         self.log_file = folder / f"broker-{self.broker_id}.log"
@@ -139,6 +141,8 @@ class BrokerChild:
                 pass_fds=self._keep_fds,
                 start_new_session=True,
             )
+        assert self._process.stdout is not None
+        self._lines = LineReader(self._process.stdout.fileno(), self._watch)
 
     def let_go(self) -> None:
         """Let it start the broker; `await_ready` waits until that serves."""
@@ -154,8 +158,7 @@ class BrokerChild:
         """Its ports and pid, once it serves. Raises the error that kept it from starting."""
         process = self._process
         assert process is not None
-        assert process.stdout is not None
-        line = LineReader(process.stdout.fileno(), self._watch).next_line(_START_SECONDS)
+        line = self._next_announced(_START_SECONDS)
         if not line:
             self.kill()
             lines = self.log_file.read_text(errors="replace").strip().splitlines()
@@ -168,6 +171,24 @@ class BrokerChild:
             raise from_wire(announced["error"], announced["facts"])
         self._settings |= {"grpc.port": announced["grpc_port"], "data.port": announced["data_port"]}
         return {**announced, "broker_id": self.broker_id, "log_file": str(self.log_file)}
+
+    def _next_announced(self, seconds: float) -> str | None:
+        """The next line that is no event, as `LineReader.next_line`; events are kept."""
+        assert self._lines is not None
+        while line := self._lines.next_line(seconds):
+            if "event" not in (told := json.loads(line)):
+                break
+            self._events.append(told)
+        return line
+
+    def look(self) -> dict[str, Any]:
+        """How it ended, if it did by itself (`ended`: its exit code, negative a signal), and the warnings and errors
+        that it logged since the last look."""
+        ended = None if self._process is None else self._process.poll()
+        if self._lines is not None:
+            self._next_announced(0.0)
+        events, self._events = self._events, []
+        return {"broker_id": self.broker_id, "ended": ended, "events": events}
 
     def begin_stop(self) -> None:
         """Ask it to stop in order; `finish_stop` waits for it."""
@@ -196,6 +217,7 @@ class BrokerChild:
     def _release(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            self._lines = None
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()
@@ -237,6 +259,11 @@ class Guard:
             return self._brokers[index].finish_stop()
         if what == "kill_broker":
             return self._brokers[index].kill()
+        if what == "look":
+            return {
+                "brokers": [child.look() for child in self._brokers],
+                "zookeeper_ended": self._zookeeper.ended(),
+            }
         if what == "start_zookeeper":
             self._zookeeper.start()
             self._zookeeper.wait_ready(self._watch.pause)
@@ -257,7 +284,12 @@ class Guard:
         for child in self._brokers:
             child.let_go()
         brokers = [child.await_ready() for child in self._brokers]
-        return {"zookeeper": self._zookeeper.connect, "zookeeper_pid": self._zookeeper.pid, "brokers": brokers}
+        return {
+            "zookeeper": self._zookeeper.connect,
+            "zookeeper_pid": self._zookeeper.pid,
+            "zookeeper_log": str(self._zookeeper.log_file),
+            "brokers": brokers,
+        }
 
     def close(self) -> None:
         """Stop the brokers, then ZooKeeper."""

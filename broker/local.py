@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.config import BROKER_SETTINGS
 from broker.guard import python_command
@@ -70,12 +70,13 @@ class LocalBroker:
 
 
 class LocalZooKeeper:
-    """The cluster's ZooKeeper. `connect` is its host:port."""
+    """The cluster's ZooKeeper. `connect` is its host:port, `log_file` what it logs."""
 
-    def __init__(self, cluster: LocalCluster, connect: str, pid: int) -> None:
+    def __init__(self, cluster: LocalCluster, connect: str, pid: int, log_file: Path) -> None:
         self._cluster = cluster
         self.connect = connect
         self.pid: int | None = pid
+        self.log_file = log_file
 
     def kill(self) -> None:
         """End it as a crash does."""
@@ -85,6 +86,18 @@ class LocalZooKeeper:
     def start(self) -> None:
         """Start it again at the same port; returns once it serves."""
         self.pid = self._cluster._ask({"do": "start_zookeeper"})["pid"]
+
+
+class Health(NamedTuple):
+    """What became of a cluster's processes since the last look.
+
+    Attributes:
+        ended: "broker 1" or "ZooKeeper" -> its exit code, negative a signal; of those that ended by themselves.
+        events: broker id and what it logged: level (warning, error) and event.
+    """
+
+    ended: dict[str, int]
+    events: list[tuple[int, dict[str, Any]]]
 
 
 class LocalCluster:
@@ -166,7 +179,8 @@ class LocalCluster:
                 os.close(keep_fd)
             self.close()
             raise
-        self.zookeeper = LocalZooKeeper(self, started["zookeeper"], started["zookeeper_pid"])
+        log_file = Path(started["zookeeper_log"])
+        self.zookeeper = LocalZooKeeper(self, started["zookeeper"], started["zookeeper_pid"], log_file)
         self.brokers = [
             LocalBroker(self, index, self._host, announced) for index, announced in enumerate(started["brokers"])
         ]
@@ -224,6 +238,16 @@ class LocalCluster:
         if self.zookeeper is None:
             raise Closed(what="cluster")
         return self.zookeeper.connect
+
+    def look(self) -> Health:
+        """Which processes ended by themselves, and what brokers logged as warnings and errors."""
+        told = self._ask({"do": "look"})
+        ended = {f"broker {each['broker_id']}": each["ended"] for each in told["brokers"]}
+        ended["ZooKeeper"] = told["zookeeper_ended"]
+        return Health(
+            {name: code for name, code in ended.items() if code is not None},
+            [(each["broker_id"], event) for each in told["brokers"] for event in each["events"]],
+        )
 
     @property
     def guard_pid(self) -> int | None:

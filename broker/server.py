@@ -9,7 +9,7 @@ then every log flushed and its index saved.
 from __future__ import annotations
 
 import gc
-import json
+import logging
 import os
 import resource
 import signal
@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from broker.announce import Announcer, announce
 from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
 from broker.replica.resolver import Resolver
@@ -175,17 +176,19 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Value
     return BROKER_SETTINGS.parse(read_properties(text, str(path)) | dict(overrides or {}))
 
 
-def run(settings: Values, announce: bool = False) -> None:
+def run(settings: Values, announces: bool = False) -> None:
     """Run a broker until SIGTERM, SIGINT or, with `exit.with.stdin`, the end of standard input; then stop it in order.
 
     Args:
-        announce: print one line of JSON on standard output once it serves (its ports and pid), or the error that kept
-            it from starting.
+        announces: print a line of JSON on standard output once it serves (its ports and pid), or the error that kept
+            it from starting; and one for what is logged as warning or error (`broker/announce.py`).
 
     Raises:
         KafkalogError: it did not start; `start` says which.
     """
     log_to_stderr(settings.log_level)
+    if announces:
+        logging.getLogger().addHandler(Announcer(sys.stdout.fileno()))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each partition and each connection takes one or two
     stopped = threading.Event()
@@ -201,14 +204,14 @@ def run(settings: Values, announce: bool = False) -> None:
         sys.setswitchinterval(0.02)
         gc.set_threshold(50_000, 20, 100)
     except KafkalogError as error:
-        if announce:
+        if announces:
             code, facts = error.to_wire()
-            print(json.dumps({"error": code, "facts": facts}), flush=True)
+            announce(sys.stdout.fileno(), {"error": code, "facts": facts})
         raise
     try:
-        if announce:
+        if announces:
             ports = {"grpc_port": broker.grpc_port, "data_port": broker.data_port, "pid": os.getpid()}
-            print(json.dumps(ports), flush=True)
+            announce(sys.stdout.fileno(), ports)
         stopped.wait()
     finally:
         broker.stop()

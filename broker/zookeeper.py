@@ -205,6 +205,10 @@ class EmbeddedZooKeeper:
         except OSError:
             return False
 
+    def ended(self) -> int | None:
+        """The server's exit code (negative: a signal) if it ended by itself; None while it runs, or was stopped."""
+        return None if self._process is None else self._process.poll()
+
     def _last_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines() if self.log_file.exists() else []
         return lines[-1] if lines else "it logged nothing"

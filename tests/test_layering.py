@@ -24,7 +24,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports", "sweeper"],
+        ["config", "folder_lock", "ports", "sweeper", "announce"],
         ["storage"],
         ["replica"],
         ["requests"],
@@ -32,6 +32,7 @@ LAYERS = {
         ["server", "zookeeper"],
         ["guard"],
         ["local"],
+        ["supervisor"],
         ["__main__"],
     ],
 }

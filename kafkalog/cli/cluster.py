@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import click
 
-from kafkalog.errors import BrokerUnreachable, ZooKeeperUnreachable
+from kafkalog.errors import ZooKeeperUnreachable
 
-if TYPE_CHECKING:
-    from broker.local import LocalBroker
-
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
 _folder = click.Path(file_okay=False, path_type=Path)
 
 
@@ -36,26 +31,19 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def _check_serves(member: LocalBroker) -> None:
-    """Notice a broker that ended by itself."""
-    try:
-        socket.create_connection((member.host, member.grpc_port), timeout=_LOOK_SECONDS).close()
-    except ConnectionRefusedError:
-        said = member.log_file.read_text(errors="replace").strip().splitlines() if member.log_file else []
-        reason = f"broker {member.broker_id} has ended; its log ends: {said[-1] if said else 'nothing'}"
-        raise BrokerUnreachable(address=member.address, reason=reason) from None
-    except OSError:  # busy, perhaps: look again later
-        pass
-
-
 @click.command()
 @click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many brokers.")
 @click.option("--data", type=_folder, help="Keep everything in this directory; else it is gone at the end.")
 @click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
               help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
-def local(brokers: int, data: Path | None, port: int) -> None:
-    """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C."""
+@click.option("--no-restart", is_flag=True, help="Do not start a broker or ZooKeeper again that ended by itself.")
+def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
+    """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C.
+
+    What the brokers log as warnings and errors is shown on stderr, and when one has ended.
+    """
     from broker.local import LocalCluster
+    from broker.supervisor import Supervisor
 
     if port + 2 * brokers - 1 > 65535:
         raise click.BadParameter(f"{brokers} brokers from {port} on do not fit below 65536", param_hint="--port")
@@ -66,9 +54,9 @@ def local(brokers: int, data: Path | None, port: int) -> None:
         click.echo("Ctrl-C stops it")
         sys.stdout.flush()
         stop = stop_on_signals()
+        supervisor = Supervisor(cluster, lambda sentence: click.echo(sentence, err=True), restart=not no_restart)
         while not stop.wait(_LOOK_SECONDS):
-            for member in cluster.brokers:
-                _check_serves(member)
+            supervisor.look()
 
 
 @click.command()

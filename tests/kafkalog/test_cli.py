@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker.local import LocalCluster
@@ -480,6 +481,101 @@ def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
             assert "Traceback" not in process.stderr.read()
+
+
+def pid_of(process: subprocess.Popen[str], what: str) -> int:
+    """Of the broker or ZooKeeper of a `kafkalog local`: the one with that in its command line."""
+    [found] = [
+        child.pid
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if any(what in word for word in child.cmdline())
+    ]
+    return found
+
+
+def test_local_starts_what_was_killed_again_and_keeps_the_others(tmp_path: Path) -> None:
+    port = free_ports(4)
+    with running("local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("bootstrap servers: ")
+        for name, what, log_file in (
+            ("broker 1", "broker-1.properties", "broker-1.log"),
+            ("ZooKeeper", "ZooKeeperServerMain", "zookeeper/zookeeper.log"),
+        ):
+            first = pid_of(process, what)
+            os.kill(first, signal.SIGKILL)
+            said = process.stderr.readline()
+            while "was ended by" not in said:  # what broker 0 says of ZooKeeper's end may come first
+                assert said.startswith("broker "), said
+                said = process.stderr.readline()
+            expected = f"{name} was ended by signal 9 (SIGKILL); its log is {tmp_path}/{log_file}; it is started again"
+            assert said.startswith(expected), said
+            with Admin(f"127.0.0.1:{port}") as admin:
+                assert admin.describe_cluster().brokers  # of the other
+            while said != f"{name} serves again\n":
+                said = process.stderr.readline()
+                assert said, "it has ended"
+            assert pid_of(process, what) != first
+        with Admin(f"127.0.0.1:{port}") as admin:
+            waited_for(lambda: len(admin.describe_cluster().brokers) == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_local_without_restarts_goes_on_until_its_last_broker_ends(tmp_path: Path) -> None:
+    port = free_ports(4)
+    command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path), "--no-restart"]
+    with running(*command) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("bootstrap servers: ")
+        os.kill(pid_of(process, "broker-1.properties"), signal.SIGKILL)
+        ended = "was ended by signal 9 (SIGKILL); its log is"
+        assert f"broker 1 {ended} {tmp_path}/broker-1.log; it is not started again\n" == process.stderr.readline()
+        with Admin(f"127.0.0.1:{port}") as admin:
+            assert admin.describe_cluster().brokers
+        os.kill(pid_of(process, "broker-0.properties"), signal.SIGKILL)
+        assert process.wait(60) == 1
+        said = process.stderr.read().splitlines()
+        assert f"broker 0 {ended} {tmp_path}/broker-0.log; it is not started again" in said
+        assert "every broker has ended" in said[-1]
+
+
+FULL_DISK = """
+import errno, os, re
+
+def full(fd, buffers, offset, write=os.pwritev):
+    if re.search(r"/\\d{20}[.]log$", os.readlink(f"/proc/self/fd/{fd}")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(fd, buffers, offset)
+
+os.pwritev = full
+"""
+"""A sitecustomize of every Python of a cluster: no segment has room. To mount a small file system would take rights."""
+
+
+def test_local_says_that_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers' log files are on the full disk too, so it is not from there that it is known."""
+    (tmp_path / "sitecustomize.py").write_text(FULL_DISK)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "broker-0.log").symlink_to("/dev/full")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    port = free_ports(2)
+    with running("local", "--port", str(port), "--data", str(tmp_path / "data")) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("bootstrap servers: ")
+        with Admin(f"127.0.0.1:{port}") as admin:
+            admin.create_topic("full", partitions=1)
+        produce = [*KAFKALOG, "produce", "full", "--bootstrap", f"127.0.0.1:{port}"]
+        with subprocess.Popen(produce, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as producer:
+            assert producer.stdin is not None
+            producer.stdin.write("x\n")
+            producer.stdin.close()
+            said = process.stderr.readline()
+            producer.kill()
+        assert said.startswith("broker 0: warning: disk_full ") and "partition=full-0" in said, said
+        assert f"no space left on the disk of {tmp_path}/data/broker-0" in said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
 
 
 def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What a broker tells the process that started it, as lines of JSON on standard output: that it serves, or the error
+that kept it from serving, and from then on the warnings and errors that it logs.
+
+Its log file may lie on the very disk that is full; a pipe does not. Nobody has to read the pipe: what does not fit is
+dropped, and of an event that repeats the first is told, and a minute later how many more there were.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from typing import Any
+
+AGAIN_SECONDS = 60.0
+_TEXT_MAX = 600
+"""Of an event: a line of up to 4096 bytes (PIPE_BUF) is written whole or not at all, and JSON may need six for each."""
+
+
+def announce(fd: int, facts: dict[str, Any]) -> None:
+    """Write one line, whatever becomes of it: a reader that is gone ends this broker in another way."""
+    try:
+        os.write(fd, json.dumps(facts).encode() + b"\n")
+    except OSError:
+        pass
+
+
+class Announcer(logging.Handler):
+    """Announces warnings and errors on a pipe, which it makes non-blocking."""
+
+    def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS) -> None:
+        super().__init__(logging.WARNING)
+        self._fd = fd
+        self._again_seconds = again_seconds
+        self._repeats: dict[tuple[str, str], int] = {}  # event -> how often since it was told; under the handler's lock
+        os.set_blocking(fd, False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called under the handler's lock."""
+        try:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                error = record.exc_info[1]
+                text = f"{text} ({type(error).__name__}: {error})"
+            event = record.levelname.lower(), text.partition(" ")[0]
+            if event in self._repeats:
+                self._repeats[event] += 1
+                return
+            self._repeats[event] = 0
+            self._tell(record.levelname.lower(), text)
+            timer = threading.Timer(self._again_seconds, self._tell_repeats, [event])
+            timer.daemon = True
+            timer.start()
+        except Exception:
+            self.handleError(record)
+
+    def _tell_repeats(self, event: tuple[str, str]) -> None:
+        self.acquire()
+        try:
+            repeats = self._repeats.pop(event)
+            if repeats:
+                self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
+        finally:
+            self.release()
+
+    def _tell(self, level: str, text: str) -> None:
+        announce(self._fd, {"level": level, "event": " ".join(text.split())[:_TEXT_MAX]})

@@ -1,0 +1,121 @@
+"""Keeps the processes of a local cluster running, and says what becomes of them; `kafkalog local` is its user.
+
+A broker or ZooKeeper that ends by itself is started again: at once if it had run for a minute, else after a pause that
+doubles with each time. The others go on meanwhile. `look` is one round; who calls it decides how often.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.local import LocalBroker, LocalCluster, LocalZooKeeper
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.errors import BrokerUnreachable, KafkalogError
+
+PAUSE_SECONDS = 1.0
+PAUSE_SECONDS_MAX = 60.0
+STEADY_SECONDS = 60.0
+"""What ran for that long is started again without a pause."""
+
+
+@dataclass
+class _Process:
+    """One that is kept running. `due` is when it is started again; None while it runs, or is not to run any more."""
+
+    name: str
+    member: LocalBroker | LocalZooKeeper
+    started: float
+    pause: float = 0.0
+    due: float | None = None
+    is_gone: bool = False
+
+
+class Supervisor:
+    """Looks after a started cluster.
+
+    Args:
+        say: takes each sentence.
+        restart: start again what ended; False: only say that it did.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, say: Callable[[str], None], *, restart: bool = True, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        assert cluster.zookeeper is not None
+        self._cluster = cluster
+        self._say = say
+        self._restart = restart
+        self._clock = clock
+        now = clock.monotonic()
+        self._processes = [
+            _Process("ZooKeeper", cluster.zookeeper, now),
+            *(_Process(f"broker {broker.broker_id}", broker, now) for broker in cluster.brokers),
+        ]
+
+    def look(self) -> None:
+        """Say what happened since the last time, and start again what is due.
+
+        Raises:
+            InternalError: the guard is gone, and the cluster with it.
+            BrokerUnreachable: no broker is left, and none is started again.
+        """
+        health = self._cluster.look()
+        for broker_id, told in health.events:
+            self._say(f"broker {broker_id}: {told['level']}: {told['event']}")
+        for process in self._processes:
+            code = health.ended.get(process.name)
+            if process.due is not None:
+                self._start_if_due(process)
+            elif code is not None and not process.is_gone:
+                self._ended(process, code)
+        brokers = [process for process in self._processes if isinstance(process.member, LocalBroker)]
+        if all(process.is_gone for process in brokers):
+            raise BrokerUnreachable(address=self._cluster.bootstrap_servers, reason="every broker has ended")
+
+    def _ended(self, process: _Process, code: int) -> None:
+        process.member.pid = None
+        log_file = process.member.log_file
+        sentence = f"{process.name} {how_it_ended(code)}; its log is {log_file}"
+        if not self._restart:
+            process.is_gone = True
+            self._say(f"{sentence}; it is not started again")
+            return
+        now = self._clock.monotonic()
+        self._set_pause(process, steady=now - process.started >= STEADY_SECONDS)
+        process.due = now + process.pause
+        when = f"in {process.pause:g} s" if process.pause else "now"
+        self._say(f"{sentence}; it is started again {when}")
+        self._start_if_due(process)
+
+    def _start_if_due(self, process: _Process) -> None:
+        assert process.due is not None
+        if self._clock.monotonic() < process.due:
+            return
+        try:
+            process.member.start()
+        except KafkalogError as error:
+            self._set_pause(process, steady=False)
+            process.due = self._clock.monotonic() + process.pause
+            self._say(f"{process.name} does not start: {error}; it is tried again in {process.pause:g} s")
+            return
+        process.started, process.due = self._clock.monotonic(), None
+        self._say(f"{process.name} serves again")
+
+    def _set_pause(self, process: _Process, steady: bool) -> None:
+        if steady:
+            process.pause = 0.0
+        else:
+            process.pause = min(max(process.pause * 2, PAUSE_SECONDS), PAUSE_SECONDS_MAX)
+
+
+def how_it_ended(code: int) -> str:
+    """`was ended by signal 9 (SIGKILL)`, or `ended with code 1`."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    return f"was ended by signal {-code}{name}"

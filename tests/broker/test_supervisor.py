@@ -1,0 +1,141 @@
+"""The supervisor's decisions, over processes that are only told of; `test_cli.py` kills real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker.local import Health, LocalBroker, LocalCluster, LocalZooKeeper
+from broker.supervisor import Supervisor, how_it_ended
+from kafkalog.clock import Clock
+from kafkalog.errors import AddressInUse, BrokerUnreachable
+
+
+class Hands(Clock):
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Startable:
+    starts = 0
+    fails = False
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.fails:
+            raise AddressInUse(address="here:1", what="port")
+
+
+class Member(Startable, LocalBroker):
+    def __init__(self, number: int) -> None:
+        self.broker_id, self.pid, self.log_file = number, 7, Path(f"/logs/{number}")
+
+
+class Keeper(Startable, LocalZooKeeper):
+    def __init__(self) -> None:
+        self.pid, self.log_file = 8, Path("/logs/zookeeper")
+
+
+class Told:
+    """A cluster of which a test says what happened."""
+
+    bootstrap_servers = "here:1,here:3"
+
+    def __init__(self) -> None:
+        self.brokers = [Member(0), Member(1)]
+        self.zookeeper = Keeper()
+        self.health = Health({}, [])
+
+    def look(self) -> Health:
+        health, self.health = self.health, Health({}, [])
+        return health
+
+
+@pytest.fixture
+def cluster() -> Told:
+    return Told()
+
+
+def supervisor(cluster: Told, said: list[str], clock: Clock, restart: bool = True) -> Supervisor:
+    return Supervisor(cast(LocalCluster, cluster), said.append, restart=restart, clock=clock)
+
+
+def test_what_ran_for_a_minute_starts_at_once_and_what_keeps_ending_ever_later(cluster: Told) -> None:
+    said: list[str] = []
+    clock = Hands()
+    looking = supervisor(cluster, said, clock)
+    one = cluster.brokers[1]
+    clock.now += 60
+    cluster.health = Health({"broker 1": -9}, [])
+    looking.look()
+    assert said == [
+        "broker 1 was ended by signal 9 (SIGKILL); its log is /logs/1; it is started again now",
+        "broker 1 serves again",
+    ]
+    assert one.starts == 1 and cluster.brokers[0].starts == 0
+    for pause in (1, 2, 4, 8, 16, 32, 60, 60):
+        said.clear()
+        cluster.health = Health({"broker 1": 1}, [])
+        looking.look()
+        assert said == [f"broker 1 ended with code 1; its log is /logs/1; it is started again in {pause} s"]
+        clock.now += pause - 0.5
+        starts = one.starts
+        looking.look()
+        assert one.starts == starts
+        clock.now += 0.5
+        looking.look()
+        assert one.starts == starts + 1 and said[1:] == ["broker 1 serves again"]
+    clock.now += 60
+    cluster.health = Health({"broker 1": -11}, [])
+    looking.look()
+    assert said[-2].endswith("(SIGSEGV); its log is /logs/1; it is started again now")
+
+
+def test_what_does_not_start_is_tried_again(cluster: Told) -> None:
+    said: list[str] = []
+    clock = Hands()
+    looking = supervisor(cluster, said, clock)
+    cluster.zookeeper.fails = True
+    clock.now += 60
+    cluster.health = Health({"ZooKeeper": -15}, [])
+    looking.look()
+    assert said[1].startswith("ZooKeeper does not start: ") and said[1].endswith("; it is tried again in 1 s")
+    clock.now += 1
+    looking.look()
+    assert said[2].endswith("tried again in 2 s")
+    cluster.zookeeper.fails = False
+    clock.now += 2
+    looking.look()
+    assert said[3] == "ZooKeeper serves again"
+
+
+def test_without_restarts_the_others_go_on_until_none_is_left(cluster: Told) -> None:
+    said: list[str] = []
+    looking = supervisor(cluster, said, Hands(), restart=False)
+    cluster.health = Health({"broker 0": -9}, [])
+    looking.look()
+    cluster.health = Health({"broker 0": -9}, [])
+    looking.look()
+    assert said == ["broker 0 was ended by signal 9 (SIGKILL); its log is /logs/0; it is not started again"]
+    cluster.health = Health({"broker 0": -9, "broker 1": 0}, [])
+    with pytest.raises(BrokerUnreachable, match="every broker has ended"):
+        looking.look()
+    assert cluster.brokers[0].starts == cluster.brokers[1].starts == 0
+
+
+def test_what_brokers_log_is_said_with_the_broker(cluster: Told) -> None:
+    said: list[str] = []
+    cluster.health = Health({}, [(1, {"level": "warning", "event": "disk_full partition=t-0"})])
+    supervisor(cluster, said, Hands()).look()
+    assert said == ["broker 1: warning: disk_full partition=t-0"]
+
+
+def test_ends_are_named() -> None:
+    assert how_it_ended(0) == "ended with code 0"
+    assert how_it_ended(-15) == "was ended by signal 15 (SIGTERM)"
+    assert how_it_ended(-200) == "was ended by signal 200"
