@@ -219,7 +219,7 @@ def test_a_batch_that_can_not_be_encoded_fails_alone(
     told: list[RecordMetadata | KafkalogError | None] = []
     with links.outbox.lock:
         bad, fine, elsewhere = links.add(mixed, b"bad"), links.add(mixed, b"fine"), links.add(other, b"elsewhere")
-        bad.add_callback(0, lambda metadata, error: told.append(error))
+        bad.add_callback(0, lambda error, metadata: told.append(error))
         link.has_work(mixed, 0.0)
         link.has_work(other, 0.0)
     error = links.outcome(bad)
@@ -305,7 +305,7 @@ def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links
     with links.outbox.lock:
         batch = links.add(queue, b"late")
         batch.deadline = 0.0
-        batch.add_callback(0, lambda metadata, error: told.append(error))
+        batch.add_callback(0, lambda error, metadata: told.append(error))
         link.has_work(queue, 0.0)
         link.stop()
     assert not link._turn()
