@@ -41,6 +41,7 @@ from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
+    from kafkalog.client.fetcher import LeaderHint
 
 log = get_logger(__name__)
 
@@ -130,6 +131,19 @@ class Lookup:
             self._warned = True
             log.warning("assigned_partitions_not_there", partitions=partition_names(not_there))
         return {partition: found[partition] for partition in sorted(found) if selection.takes(partition)}
+
+    def leader(self, partition: TopicPartition, topic_id: bytes) -> LeaderHint | None:
+        """Who led a partition when its topic was last asked for; None if that is not known. Asks nobody."""
+        from kafkalog.client.fetcher import LeaderHint
+
+        cluster = connected(self.options)
+        topic = cluster.known_topic(partition.topic)
+        try:
+            if topic is not None and topic.topic_id == topic_id:
+                return LeaderHint(topic_id, cluster.leader(topic, partition.partition))
+        except (LeaderNotAvailable, UnknownPartition):
+            pass
+        return None
 
     def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
         """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""

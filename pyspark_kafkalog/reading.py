@@ -2,7 +2,8 @@
 planned on the driver.
 
 Symbols become numbers here. The start is looked up before the end, so that no record that comes or goes in between puts
-one behind the other.
+one behind the other. A range that has numbers is not looked up: its first fetch goes straight to the leader that the
+driver knew of, and the answer tells where the log ends.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafkalog.client.cluster import Cluster
+    from kafkalog.client.fetcher import LeaderHint
 
 _REQUEST_TIMEOUT_MS = 30_000
+_GONE = -100  # no offset, and no symbol: of a partition that is not there, which may be passed over
 
 
 class PlannedRange(NamedTuple):
@@ -41,11 +44,13 @@ class PlannedRange(NamedTuple):
     Attributes:
         topic_id: where a topic made anew under the name must not be read; else None.
         is_piece: cut from a larger range: its end may have been left behind by the log's start.
+        leader: who led the partition when it was planned.
     """
 
     range: InputRange
     topic_id: bytes | None = None
     is_piece: bool = False
+    leader: LeaderHint | None = None
 
 
 def read_ranges(
@@ -78,18 +83,21 @@ def _read_ranges(
     cluster = connected(options, _task_settings(options))
     losses = Losses(options.fail_on_data_loss)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    for each in planned:
+    from_first = [each for each in planned if each.range.start == EARLIEST]
+    to_last = [each for each in planned if each.range.end == LATEST]
+    for each in {*from_first, *to_last}:
         _see_topic(cluster, each)
-    wanted = [each.range.partition for each in planned]
-    from_first = [each.range.partition for each in planned if each.range.start == EARLIEST]
-    earliest = _offsets(cluster, from_first, EARLIEST, losses)
-    latest = _offsets(cluster, wanted, LATEST, losses)
+    earliest = _offsets(cluster, [each.range.partition for each in from_first], EARLIEST, losses)
+    latest = _offsets(cluster, [each.range.partition for each in to_last], LATEST, losses)
     for each in planned:
-        partition = each.range.partition
-        if partition not in latest or (each.range.start == EARLIEST and partition not in earliest):
-            continue
-        rows = Rows(arrow_schema, partition.topic, partition.partition)
-        yield from _RangeRead(cluster, each, earliest, latest, losses).batches(rows)
+        partition, start, end = each.range
+        if start == EARLIEST:
+            start = earliest.get(partition, _GONE)
+        if end == LATEST:
+            end = latest.get(partition, _GONE)
+        if _GONE not in (start, end):
+            rows = Rows(arrow_schema, partition.topic, partition.partition)
+            yield from _RangeRead(cluster, each, start, end, losses).batches(rows)
 
 
 def _see_topic(cluster: Cluster, planned: PlannedRange) -> None:
@@ -133,31 +141,19 @@ def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], symbol: int
 class _RangeRead:
     """One range being read: where it is, and what to do when what comes next is gone."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        planned: PlannedRange,
-        earliest: PartitionOffsets,
-        latest: PartitionOffsets,
-        losses: Losses,
-    ) -> None:
+    def __init__(self, cluster: Cluster, planned: PlannedRange, start: int, end: int, losses: Losses) -> None:
         self._cluster = cluster
-        self._partition, start, end = planned.range
+        self._partition = planned.range.partition
         self._topic_id = planned.topic_id
+        self._leader = planned.leader
         self._losses = losses
-        self._from_first = start == EARLIEST
-        self._position = earliest[self._partition] if self._from_first else start
-        self._end = latest[self._partition] if end == LATEST else end
+        self._from_first = planned.range.start == EARLIEST
+        self._position = start
+        self._end = end
         self._lost: KafkalogError | None = None
-        if self._end > latest[self._partition]:  # else the fetch would wait for what may never come
-            self._losses.found(
-                f"{self._partition} ends at offset {latest[self._partition]} and was to be read up to {self._end}"
-            )
-            self._end = latest[self._partition]
-        elif self._position > self._end and not (self._from_first and planned.is_piece):
+        if start > end and not (self._from_first and planned.is_piece):
             raise InvalidArgument(
-                reason=f"the start offset {self._position} of {self._partition} is greater than its end offset "
-                f"{self._end}"
+                reason=f"the start offset {start} of {self._partition} is greater than its end offset {end}"
             )
 
     def batches(self, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -175,7 +171,10 @@ class _RangeRead:
         from kafkalog.client.fetcher import fetch_range
 
         try:
-            for group in fetch_range(self._cluster, self._partition, self._topic_id, self._position, self._end):
+            leader, self._leader = self._leader, None
+            for group in fetch_range(
+                self._cluster, self._partition, self._topic_id, self._position, self._end, hint=leader
+            ):
                 if group:
                     self._position = group[-1][0].end_offset
                 yield group
@@ -193,6 +192,9 @@ class _RangeRead:
                 raise lost
             self._losses.found(str(lost))
             self._position = max(self._position, behind)
+        elif lost.facts["end_offset"] < self._end:
+            ends, self._end = self._end, lost.facts["end_offset"]
+            self._losses.found(f"{self._partition} ends at offset {self._end} and was to be read up to {ends}")
         else:
             if not (self._from_first and start == self._position):  # nothing was read yet: the first is what there is
                 self._losses.found(str(lost))

@@ -76,7 +76,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         lookup = Lookup(self._options)
-        ranges = lookup.asked_again(lambda _: self._ranges(lookup), Losses(fail=True))
+        ranges, topic_ids = lookup.asked_again(lambda _: self._ranges(lookup), Losses(fail=True))
         options = self._options
         splits = split_late_bound(
             ranges, lambda: _numbers(lookup, ranges), options.min_partitions, options.max_records_per_partition
@@ -86,19 +86,22 @@ class BatchReader(DataSourceReader):
             numbers = iter(_numbers(lookup, [each for one_split in splits for each in one_split]))
             splits = pack([(each, _records(list(itertools.islice(numbers, len(each))))) for each in splits], most)
         whole = set(ranges)
+        leaders = {partition: lookup.leader(partition, topic_id) for partition, topic_id in topic_ids.items()}
         return [
-            InputPartition([PlannedRange(each, is_piece=each not in whole) for each in one_split])
+            InputPartition(
+                [PlannedRange(each, is_piece=each not in whole, leader=leaders[each.partition]) for each in one_split]
+            )
             for one_split in splits
         ]
 
-    def _ranges(self, lookup: Lookup) -> list[InputRange]:
-        """A range for each partition that is read, with symbols where the options say so."""
+    def _ranges(self, lookup: Lookup) -> tuple[list[InputRange], dict[TopicPartition, bytes]]:
+        """A range for each partition that is read, with symbols where the options say so, and its topic's id."""
         start, end = self._options.batch_bounds()
         partitions = lookup.partitions()
         starts = lookup.start(start, partitions)
         ends = lookup.end(end, partitions)
         check_order(start, end, "offset", starts, ends)
-        return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions]
+        return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions], partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's stand-in where nothing was planned
@@ -472,7 +475,11 @@ class _Session:
         most = options.max_input_partitions
         if most is not None and len(splits) > most:
             splits = pack([(each, _records(each)) for each in splits], most)
-        return [[PlannedRange(each, topic_ids[each.partition]) for each in one_split] for one_split in splits]
+        leaders = {each.partition: self._lookup.leader(each.partition, topic_ids[each.partition]) for each in ranges}
+        return [
+            [PlannedRange(each, topic_ids[each.partition], leader=leaders[each.partition]) for each in one_split]
+            for one_split in splits
+        ]
 
     def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
         """Raises DataLost if a micro-batch of AvailableNow ends where it can not, whatever failOnDataLoss says."""

@@ -380,12 +380,16 @@ class Cluster:
 
     # --- data connections
 
-    def connect_data(self, broker_id: int) -> DataConnection:
-        """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable."""
+    def connect_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
+        """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable.
+
+        Args:
+            known: where the broker is, from somebody who was told; None: as this cluster was told.
+        """
         with self._lock:
             if self._stopped.is_set():
                 raise Closed(what="client")
-            broker = self._brokers.get(broker_id)
+            broker = self._brokers.get(broker_id) or known
         if broker is None:
             raise _unregistered(broker_id)
         return DataConnection(
@@ -395,8 +399,12 @@ class Cluster:
             request_timeout_ms=self.settings.request_timeout_ms,
         )
 
-    def borrow_data(self, broker_id: int) -> DataConnection:
-        """An idle connection to a broker's data port, or a new one; to be given back, or closed if in doubt."""
+    def borrow_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
+        """An idle connection to a broker's data port, or a new one; to be given back, or closed if in doubt.
+
+        Args:
+            known: as for `connect_data`.
+        """
         while True:
             with self._lock:
                 idle = self._idle.get(broker_id)
@@ -406,7 +414,7 @@ class Cluster:
             if connection.is_quiet():
                 return connection
             connection.close()  # the broker has ended it
-        return self.connect_data(broker_id)
+        return self.connect_data(broker_id, known)
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:
         """Keep a connection that has no answer outstanding for the next who needs one."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerStopping,
@@ -50,6 +50,17 @@ TRY_AGAIN = (
 
 FETCH_BYTES = 4 << 20
 _WAIT_MS = 500
+# What the first request of a range asks for: enough for most ranges at once, and little for one of a few records, which
+# a broker else answers with all that follows it. What comes tells how large records are.
+_FIRST_BYTES = 64 << 10
+_GUESSED_RECORD_BYTES = 1 << 10
+
+
+class LeaderHint(NamedTuple):
+    """Which topic a partition's name meant, and who led it, when somebody asked: who has it need not ask first."""
+
+    topic_id: bytes
+    broker: BrokerInfo
 
 
 class FetchedBatch(NamedTuple):
@@ -164,6 +175,7 @@ def fetch_range(
     end_offset: int,
     *,
     max_bytes: int = FETCH_BYTES,
+    hint: LeaderHint | None = None,
 ) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
     """The records of [start_offset, end_offset), an answer of the broker's at a time.
 
@@ -173,29 +185,49 @@ def fetch_range(
 
     Args:
         topic_id: of the topic that is meant; None: of whatever has the name now.
-        max_bytes: asked for at a time; a batch that is larger comes all the same.
+        max_bytes: asked for at a time, less for what is left of a small range; a batch that is larger comes all the
+            same.
+        hint: whom to ask first, without asking brokers who leads; if it is outdated they are asked.
 
     Raises:
-        OffsetOutOfRange: records of the range are not in the log (any more).
+        OffsetOutOfRange: records of the range are not in the log (any more): told with the first answer that says so.
         CorruptBatch: they are damaged there; those before were handed out.
         DataLost: what came does not follow what was handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
     """
     if start_offset >= end_offset:
         return
-    if topic_id is None:
-        topic_id = cluster.topic(partition.topic).topic_id
-    yield from _RangeFetch(cluster, PartitionReader(partition, topic_id, start_offset), end_offset, max_bytes).run()
+    meant = topic_id
+    if meant is None:
+        meant = hint.topic_id if hint is not None else cluster.topic(partition.topic).topic_id
+    reader = PartitionReader(partition, meant, start_offset)
+    follows_name = topic_id is None and hint is not None
+    yield from _RangeFetch(cluster, reader, end_offset, max_bytes, hint, follows_name).run()
 
 
 class _RangeFetch:
-    """One range being fetched over one connection at a time."""
+    """One range being fetched over one connection at a time.
 
-    def __init__(self, cluster: Cluster, reader: PartitionReader, end_offset: int, max_bytes: int) -> None:
+    Args:
+        follows_name: until records have come, a topic made anew under the name is read instead.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reader: PartitionReader,
+        end_offset: int,
+        max_bytes: int,
+        hint: LeaderHint | None,
+        follows_name: bool,
+    ) -> None:
         self._cluster = cluster
         self._reader = reader
         self._end_offset = end_offset
         self._max_bytes = max_bytes
+        self._leader = hint.broker if hint is not None else None
+        self._follows_name = follows_name
+        self._records = self._bytes = 0  # what came, for what is to come
         self._connection: DataConnection | None = None
         self._broker_id = -1
         self._awaiting = 0  # answers
@@ -216,6 +248,9 @@ class _RangeFetch:
                     continue
                 if found:
                     self._check_follows(found)
+                    self._follows_name = False
+                    self._records += sum(batch.header.record_count for batch in found)
+                    self._bytes += sum(batch.header.length for batch in found)
                     self._stuck_since = None
                     self._pause = self._first_pause
                 self._ask_ahead()
@@ -245,8 +280,8 @@ class _RangeFetch:
             self._position = batch.header.end_offset
 
     def _is_compacted(self) -> bool:
-        topic = self._cluster.known_topic(self._reader.topic_partition.topic)
-        return topic is not None and "compact" in topic.effective.get("cleanup.policy", "")
+        topic = self._cluster.topic(self._reader.topic_partition.topic)
+        return "compact" in topic.effective.get("cleanup.policy", "")
 
     def _decoded(self, found: list[FetchedBatch]) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
         """The batches' columns; if one is damaged, those before it and then the error."""
@@ -267,18 +302,28 @@ class _RangeFetch:
 
     def _ask(self) -> None:
         if self._connection is None:
-            _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id)
-            self._connection = self._cluster.borrow_data(leader.broker_id)
+            leader, self._leader = self._leader, None  # a hint is worth one try
+            known = leader
+            if leader is None:
+                _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id)
+            self._connection = self._cluster.borrow_data(leader.broker_id, known)
             self._broker_id = leader.broker_id
         self._correlation_id += 1
         header = pb.RequestHeader(correlation_id=self._correlation_id)
         header.fetch.max_wait_ms = _WAIT_MS
         header.fetch.min_bytes = 1
-        header.fetch.max_bytes = self._max_bytes
-        self._reader.ask(header.fetch, self._max_bytes)
+        header.fetch.max_bytes = self._bytes_left()
+        self._reader.ask(header.fetch, header.fetch.max_bytes)
         self._asked_offset = self._reader.offset
         self._awaiting += 1
         self._connection.send([frame_start(header.SerializeToString(), 0)])
+
+    def _bytes_left(self) -> int:
+        """About what the rest of the range takes, generously: by the size of the records that came, or a guess."""
+        left = self._end_offset - self._reader.offset
+        if not self._records:
+            return min(self._max_bytes, max(_FIRST_BYTES, left * _GUESSED_RECORD_BYTES))
+        return min(self._max_bytes, _FIRST_BYTES + left * self._bytes * 2 // self._records)
 
     def _receive(self) -> list[FetchedBatch]:
         assert self._connection is not None
@@ -291,7 +336,7 @@ class _RangeFetch:
             raise ProtocolError(address=self._connection.address, reason="an answer to a request that was not made")
         answer = header.fetch.partitions[0]
         found = self._reader.take(answer, body if body is not None else memoryview(b""))
-        if not found and answer.end_offset <= self._reader.offset and self._stuck_for() > self._patience():
+        if answer.end_offset < self._end_offset:  # to wait for the rest would be to wait for what may never come
             raise OffsetOutOfRange(
                 offset=self._end_offset - 1,
                 partition=str(self._reader.topic_partition),
@@ -323,6 +368,9 @@ class _RangeFetch:
             return
         topic = self._cluster.topic(self._reader.topic_partition.topic)  # UnknownTopic
         if topic.topic_id != self._reader.topic_id:
+            if self._follows_name:
+                self._reader = PartitionReader(self._reader.topic_partition, topic.topic_id, self._reader.offset)
+                return
             raise UnknownTopicId(topic_id=self._reader.topic_id.hex())
 
     def _drop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -12,8 +13,10 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.connection import ControlConnection
 from kafkalog.errors import DataLost, InvalidArgument, UnknownTopic
-from pyspark_kafkalog.source import NO_LIMIT, StreamReader
+from pyspark_kafkalog import connections
+from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
 EVERYTHING = ReadMaxRows(NO_LIMIT)
@@ -83,6 +86,72 @@ def test_from_latest_an_empty_first_batch_writes_the_start_down(
     assert stream.reportLatestOffset() == {topic: {"0": 15}}
     end = stream.latestOffset(start, EVERYTHING)
     assert offsets_read(stream, start, end) == [10, 11, 12, 13, 14]
+
+
+@pytest.fixture
+def grpc_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What this process asks brokers over gRPC from now on, connecting included, as a new worker that knows nothing."""
+    made: list[str] = []
+    connect, call = ControlConnection.connect, ControlConnection.call
+
+    def connecting(self: ControlConnection) -> Any:
+        made.append("connect")
+        return connect(self)
+
+    def calling(self: ControlConnection, method: str, request: Any, timeout_ms: int) -> Any:
+        made.append(method)
+        return call(self, method, request, timeout_ms)
+
+    monkeypatch.setattr(ControlConnection, "connect", connecting)
+    monkeypatch.setattr(ControlConnection, "call", calling)
+    return made
+
+
+def test_tasks_with_numbers_ask_no_broker_over_grpc_not_even_in_a_new_worker(
+    admin: Admin,
+    append: Append,
+    reader: MakeReader,
+    topic: str,
+    grpc_calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    for partition in range(2):
+        append(topic, 10, partition)
+    stream = reader(subscribe=topic, startingOffsets="earliest", maxRecordsPerPartition="5")
+    start = stream.initialOffset()
+    planned = stream.partitions(start, stream.latestOffset(start, EVERYTHING))
+    assert len(planned) == 4
+    stream.stop()
+    task = pickle.loads(pickle.dumps(stream))
+    monkeypatch.setattr(connections, "_clusters", {})
+    grpc_calls.clear()
+    for worker in range(2):
+        found = [batch for each in planned for batch in task.read(pickle.loads(pickle.dumps(each)))]
+        assert sum(batch.num_rows for batch in found) == 20, worker
+    assert grpc_calls == []
+
+
+def test_a_batch_with_numbers_reads_the_topic_that_bears_the_name_when_it_runs(
+    cluster: LocalCluster, admin: Admin, append: Append, topic: str, grpc_calls: list[str]
+) -> None:
+    admin.create_topic(topic)
+    append(topic, 10)
+    offsets = {"startingOffsets": json.dumps({topic: {"0": 2}}), "endingOffsets": json.dumps({topic: {"0": 5}})}
+    batch = BatchReader(
+        SCHEMA, {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": topic, **offsets}
+    )
+    [planned] = batch.partitions()
+    grpc_calls.clear()
+    assert [offset for found in batch.read(planned) for offset in found.column("offset").to_pylist()] == [2, 3, 4]
+    assert grpc_calls == []
+    admin.delete_topic(topic)
+    admin.create_topic(topic)
+    append(topic, 4)
+    with pytest.raises(DataLost, match=f"{topic}-0 ends at offset 4 and was to be read up to 5"):
+        list(batch.read(planned))
+    append(topic, 1)
+    assert [offset for found in batch.read(planned) for offset in found.column("offset").to_pylist()] == [2, 3, 4]
 
 
 def test_from_earliest_the_first_batch_reads(admin: Admin, append: Append, reader: MakeReader, topic: str) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.connection import DataConnection
 
 
@@ -108,7 +108,7 @@ class ProxiedCluster(Cluster):
 
     data_port: int
 
-    def connect_data(self, broker_id: int) -> DataConnection:
+    def connect_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
         return DataConnection(
             "127.0.0.1",
             self.data_port,

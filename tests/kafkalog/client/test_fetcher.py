@@ -15,7 +15,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.fetcher import FetchedBatch, PartitionReader, fetch_range
+from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -79,6 +79,65 @@ def test_a_range_is_read_to_the_record(
     connected: Cluster, filled: TopicPartition, start: int, end: int, max_bytes: int
 ) -> None:
     assert read(connected, filled, start, end, max_bytes) == list(range(start, end))
+
+
+def hint_of(cluster: Cluster, partition: TopicPartition) -> LeaderHint:
+    topic, leader = cluster.leader_of(partition)
+    return LeaderHint(topic.topic_id, leader)
+
+
+def test_who_knows_the_leader_asks_no_broker_who_it_is(connected: Cluster, filled: TopicPartition) -> None:
+    cold = Cluster("127.0.0.1:1", bootstrap_timeout_ms=500)  # nobody answers there
+    hint = hint_of(connected, filled)
+    for topic_id in (hint.topic_id, None):
+        assert list(values(fetch_range(cold, filled, topic_id, 3, 9, hint=hint))) == list(range(3, 9))
+    cold.close()
+
+
+@pytest.mark.parametrize("outdated", ["port", "topic"])
+def test_a_hint_that_is_outdated_costs_a_question(
+    cluster: LocalCluster, connected: Cluster, filled: TopicPartition, outdated: str
+) -> None:
+    hint = hint_of(connected, filled)
+    elsewhere = hint.broker._replace(data_port=1)
+    old = hint._replace(broker=elsewhere) if outdated == "port" else hint._replace(topic_id=bytes(16))
+    cold = Cluster(cluster.bootstrap_servers)
+    assert list(values(fetch_range(cold, filled, None, 3, 9, hint=old))) == list(range(3, 9))
+    cold.close()
+
+
+def test_a_topic_made_anew_is_not_read_on_in_the_middle_nor_where_another_is_meant(
+    connected: Cluster, filled: TopicPartition
+) -> None:
+    hint = LeaderHint(bytes(16), hint_of(connected, filled).broker)
+    with pytest.raises(UnknownTopicId):
+        list(fetch_range(connected, filled, bytes(16), 3, 9, hint=hint))
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_a_request_asks_for_about_what_the_range_takes(
+    cluster: LocalCluster, connected: Cluster, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    partition = TopicPartition(f"sized-{size}", 0)
+    with Admin(cluster.bootstrap_servers) as admin, Producer(cluster.bootstrap_servers, batch_records=2) as producer:
+        admin.create_topic(partition.topic, partitions=1)
+        for _ in range(400):
+            producer.send(partition.topic, b"v" * size, partition=0)
+    asked: list[int] = []
+    ask = PartitionReader.ask
+
+    def recorded(self: PartitionReader, request: pb.FetchRequest, max_bytes: int) -> None:
+        asked.append(max_bytes)
+        ask(self, request, max_bytes)
+
+    monkeypatch.setattr(PartitionReader, "ask", recorded)
+    for count in (10, 200):
+        asked.clear()
+        groups = list(fetch_range(connected, partition, None, 0, count))
+        assert sum(columns.num_rows for group in groups for _, columns in group) == count
+        assert asked[0] <= max(64 << 10, count << 10)
+        assert max(asked) <= (64 << 10) + max(count << 10, 3 * count * (size + 200))
+        assert len(asked) <= 3
 
 
 def test_columns_stand_on_the_memory_they_were_received_into(connected: Cluster, filled: TopicPartition) -> None:
