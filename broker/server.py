@@ -1,9 +1,9 @@
 """One broker: what it starts, in which order, and what it stops. Knows the parts, not what they do.
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
-ZooKeeper, the logs, the resolver of staged writes, the data port, gRPC, the broker registry. Stop: the other way round,
-finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's end takes the broker off the registry),
-then every log flushed and its index saved.
+ZooKeeper, whether the broker's id is free, the logs, the resolver of staged writes, the data port, gRPC, the broker
+registry. Stop: the other way round, finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's end
+takes the broker off the registry), then every log flushed and its index saved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from broker.transport.dataport import DataPort
 from broker.transport.rpc import BrokerService, RpcServer
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values, read_properties
-from kafkalog.errors import InvalidSetting, KafkalogError
+from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed
 from kafkalog.log import get_logger, log_to_stderr
 from kafkalog.zk import registry
 from kafkalog.zk.registry import BrokerRecord
@@ -115,7 +115,21 @@ class Broker:
         cluster_id = registry.cluster_id(session, self._clock.now_us())
         directory.claim(cluster_id, settings.broker_id)
 
+        assert directory.directory_id is not None
+        registration = BrokerRecord(
+            broker_id=settings.broker_id,
+            host=settings.advertised_host or settings.host,
+            grpc_port=self.grpc_port,
+            data_port=self.data_port,
+            rack=settings.rack or "",
+            version=version(),
+            directory=directory.directory_id,
+            lock=directory.lock_id,
+            where=f"{socket.gethostname()}:{directory.path}",
+        )
         catalog = self.catalog = Catalog(settings.broker_id, directory, session, settings, self._clock)
+        catalog.check_broker_id(registration)
+        directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
         self._undo.append(catalog.close)
         self._undo.append(catalog.stop_following)
         catalog.start()
@@ -130,17 +144,7 @@ class Broker:
         self.rpc_service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters)
         rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
-        catalog.register_broker(
-            BrokerRecord(
-                broker_id=settings.broker_id,
-                host=settings.advertised_host or settings.host,
-                grpc_port=self.grpc_port,
-                data_port=self.data_port,
-                rack=settings.rack or "",
-                version=version(),
-                directory=f"{socket.gethostname()}:{Path(settings.log_dir).absolute()}",
-            )
-        )
+        catalog.register_broker(registration)
         self._started = True
         log.info(
             "broker_started",
@@ -151,6 +155,13 @@ class Broker:
             partitions=len(catalog.hosted),
             cluster_id=cluster_id,
         )
+
+    def _take_out_of_service(self, error: StorageFailed, rpc: RpcServer) -> None:
+        """The data directory failed. The process stays, to say why to those who ask. It must not start again by itself:
+        the page cache still holds what the disk may have lost, and a start would take that for what is there."""
+        rpc.tell_unhealthy()
+        self.catalog.withdraw()
+        log.error("broker_out_of_service", broker_id=self.settings.broker_id, reason=str(error))
 
     def stop(self, clean: bool = True) -> None:
         """Stop everything that was started, last first. One part's failure does not keep the others from stopping."""

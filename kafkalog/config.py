@@ -190,6 +190,33 @@ class Table:
             raise InvalidSetting(name=name, value=complete[name], reason=reason)
         return result
 
+    def understood(self, given: Mapping[str, Any]) -> tuple[Values, dict[str, str]]:
+        """What another version may have written, as far as this one understands it; all else has its default.
+
+        Returns:
+            the values; and why each of the others was refused, by its name as it was given.
+        """
+        kept: dict[str, Any] = {}
+        refused: dict[str, str] = {}
+        for name, value in given.items():
+            if name not in self._rows:
+                refused[name] = "this version does not know it"
+                continue
+            try:
+                self._rows[name].parse(value)
+                kept[name] = value
+            except InvalidSetting as error:
+                refused[name] = str(error.facts["reason"])
+        while True:
+            try:
+                return self.parse(kept), refused
+            except InvalidSetting as error:  # they do not go together
+                name = error.facts["name"]
+                if name not in kept:
+                    raise
+                refused[name] = str(error.facts["reason"])
+                del kept[name]
+
     def properties_text(self) -> str:
         """A conf file (`name=value`) with every setting at its default, commented out, and why it is there."""
         rows = [f"# {s.why}\n#{s.name}={s.to_text(s.default)}\n" for s in self]

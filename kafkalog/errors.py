@@ -112,6 +112,21 @@ class NoBrokers(KafkalogError):
     message = "no broker is registered in the cluster"
 
 
+class PartitionLost(KafkalogError):
+    """A partition has a state, but its log is not where the state says. It is never served as an empty one."""
+
+    code = 120
+    message = (
+        "partition {partition} is lost: {reason}; put it back and restart broker {broker_id}, or give up what "
+        "was in it: `kafkalog topics recover {topic} --partition {number} --accept-loss`"
+    )
+
+
+class NotLost(KafkalogError):
+    code = 121
+    message = "partition {partition} is not lost, so there is nothing to recover"
+
+
 # --- reading -----------------------------------------------------------------------------------------------------
 
 

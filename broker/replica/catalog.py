@@ -3,24 +3,33 @@
 One thread reads what changed, opens and closes logs, and publishes new views; requests read the views without a lock.
 While ZooKeeper is away the last views hold and partitions are served on: without replication nobody else can lead them.
 
-A partition is served once its log is open and then its state is written in ZooKeeper; after an unclean stop with its
-leader epoch raised. A log that cannot be opened is tried again every second.
+A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
+that the log stands in; after an unclean stop with its leader epoch raised. A log that cannot be opened is tried again
+every second. One that is not where its state says is lost: it is neither opened nor made, until it is back at a start
+or `recover` is called.
+
+What goes wrong with one topic concerns that topic alone: it is logged once, and tried again every second.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 from broker.config import TOPIC_SETTINGS
 from broker.replica.partition import Partition
-from broker.storage.directory import LogDirectory
+from broker.storage.directory import LogDirectory, folder_name
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
     InvalidSetting,
     KafkalogError,
     NotLeader,
+    NotLost,
+    PartitionLost,
+    StorageFailed,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
@@ -34,7 +43,6 @@ from kafkalog.zk.session import ZooKeeperSession
 log = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
-_REOPEN_SECONDS = 1.0
 _EVERY_TOPIC = paths.TOPICS + "/"
 _EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
 """What is to be read where no watch can be relied on; in `_dirty` beside the paths that changed."""
@@ -71,12 +79,22 @@ class Catalog:
         self._topics: Mapping[str, TopicRecord] = {}
         self._ids: Mapping[bytes, TopicRecord] = {}
         self._brokers: Mapping[int, BrokerRecord] = {}
-        self._changed = threading.Condition()  # guards _dirty, _reregister, _stopping; notified after every sync too
+        self._undone: Mapping[str, str] = {}  # paths that could not be dealt with, and why; tried again
+        self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
+        self._recovering = threading.Lock()  # one `recover` at a time; before _changed
+        self._changed = threading.Condition()  # guards _dirty, _reregister, _withdrawn, _stopping; notified after syncs
         self._dirty: set[str] = set()
         self._reregister = False
-        self._reopen_at = 0.0  # when logs that could not be opened are tried again
+        self._withdrawn = False
+        self._retry_at = 0.0  # when what failed is tried again
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name="catalog", daemon=True)
+
+    @property
+    def _directory_id(self) -> str:
+        found = self._directory.directory_id
+        assert found is not None, "the directory was not claimed"
+        return found
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -87,25 +105,47 @@ class Catalog:
         self._warn_of_strays()
         self._thread.start()
 
+    def check_broker_id(self, broker: BrokerRecord) -> None:
+        """Find out before anything is opened or written that this broker may not register, as far as that can be known.
+
+        Raises:
+            InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
+        """
+        self._wait_for_id(broker, lambda: registry.other_broker(self.session, broker))
+
     def register_broker(self, broker: BrokerRecord) -> None:
         """Put this broker on the list of live ones, now and after every loss of the session.
 
         Raises:
-            InvalidSetting: a live broker of another directory has this id.
+            InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
+            StorageFailed: its own directory is out of service.
         """
         with self._changed:
             self._registration = broker  # a session lost from now on is made good by the thread
+        self._wait_for_id(broker, lambda: registry.register_broker(self.session, broker))
+        if self._withdrawn:  # meanwhile, perhaps before there was anything to take back
+            registry.withdraw_broker(self.session, broker)
+        if self.failed is not None:
+            raise StorageFailed(**self.failed.facts)
+        self.wait_until(lambda: broker.broker_id in self._brokers, 10.0)
+
+    def _wait_for_id(self, broker: BrokerRecord, holder: Callable[[], BrokerRecord | None]) -> None:
+        """Wait until no other live broker has the id: one that is dead is dropped after its session's timeout."""
         deadline = self.clock.monotonic() + self.settings.zookeeper_session_timeout_ms / 1000 + 2
-        while True:
-            other = registry.register_broker(self.session, broker)
-            if other is None:
-                break
+        while (other := holder()) is not None:
             if self.clock.monotonic() > deadline:
-                reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.directory})"
+                reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
+                if other.directory == broker.directory:
+                    reason += ", and one of the two data directories is a copy of the other"
                 raise InvalidSetting(name="broker.id", value=broker.broker_id, reason=reason)
             with self._changed:
                 self._changed.wait(0.2)
-        self.wait_until(lambda: broker.broker_id in self._brokers, 10.0)
+
+    def withdraw(self) -> None:
+        """Take this broker off the list of live ones, for good. Does not block; it is done by the thread."""
+        with self._changed:
+            self._withdrawn = self._reregister = True
+            self._changed.notify_all()
 
     def stop_following(self) -> None:
         """Follow ZooKeeper no more; what is hosted stays. Safe to call twice."""
@@ -139,6 +179,15 @@ class Catalog:
         if failed is not None:
             raise type(failed)(**failed.facts)  # anew: one that is raised again and again gathers tracebacks
         raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
+
+    def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:
+        """Why a partition that is ours is not served."""
+        return self._failed.get((topic_id, number))
+
+    @property
+    def failed(self) -> StorageFailed | None:
+        """Why nothing here is served any more."""
+        return self._directory.failed
 
     def topic(self, name: str) -> TopicRecord:
         """Raises UnknownTopic."""
@@ -178,6 +227,50 @@ class Catalog:
         """Whether a partition is ours and its log could not be opened so far."""
         return (topic_id, number) in self._failed
 
+    def recover(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
+        """Put an empty log in the place of a lost one: what was in that is given up for good.
+
+        Args:
+            start_offset: of its first record; see `broker/requests/topics.py`.
+            seconds: how long to wait until it is served.
+
+        Returns:
+            its state.
+
+        Raises:
+            UnknownTopicId, UnknownPartition, NotLeader.
+            NotLost: it is served, or its log could not be opened for another reason.
+        """
+        name = self.topic_by_id(topic_id).name
+        with self._recovering:
+            while True:
+                topic = registry.read_topic(self.session, name)
+                if topic is None or topic.deleted or topic.topic_id != topic_id:
+                    raise UnknownTopicId(topic_id=topic_id.hex())
+                if number >= len(topic.replicas):
+                    raise UnknownPartition(topic=name, partition=number, partitions=len(topic.replicas))
+                label = f"{name}-{number}"
+                if topic.replicas[number][0] != self.broker_id:
+                    raise NotLeader(broker_id=self.broker_id, partition=label)
+                state = topic.states.get(number)
+                if state is None or self._loss(topic, number, state) is None:
+                    raise NotLost(partition=label)
+                # The log first: a state is not to name a log that is not there.
+                self._directory.replace_log(topic_id, number, label, start_offset)
+                renewed = PartitionState(
+                    self.broker_id, state.leader_epoch + 1, (self.broker_id,), self._directory_id, state.version
+                )
+                written = registry.write_states(self.session, topic, {number: renewed}).get(number)
+                if written is not None and written.directory == renewed.directory:
+                    break
+        log.warning(
+            "partition_recovered", partition=label, start_offset=start_offset, given_up_in=state.directory,
+            leader_epoch=written.leader_epoch,
+        )  # fmt: skip
+        self._path_changed(paths.topic(name))
+        self.wait_until(lambda: (topic_id, number) in self._hosted, seconds)
+        return written
+
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Wait until the views are so; False when time ran out (or the catalog stops) before that."""
         with self._changed:
@@ -201,19 +294,17 @@ class Catalog:
     def _follow(self) -> None:
         while True:
             with self._changed:
-                pause = self._reopen_at - self.clock.monotonic() if self._can_reopen() else None
+                pause = self._retry_at - self.clock.monotonic() if self._to_retry() else None
                 self._changed.wait_for(lambda: self._dirty or self._reregister or self._stopping, pause)
                 if self._stopping:
                     return
                 dirty, self._dirty = self._dirty, set()
-                if self._can_reopen() and self.clock.monotonic() >= self._reopen_at:
-                    dirty |= {paths.topic(self._ids[topic_id].name) for topic_id, _ in self._failed}
+                if self.clock.monotonic() >= self._retry_at:
+                    dirty |= self._to_retry()
                 reregister, self._reregister = self._reregister, False
             try:
-                if reregister and self._registration is not None:
-                    other = registry.register_broker(self.session, self._registration)
-                    if other is not None:
-                        log.error("broker_id_taken", broker_id=self.broker_id, by=other.directory)
+                if reregister or paths.broker(self.broker_id) in self._undone:
+                    self._renew_registration()
                 self._sync(dirty)
             except Exception as error:  # tried again: a broker that stops following would serve old views for ever
                 if isinstance(error, ZooKeeperUnreachable):
@@ -225,9 +316,49 @@ class Catalog:
                     self._reregister |= reregister
                     self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
-    def _can_reopen(self) -> bool:
-        """Whether there are logs that may be opened yet: not if the whole directory is out of service."""
-        return bool(self._failed) and self._directory.failed is None
+    def _to_retry(self) -> set[str]:
+        """Paths with which something could not be done so far that may be done yet: no log is opened in a directory
+        that is out of service, and none that is lost."""
+        again = set(self._undone)
+        if self._directory.failed is None:
+            for (topic_id, _), error in self._failed.items():
+                topic = self._ids.get(topic_id)  # none: its first sync failed, and is tried again anyhow
+                if topic is not None and not isinstance(error, PartitionLost):
+                    again.add(paths.topic(topic.name))
+        return again
+
+    @contextmanager
+    def _sparing_others(self, path: str) -> Iterator[None]:
+        """What fails here is logged, and tried again later, while the rest goes on. Only the absence of ZooKeeper
+        concerns all."""
+        undone = {other: why for other, why in self._undone.items() if other != path}
+        try:
+            yield
+        except ZooKeeperUnreachable:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            if self._undone.get(path) != why:  # once, however often it is tried
+                if isinstance(error, KafkalogError):
+                    log.error("not_followed", path=path, reason=str(error))
+                else:
+                    log.exception("not_followed", path=path)
+            undone[path] = why
+            self._retry_at = self.clock.monotonic() + _RETRY_SECONDS
+        self._undone = undone
+
+    def _renew_registration(self) -> None:
+        broker = self._registration
+        if broker is None:
+            return
+        with self._sparing_others(paths.broker(self.broker_id)):
+            if self._withdrawn:
+                registry.withdraw_broker(self.session, broker)
+                return
+            other = registry.register_broker(self.session, broker)
+            if other is not None:
+                reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
+                raise InvalidSetting(name="broker.id", value=self.broker_id, reason=reason)
 
     def _sync(self, dirty: Collection[str]) -> None:
         """Read what changed, and bring what is hosted in line with it."""
@@ -239,13 +370,13 @@ class Catalog:
             names = set(registry.topic_names(self.session, self._path_changed))
             changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
         for name in sorted(changed):
-            record = registry.read_topic(self.session, name, self._path_changed)
-            if record is None or record.deleted:
-                topics.pop(name, None)
-            else:
-                topics[name] = record
-        for name in sorted(changed & set(topics)):
-            topics[name] = self._host(topics[name])
+            with self._sparing_others(paths.topic(name)):
+                record = registry.read_topic(self.session, name, self._path_changed)
+                if record is None or record.deleted:
+                    topics.pop(name, None)
+                else:
+                    topics[name] = record
+                    topics[name] = self._host(record)
         self._topics = dict(sorted(topics.items()))
         self._ids = {record.topic_id: record for record in topics.values()}
         self._drop_deleted()
@@ -255,58 +386,102 @@ class Catalog:
     def _host(self, topic: TopicRecord) -> TopicRecord:
         """Open the logs of a topic's partitions that are ours and not open yet; the topic with their states."""
         settings = topic_settings(topic)
+        self._warn_of_refused(topic)
         wanted: dict[int, PartitionState] = {}
+        failed: dict[int, KafkalogError] = {}
         for number, replicas in enumerate(topic.replicas):
             if replicas[0] != self.broker_id:
                 continue
+            state = topic.states.get(number)
+            try:
+                lost = self._loss(topic, number, state) if state is not None else None
+            except KafkalogError as error:
+                failed[number] = error
+                continue
             partition = self._hosted.get((topic.topic_id, number))
-            if partition is not None:
+            if lost is not None:
+                failed[number] = lost
+            elif partition is not None:
+                if state is not None:
+                    partition.log.leader_epoch = state.leader_epoch
                 if partition.settings.given() != settings.given():
                     partition.update_settings(settings)
-                continue
-            state = topic.states.get(number)
-            if state is None:
-                wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,))
+            elif state is None:
+                wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,), self._directory_id)
             elif self._directory.was_clean:
                 wanted[number] = state
             else:
-                wanted[number] = PartitionState(self.broker_id, state.leader_epoch + 1, state.isr)
-        if not wanted:
-            return topic
-        opened = self._open_all(topic, settings, wanted)
+                wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
+        opened = self._open_all(topic, settings, wanted, failed)
         to_write = {number: wanted[number] for number in opened if wanted[number] != topic.states.get(number)}
         states = dict(topic.states)
         if to_write:
             states |= registry.write_states(self.session, topic, to_write)
         hosted = dict(self._hosted)
         for number, partition in opened.items():
-            if number in states:  # else the topic was deleted meanwhile
-                partition.log.leader_epoch = states[number].leader_epoch
-                hosted[topic.topic_id, number] = partition
+            if number not in states:  # the topic was deleted meanwhile
+                continue
+            lost = self._loss(topic, number, states[number])
+            if lost is not None:  # another one was faster to write the state
+                failed[number] = lost
+                continue
+            partition.log.leader_epoch = states[number].leader_epoch
+            hosted[topic.topic_id, number] = partition
+        for number in failed:
+            fenced = hosted.pop((topic.topic_id, number), None)
+            if fenced is not None:
+                fenced.close()
         self._hosted = hosted
-        return TopicRecord(**{**vars(topic), "states": states})
+        self._take_in_failures(topic, failed)
+        return replace(topic, states=states)
+
+    def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
+        """What there is to say if a partition's log is not where its state says."""
+        here = f"{self._directory_id} ({self._directory.path})"
+        if state.directory != self._directory_id:
+            reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
+        elif (topic.topic_id, number) not in self._hosted and not self._directory.has_log(topic.topic_id, number):
+            reason = f"its folder {folder_name(topic.topic_id, number)} is gone from data directory {here}, or empty"
+        else:
+            return None
+        return PartitionLost(
+            partition=f"{topic.name}-{number}",
+            reason=reason,
+            broker_id=self.broker_id,
+            topic=topic.name,
+            number=number,
+        )
 
     def _open_all(
-        self, topic: TopicRecord, settings: Values, wanted: Mapping[int, PartitionState]
+        self,
+        topic: TopicRecord,
+        settings: Values,
+        wanted: Mapping[int, PartitionState],
+        failed: dict[int, KafkalogError],
     ) -> dict[int, Partition]:
-        """Open the logs of partitions; those that fail are remembered, told to who asks, and tried again later."""
-        opened, failed = {}, dict(self._failed)
-        try:
-            self._directory.make_folders(topic.topic_id, wanted)
-        except KafkalogError:
-            pass  # opening tells why
+        """Open the logs of partitions; why those failed that could not be opened is put into `failed`."""
+        opened = {}
+        if wanted:
+            try:
+                self._directory.make_folders(topic.topic_id, wanted)
+            except KafkalogError:
+                pass  # opening tells why
         for number, state in wanted.items():
-            key = (topic.topic_id, number)
             try:
                 opened[number] = self._open(topic, number, settings, state.leader_epoch)
-                failed.pop(key, None)
             except KafkalogError as error:
-                if str(error) != str(failed.get(key)):  # once, however often it is tried
-                    log.error("partition_not_opened", partition=f"{topic.name}-{number}", reason=str(error))
-                failed[key] = error
-                self._reopen_at = self.clock.monotonic() + _REOPEN_SECONDS
-        self._failed = failed
+                failed[number] = error
         return opened
+
+    def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError]) -> None:
+        """Remember why partitions of a topic are not served, for those who ask; each reason is logged once."""
+        others = {key: error for key, error in self._failed.items() if key[0] != topic.topic_id}
+        for number, error in failed.items():
+            if str(error) != str(self._failed.get((topic.topic_id, number))):
+                event = "partition_lost" if isinstance(error, PartitionLost) else "partition_not_opened"
+                log.error(event, partition=f"{topic.name}-{number}", reason=str(error))
+            self._retry_at = self.clock.monotonic() + _RETRY_SECONDS
+        self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
 
     def _open(self, topic: TopicRecord, number: int, settings: Values, leader_epoch: int) -> Partition:
         label = f"{topic.name}-{number}"
@@ -324,12 +499,23 @@ class Catalog:
                 partition.close()
                 log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
         deleted = registry.deleted_topics(self.session, self._path_changed)
+        if self._directory.failed is not None:
+            return  # nothing of it is touched; the next start removes them
         for topic_id in sorted(deleted - set(self._ids)):
-            for existing_id, number in self._directory.existing():
-                if existing_id == topic_id:
-                    self._directory.remove_log(topic_id, number)
-                    log.info("log_removed", topic_id=topic_id.hex(), partition=number)
-            registry.logs_removed(self.session, topic_id, self.broker_id)
+            with self._sparing_others(paths.deleted_topic(topic_id)):
+                for existing_id, number in self._directory.existing():
+                    if existing_id == topic_id:
+                        self._directory.remove_log(topic_id, number)
+                        log.info("log_removed", topic_id=topic_id.hex(), partition=number)
+                registry.logs_removed(self.session, topic_id, self.broker_id)
+
+    def _warn_of_refused(self, topic: TopicRecord) -> None:
+        _, refused = TOPIC_SETTINGS.understood(topic.config)
+        for name, reason in refused.items():
+            value = topic.config[name]
+            if (topic.topic_id, name, value) not in self._refused:
+                self._refused.add((topic.topic_id, name, value))
+                log.warning("topic_setting_ignored", topic=topic.name, setting=name, value=value, reason=reason)
 
     def _warn_of_strays(self) -> None:
         """Logs of topics that ZooKeeper neither has nor saw deleted are kept: its data may be an old backup."""
@@ -339,8 +525,12 @@ class Catalog:
 
 
 def topic_settings(topic: TopicRecord) -> Values:
-    """A topic's settings; names that only a newer broker knows are left out."""
-    return TOPIC_SETTINGS.parse({name: value for name, value in topic.config.items() if name in TOPIC_SETTINGS})
+    """A topic's settings, as far as this version understands them; the others, of a newer one, have their defaults.
+
+    Where it does not understand the cleanup.policy, it does not know what that means to keep, and deletes nothing.
+    """
+    values, refused = TOPIC_SETTINGS.understood(topic.config)
+    return values.with_({"retention.ms": -1, "retention.bytes": -1}) if "cleanup.policy" in refused else values
 
 
 def _topic_of(path: str) -> str:

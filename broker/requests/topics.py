@@ -1,4 +1,5 @@
 """Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
+Lost partitions are recovered by the broker that should lead them.
 
 A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log, so that
 a client may use it at once. The wait is bounded, for a leader that just died opens nothing; the answer then names none.
@@ -15,9 +16,14 @@ from broker.replica.catalog import Catalog, topic_settings
 from kafkalog.errors import InvalidPartitions, InvalidRequest, InvalidTopicName, KafkalogError, UnknownTopic
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
-from kafkalog.zk import paths, registry
+from kafkalog.zk import groups, paths, registry
 from kafkalog.zk.registry import TopicRecord
 
+OFFSETS_SKIPPED = 10_000_000
+"""Between what groups have committed of a lost log and the first record of the one in its place. A stream publishes
+within seconds what it is through with; this is what a partition gets in ten at a million records a second. Not more,
+for a stream that goes on in spite of lost data crosses the gap in micro-batches of maxOffsetsPerTrigger."""
+_START_OFFSET_MAX = 1 << 62
 _SEEN_SECONDS = 10.0
 _OPENED_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0
@@ -85,14 +91,11 @@ def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog, seconds_left: f
     Raises:
         UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers.
     """
-    for name in request.unset:
-        TOPIC_SETTINGS.parse({name: None})  # an unknown one is refused with the nearest known one
     while True:
         topic = registry.read_topic(catalog.session, request.name) if paths.is_valid_name(request.name) else None
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=request.name)
-        config = {name: value for name, value in topic.config.items() if name not in map(_dotted, request.unset)}
-        config = _checked_config(config | {_dotted(name): value for name, value in request.set.items()})
+        config = _altered_config(topic.config, request)
         replicas = list(topic.replicas)
         if request.partitions:
             if request.partitions < len(replicas):
@@ -116,6 +119,34 @@ def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog, seconds_left:
     return pb.DeleteTopicReply(topic_id=topic_id)
 
 
+def recover_partitions(
+    request: pb.RecoverPartitionsRequest, catalog: Catalog, seconds_left: float
+) -> pb.RecoverPartitionsReply:
+    """Put empty logs in the place of lost ones that should be led here.
+
+    No offset is to be given out a second time. How many the lost log had given out is not known, only what groups have
+    committed. A new log begins `OFFSETS_SKIPPED` after that: whoever goes on from an offset of the lost one is told
+    that it is out of range, and neither takes new records for old ones nor skips any.
+
+    Raises:
+        UnknownTopicId, UnknownPartition, NotLeader, NotLost, InvalidRequest, StorageFailed, DiskFull.
+    """
+    topic = catalog.topic_by_id(request.topic_id)
+    reply = pb.RecoverPartitionsReply()
+    read_to: Mapping[int, int] = {}
+    if request.HasField("start_offset"):
+        if not 0 <= request.start_offset <= _START_OFFSET_MAX:
+            raise InvalidRequest(reason=f"start offset {request.start_offset} is not from 0 to {_START_OFFSET_MAX}")
+    else:
+        read_to = groups.highest_offsets(catalog.session, topic.name, topic.topic_id)
+    for number in request.partitions:
+        behind = read_to.get(number, 0) + OFFSETS_SKIPPED
+        start_offset = request.start_offset if request.HasField("start_offset") else behind
+        state = catalog.recover(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
+        reply.partitions.add(partition=number, start_offset=start_offset, leader_epoch=state.leader_epoch)
+    return reply
+
+
 def _topic(name: str, catalog: Catalog) -> TopicRecord:
     if not paths.is_valid_name(name):
         raise InvalidTopicName(topic=name)
@@ -130,6 +161,20 @@ def _checked_config(config: Mapping[str, str]) -> dict[str, str]:
     """A topic's config as ZooKeeper keeps it: dotted names, valid values as text."""
     given = TOPIC_SETTINGS.parse(config).given()
     return {name: TOPIC_SETTINGS[name].to_text(value) for name, value in given.items()}
+
+
+def _altered_config(config: Mapping[str, str], request: pb.AlterTopicRequest) -> dict[str, str]:
+    """A topic's config after a change. What this version does not understand of it stays as it is, unless it is
+    changed or unset by its very name."""
+    for name in request.unset:
+        if name not in config:
+            TOPIC_SETTINGS.parse({name: None})  # an unknown one is refused with the nearest known one
+    changes = {_dotted(name): value for name, value in request.set.items()}
+    unset = {*request.unset, *map(_dotted, request.unset)}
+    kept = {name: value for name, value in config.items() if name not in unset and name not in changes}
+    _, refused = TOPIC_SETTINGS.understood(config)
+    checked = _checked_config({name: value for name, value in kept.items() if name not in refused} | changes)
+    return {name: value for name, value in kept.items() if name in refused} | checked
 
 
 def _check_count(topic: str, count: int, catalog: Catalog) -> None:
@@ -186,3 +231,6 @@ def _describe(topic: TopicRecord, catalog: Catalog, description: pb.TopicDescrip
         if state is not None:
             described.leader_epoch = state.leader_epoch
             described.isr.extend(state.isr)
+        failure = catalog.failure(topic.topic_id, number)
+        if failure is not None:
+            described.error.CopyFrom(error_to_wire(failure))

@@ -1,10 +1,15 @@
 """A broker's data directory: whose it is, and the logs in it, with the threads that flush and tidy them.
 
     lock         held while a broker has the directory; the holder's process id is in it
-    meta         cluster id and broker id (a sealed document, see checkpoint.py)
+    meta         cluster id, broker id and the directory's own id (a sealed document, see checkpoint.py)
     clean        there only while no broker has it open and the last one closed every log properly
     <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
+    <topic id>-<partition>.new/                         being made, in the place of one that was lost
     <topic id>-<partition>.deleted/                     on its way out
+    <topic id>-<partition>.set-aside-<n>/               left where a new one was made; nothing here looks at it again
+
+The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper name it, so that
+a log that is missing here is known to be missing, and is not taken for one that was never there.
 
 A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
 the truth, so nothing of it is read or written until the broker starts anew. What lacks space to be written, or a
@@ -20,6 +25,7 @@ import os
 import queue
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +34,8 @@ from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write
 from broker.storage.disk import Disk, storage_error
 from broker.storage.home import Flushable
 from broker.storage.log import Log
+from broker.storage.opening import make_empty_log
+from broker.storage.segment import LOG_SUFFIX
 from broker.storage.staging import STAGING
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
@@ -41,6 +49,9 @@ _META = "meta"
 _CLEAN = "clean"
 _FOLDER = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]*)")
 _DELETED = ".deleted"
+_NEW = ".new"
+_SET_ASIDE = ".set-aside-"
+_META_FACTS = {"cluster_id": str, "broker_id": int, "directory_id": str}
 _FLUSHERS = 4
 """Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
 _WAIT_SECONDS_MAX = 86_400.0
@@ -83,6 +94,9 @@ class LogDirectory:
     Attributes:
         was_clean: the last broker closed it properly, or there was none.
         cluster_id, broker_id: whose it is; None until `claim` was called for the first time.
+        directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
+        lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
+            the lock knows that no other process that names the same file is alive.
         failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service.
 
@@ -111,6 +125,7 @@ class LogDirectory:
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
+        self.directory_id: str | None = None
         self._lock = threading.Lock()  # guards _logs, failed, _closed, _unsynced; before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._closed = False
@@ -137,11 +152,12 @@ class LogDirectory:
             raise DataDirInUse(directory=str(self.path), pid=holder or "unknown")
         self._lock_fd = lock_fd
         try:
+            self.lock_id = self.disk.identity(lock_fd)
             self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: needs no room on a full disk
             self._read_meta()
             names = self.disk.names(self.path)
             for name in names:
-                if name.endswith(_DELETED):
+                if name.endswith((_DELETED, _NEW)):
                     self._remove_folder(self.path / name)
                 elif name.endswith(TEMPORARY):
                     self.disk.unlink(self.path / name)
@@ -158,15 +174,17 @@ class LogDirectory:
         if data is None:
             return
         facts = unseal(data)
-        if facts is None or not isinstance(facts.get("cluster_id"), str) or not isinstance(facts.get("broker_id"), int):
+        if facts is None or any(not isinstance(facts.get(name), kind) for name, kind in _META_FACTS.items()):
             raise StorageFailed(directory=str(self.path), reason=f"{self.path / _META} is damaged")
         self.cluster_id, self.broker_id = facts["cluster_id"], facts["broker_id"]
+        self.directory_id = facts["directory_id"]
 
     def claim(self, cluster_id: str, broker_id: int) -> None:
-        """Say whose the directory is; the first call writes it down.
+        """Say whose the directory is; the first call writes it down, and gives the directory its id.
 
         Raises:
             ClusterMismatch: it is another's.
+            StorageFailed: it has logs, but what says whose they are is gone.
         """
         ours = f"broker {broker_id} of cluster {cluster_id}"
         if self.cluster_id is not None:
@@ -174,11 +192,16 @@ class LogDirectory:
                 theirs = f"broker {self.broker_id} of cluster {self.cluster_id}"
                 raise ClusterMismatch(directory=str(self.path), expected=theirs, actual=ours)
             return
+        if self.existing():  # never so after a crash: meta is written before the first log is made
+            reason = f"it holds logs, but {self.path / _META}, which says whose they are, is gone: put it back"
+            raise StorageFailed(directory=str(self.path), reason=reason)
+        directory_id = uuid.uuid4().hex
+        facts = {"cluster_id": cluster_id, "broker_id": broker_id, "directory_id": directory_id}
         try:
-            write_atomic(self.disk, self.path / _META, seal({"cluster_id": cluster_id, "broker_id": broker_id}))
+            write_atomic(self.disk, self.path / _META, seal(facts))
         except OSError as error:
             raise storage_error(self.path, error, "writing meta") from error
-        self.cluster_id, self.broker_id = cluster_id, broker_id
+        self.cluster_id, self.broker_id, self.directory_id = cluster_id, broker_id, directory_id
 
     # --- logs ----------------------------------------------------------------------------------------------------
 
@@ -186,6 +209,49 @@ class LogDirectory:
         """(topic id, partition) of every log that has a folder here."""
         matches = (_FOLDER.fullmatch(name) for name in self.disk.names(self.path))
         return [(bytes.fromhex(match[1]), int(match[2])) for match in matches if match]
+
+    def has_log(self, topic_id: bytes, partition: int) -> bool:
+        """Whether a log stands here: a folder with a segment in it, which every log has from its first opening on."""
+        try:
+            names = self.disk.names(self.path / folder_name(topic_id, partition))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error(self.path, error, f"looking for {folder_name(topic_id, partition)}") from error
+        return any(name.endswith(LOG_SUFFIX) for name in names)
+
+    def replace_log(self, topic_id: bytes, partition: int, label: str, start_offset: int) -> None:
+        """Make an empty log in the place of a lost one; whole or not at all, whatever stops it.
+
+        A folder that has its name is kept under another one.
+
+        Args:
+            label: the partition's name, such as `flights-0`.
+            start_offset: of its first record.
+        """
+        folder = self.path / folder_name(topic_id, partition)
+        new = folder.with_name(folder.name + _NEW)
+        with self._lock:
+            self._check_usable()
+            opened = self._logs.pop((topic_id, partition), None)
+            if opened is not None:  # another broker took it over while this one had it open
+                opened.close(clean=False)
+            try:
+                names = self.disk.names(self.path)
+                if new.name in names:
+                    self._remove_folder(new)
+                self.disk.make_dir(new)
+                make_empty_log(self.disk, new, label, start_offset)
+                if folder.name in names:
+                    free = (f"{folder.name}{_SET_ASIDE}{number}" for number in itertools.count(1))
+                    aside = self.path / next(name for name in free if name not in names)
+                    self.disk.rename(folder, aside)
+                    self.disk.sync_dir(self.path)
+                    log.warning("folder_set_aside", folder=folder.name, kept_as=str(aside))
+                self.disk.rename(new, folder)
+                self.disk.sync_dir(self.path)
+            except OSError as error:
+                raise storage_error(self.path, error, f"making {folder.name} anew") from error
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
         """The log of a partition, made if there is none; open already, the same one.

@@ -109,6 +109,16 @@ class Disk:
             return None
         return fd
 
+    def identity(self, fd: int) -> str:
+        """Names an open file among all that this machine has had since it was booted, whatever path led to it."""
+        stat = os.fstat(fd)
+        return f"{_boot_id()}:{stat.st_dev}:{stat.st_ino}"
+
+
+def _boot_id() -> str:
+    """Another one after every boot; containers have that of their host, whose locks they share."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
 
 class TruncateFailed(Exception):
     """What a failed append left could not be cut off again."""

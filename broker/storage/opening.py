@@ -21,6 +21,8 @@ from kafkalog.log import get_logger
 
 log = get_logger(__name__)
 
+_ANY_INTERVAL = 1 << 16  # of an index that nothing is added to
+
 
 class Opened(NamedTuple):
     """A folder's content: its segments, the checkpoint that is true now, and up to where what is saved describes it."""
@@ -68,6 +70,14 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
             segment.close()
         raise
     return Opened(segments, found, min(indexed_offset, producers_at))
+
+
+def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
+    """Make the first files of a log whose first record is to have an offset, in a folder that is empty. Durable."""
+    segment = Segment(disk, folder, start_offset, _ANY_INTERVAL)
+    segment.create()
+    segment.close()
+    write_checkpoint(disk, folder, Checkpoint(start_offset, start_offset), label)
 
 
 def _unless_full(save: Callable[[], None]) -> bool:

@@ -100,7 +100,9 @@ class BrokerService:
         return cluster.describe_cluster(request, self._catalog, self._cluster_id)
 
     def DescribeBroker(self, request: broker_pb2.DescribeBrokerRequest, context: Any) -> Any:
+        failed = self._catalog.failed
         return broker_pb2.BrokerStatus(
+            failure=None if failed is None else error_to_wire(failed),
             broker_id=self._catalog.broker_id,
             pid=os.getpid(),
             version=self._version,
@@ -119,6 +121,9 @@ class BrokerService:
 
     def DeleteTopic(self, request: broker_pb2.DeleteTopicRequest, context: Any) -> Any:
         return topics.delete_topic(request, self._catalog, _seconds_left(context))
+
+    def RecoverPartitions(self, request: broker_pb2.RecoverPartitionsRequest, context: Any) -> Any:
+        return topics.recover_partitions(request, self._catalog, _seconds_left(context))
 
     def DeleteRecords(self, request: broker_pb2.DeleteRecordsRequest, context: Any) -> Any:
         return offsets.delete_records(request, self._catalog)
@@ -385,6 +390,11 @@ class RpcServer:
         for name in (SERVICE, ""):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server.start()
+
+    def tell_unhealthy(self) -> None:
+        """Say to health checks that this broker does not serve; it goes on answering."""
+        for name in (SERVICE, ""):
+            self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, finish those that run. Safe to call before `start`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,8 @@ from kafkalog.cli.output import (
     print_none,
     print_table,
 )
-from kafkalog.errors import TopicExists, UnknownTopic
+from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
+from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import TopicDescription
@@ -73,7 +75,9 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Describe TOPICs, all of them if none is named: settings, partitions, leaders."""
     with admin_of(bootstrap) as admin:
-        found = [_description(topic) for topic in admin.describe_topics(list(names) or None)]
+        listed = admin.describe_topics(list(names) or None)
+        unserved = admin.unserved([topic.name for topic in listed])
+    found = [_description(topic, unserved) for topic in listed]
     if as_json:
         print_json(found)
         return
@@ -84,9 +88,16 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         for name, value in topic["config"].items():
             click.echo(f"  {name}={value}")
         print_table(topic["partitions"], ["partition", "leader", "leader_epoch", "replicas", "isr"])
+        for partition in topic["partitions"]:
+            if partition["error"]:
+                click.echo(f"  {partition['error']}")
 
 
-def _description(topic: TopicDescription) -> dict[str, Any]:
+def _description(topic: TopicDescription, unserved: Mapping[TopicPartition, KafkalogError]) -> dict[str, Any]:
+    def error(number: int) -> str | None:
+        found = unserved.get(TopicPartition(topic.name, number))
+        return None if found is None else str(found)
+
     return {
         "topic": topic.name,
         "topic_id": topic.topic_id.hex(),
@@ -99,6 +110,7 @@ def _description(topic: TopicDescription) -> dict[str, Any]:
                 "leader_epoch": partition.leader_epoch,
                 "replicas": list(partition.replicas),
                 "isr": list(partition.isr),
+                "error": error(partition.partition),
             }
             for partition in topic.partitions
         ],
@@ -119,6 +131,37 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
         altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
     click.echo(f"topic {altered.name} has {_partitions(len(altered.partitions))}, {settings}")
+
+
+@topics.command("recover")
+@click.argument("topic")
+@click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; repeatable.")
+@click.option("--start-offset", type=click.IntRange(0), metavar="N",
+              help="Offset of the first new record; else ten million after what groups have committed.")  # fmt: skip
+@click.option("--accept-loss", is_flag=True, help="Give up what was in them; without it, only show what is lost.")
+@bootstrap_option
+def recover(
+    topic: str, partitions: tuple[int, ...], start_offset: int | None, accept_loss: bool, bootstrap: str
+) -> None:
+    """Have lost partitions of TOPIC begin anew, empty. Their records are given up for good."""
+    with admin_of(bootstrap) as admin:
+        admin.describe_topics([topic])
+        lost = [
+            error
+            for (_, number), error in admin.unserved([topic]).items()
+            if isinstance(error, PartitionLost) and (not partitions or number in partitions)
+        ]
+        if not accept_loss:
+            for error in lost:
+                click.echo(str(error))
+            if not lost:
+                print_none(f"{'none of these partitions' if partitions else 'no partition'} of {topic} is lost")
+            return
+        begun = admin.recover_partitions(topic, partitions or None, start_offset)
+    for partition, offset in begun.items():
+        click.echo(f"{partition} begins anew at offset {offset}; what it held is lost")
+    if not begun:
+        print_none(f"no partition of {topic} is lost")
 
 
 @topics.command("delete")
@@ -151,7 +194,6 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
     """Show from where to where each partition of TOPIC goes."""
     from kafkalog.client.groups import lag
-    from kafkalog.records import TopicPartition
 
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])

@@ -16,12 +16,15 @@ from kafkalog.client.groups import (
     reset_offsets,
 )
 from kafkalog.errors import (
+    BrokerStopping,
     BrokerUnreachable,
     InvalidArgument,
     KafkalogError,
     LeaderNotAvailable,
     NotLeader,
     OffsetOutOfRange,
+    PartitionLost,
+    RequestTimedOut,
     UnknownTopicId,
 )
 from kafkalog.records import TopicPartition
@@ -186,8 +189,17 @@ class Admin:
         """The cluster's id, live brokers and ZooKeeper."""
         return self._cluster.describe()
 
-    def describe_broker(self, broker_id: int) -> pb.BrokerStatus:
-        """What a broker tells of itself: pid, version, counters. Raises BrokerUnreachable, at once if it is unknown."""
+    def describe_broker(self, broker_id: int | None = None) -> pb.BrokerStatus:
+        """What a broker tells of itself: pid, version, counters, why it is out of service.
+
+        Args:
+            broker_id: None: the one that answers first, also if it is not registered (any more).
+
+        Raises:
+            BrokerUnreachable: at once if it is unknown.
+        """
+        if broker_id is None:
+            return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest())
         if all(broker.broker_id != broker_id for broker in self._cluster.describe().brokers):
             raise BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")
         return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
@@ -235,6 +247,55 @@ class Admin:
         topic = topic_info(self._cluster.call("AlterTopic", request, repeatable=False))
         self._cluster.remember(topic)
         return topic
+
+    def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
+        """The partitions of some topics that their live brokers do not serve, and why. Those alone know; one that does
+        not answer at once is left out."""
+        request = pb.DescribeTopicsRequest(names=list(names))
+        found = {}
+        for broker in self._cluster.describe().brokers if request.names else ():
+            try:
+                reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
+            except (BrokerUnreachable, BrokerStopping, RequestTimedOut):
+                continue
+            for topic in reply.topics:
+                for partition in topic.partitions:
+                    if partition.HasField("error"):
+                        found[TopicPartition(topic.name, partition.partition)] = error_from_wire(partition.error)
+        return dict(sorted(found.items()))
+
+    def recover_partitions(
+        self, name: str, partitions: Iterable[int] | None = None, start_offset: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Give up what was in lost partitions of a topic, and have them begin anew, empty.
+
+        Args:
+            partitions: None: all that are lost.
+            start_offset: of the first record of each. None: ten million after the highest offset that any group has
+                committed, so that whoever goes on from the lost log is told that its offset is out of range.
+
+        Returns:
+            Where each begins.
+
+        Raises:
+            NotLost, UnknownTopic, UnknownPartition, LeaderNotAvailable.
+        """
+        [topic] = self._cluster.describe_topics([name])
+        if partitions is None:
+            unserved = self.unserved([name])
+            numbers = [each.partition for each, error in unserved.items() if isinstance(error, PartitionLost)]
+        else:
+            numbers = sorted(set(partitions))
+        by_leader: dict[int, list[int]] = {}
+        for number in numbers:
+            by_leader.setdefault(self._cluster.leader(topic, number).broker_id, []).append(number)
+        found = {}
+        for broker_id, theirs in by_leader.items():
+            request = pb.RecoverPartitionsRequest(topic_id=topic.topic_id, partitions=theirs, start_offset=start_offset)
+            reply = self._cluster.call("RecoverPartitions", request, broker_id=broker_id, repeatable=False)
+            for each in reply.partitions:
+                found[TopicPartition(name, each.partition)] = each.start_offset
+        return dict(sorted(found.items()))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises UnknownTopic."""

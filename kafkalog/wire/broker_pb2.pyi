@@ -92,18 +92,20 @@ class TopicDescription(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
-    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr")
+    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader: int
     leader_epoch: int
     replicas: _containers.RepeatedScalarFieldContainer[int]
     isr: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ...) -> None: ...
+    error: _dataport_pb2.Error
+    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("name", "partitions", "replicas", "config")
@@ -154,6 +156,32 @@ class DeleteTopicReply(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     def __init__(self, topic_id: _Optional[bytes] = ...) -> None: ...
+
+class RecoverPartitionsRequest(_message.Message):
+    __slots__ = ("topic_id", "partitions", "start_offset")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    start_offset: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[int]] = ..., start_offset: _Optional[int] = ...) -> None: ...
+
+class RecoverPartitionsReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[RecoveredPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[RecoveredPartition, _Mapping]]] = ...) -> None: ...
+
+class RecoveredPartition(_message.Message):
+    __slots__ = ("partition", "start_offset", "leader_epoch")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    start_offset: int
+    leader_epoch: int
+    def __init__(self, partition: _Optional[int] = ..., start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class DeleteRecordsRequest(_message.Message):
     __slots__ = ("topic_id", "partition", "before_offset")
@@ -406,7 +434,7 @@ class DescribeBrokerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerStatus(_message.Message):
-    __slots__ = ("broker_id", "pid", "version", "zookeeper_connected", "counters")
+    __slots__ = ("broker_id", "pid", "version", "zookeeper_connected", "counters", "failure")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -419,9 +447,11 @@ class BrokerStatus(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ZOOKEEPER_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     pid: int
     version: str
     zookeeper_connected: bool
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, broker_id: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., zookeeper_connected: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    failure: _dataport_pb2.Error
+    def __init__(self, broker_id: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., zookeeper_connected: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...

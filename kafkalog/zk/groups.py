@@ -135,6 +135,15 @@ def committed_offsets(
     return {partition: each.offset for partition, each in committed(session, group, topic_ids, topics).items()}
 
 
+def highest_offsets(session: ZooKeeperSession, topic: str, topic_id: bytes) -> dict[int, int]:
+    """The highest offset that any group has committed of each partition of a topic."""
+    highest: dict[int, int] = {}
+    for group in group_names(session):
+        for partition, offset in committed_offsets(session, group, {topic: topic_id}, [topic]).items():
+            highest[partition.partition] = max(offset, highest.get(partition.partition, 0))
+    return highest
+
+
 def group_names(session: ZooKeeperSession) -> list[str]:
     """Every group that ever committed an offset or had a member."""
     return sorted(session.children(paths.CONSUMERS))

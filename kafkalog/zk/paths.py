@@ -2,10 +2,12 @@
 
     /cluster                                        {cluster_id, created_us}: made by the first broker
     /producer_ids                                   {next}: brokers take producer ids from it in blocks
-    /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory}
+    /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory,
+                                                    lock, where}; directory is the id of its data directory
     /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
                                                     with deleted: true while it is being taken down
-    /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr}: made by the leader once its log is open
+    /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr, directory}: made by the leader once its
+                                                    log is open; directory is the id of the one that the log stands in
     /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
     /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s, by the

@@ -35,7 +35,14 @@ _TAKE_DOWN_ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class BrokerRecord:
-    """A live broker. `epoch` is the czxid of its znode: greater for every registration."""
+    """A live broker.
+
+    Attributes:
+        directory: the id of its data directory, by which it is the same broker wherever it stands.
+        lock: the file that it holds locked in there, as only its own machine names it, and only until the next boot.
+        where: host and path of the directory, for people.
+        epoch: the czxid of its znode: greater for every registration.
+    """
 
     broker_id: int
     host: str
@@ -44,16 +51,25 @@ class BrokerRecord:
     rack: str = ""
     version: str = ""
     directory: str = ""
+    lock: str = ""
+    where: str = ""
     epoch: int = 0
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """Who leads a partition. `version` is the znode's, for the next write."""
+    """Who leads a partition.
+
+    Attributes:
+        directory: the id of the data directory in which the leader has the log. It is written once the log is there,
+            so that a log which is not there has been lost.
+        version: the znode's, for the next write.
+    """
 
     leader: int
     leader_epoch: int
     isr: tuple[int, ...]
+    directory: str
     version: int = 0
 
 
@@ -117,61 +133,83 @@ def take_producer_ids(session: ZooKeeperSession) -> range:
 
 
 def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
-    """Put a broker on the list of live ones for as long as the session lasts.
-
-    A znode that an earlier run over the same directory left behind is replaced: whoever holds the directory's lock
-    knows that run to be dead.
+    """Put a broker on the list of live ones for as long as the session lasts. A znode that a dead run of it left
+    behind is replaced.
 
     Returns:
-        None if registered, or the live broker of another directory that has this id.
+        None if registered, or the other live broker that has this id.
     """
-    path = paths.broker(broker.broker_id)
-    content = _dump(
-        {
-            "host": broker.host,
-            "grpc_port": broker.grpc_port,
-            "data_port": broker.data_port,
-            "rack": broker.rack,
-            "version": broker.version,
-            "directory": broker.directory,
-        }
-    )
     while True:
         try:
-            session.create(path, content, ephemeral=True)
+            session.create(paths.broker(broker.broker_id), _broker_content(broker), ephemeral=True)
             return None
         except NodeExists:
             pass
+        found = _registered(session, broker.broker_id)
+        if found is None:
+            continue
+        other, stat = found
+        if _is_another(other, broker):
+            return other
         try:
-            _, stat = session.get(path)
-            other = _read_broker(session, broker.broker_id, None)
-            if other is None:
-                continue
-            if other.directory != broker.directory:
-                return other
             if stat.ephemeralOwner == session.session_id:
-                session.set(path, content, stat.version)
+                session.set(paths.broker(broker.broker_id), _broker_content(broker), stat.version)
                 return None
-            session.delete(path, stat.version)
+            session.delete(paths.broker(broker.broker_id), stat.version)
         except (NoNode, BadVersion):
             continue
+
+
+def other_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
+    """The live broker that has this one's id and is not known to be a dead run of it."""
+    found = _registered(session, broker.broker_id)
+    return found[0] if found is not None and _is_another(found[0], broker) else None
+
+
+def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
+    """Take a broker off the list, if it stands there by this session."""
+    while True:
+        found = _registered(session, broker.broker_id)
+        if found is None or found[1].ephemeralOwner != session.session_id:
+            return
+        try:
+            session.delete(paths.broker(broker.broker_id), found[1].version)
+            return
+        except (NoNode, BadVersion):
+            continue
+
+
+def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
+    """Whether a registration may be that of a live process. The directory's id alone does not tell: a copy of a
+    directory has the same. Whoever holds a lock knows that nobody else does."""
+    return (registered.directory, registered.lock) != (broker.directory, broker.lock)
+
+
+def _broker_content(broker: BrokerRecord) -> bytes:
+    return _dump({name: value for name, value in vars(broker).items() if name not in ("broker_id", "epoch")})
+
+
+def _registered(session: ZooKeeperSession, broker_id: int) -> tuple[BrokerRecord, Any] | None:
+    try:
+        content, stat = session.get(paths.broker(broker_id))
+    except NoNode:
+        return None
+    return _broker_record(broker_id, content, stat), stat
 
 
 def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[int, BrokerRecord]:
     """Every live broker, by id; `watch` is called when one comes or goes."""
     found = {}
     for name in session.children(paths.BROKER_IDS, watch):
-        broker = _read_broker(session, int(name), watch)
-        if broker is not None:
-            found[broker.broker_id] = broker
+        try:
+            content, stat = session.get(paths.broker(int(name)), watch)
+        except NoNode:
+            continue
+        found[int(name)] = _broker_record(int(name), content, stat)
     return dict(sorted(found.items()))
 
 
-def _read_broker(session: ZooKeeperSession, broker_id: int, watch: Watch | None) -> BrokerRecord | None:
-    try:
-        content, stat = session.get(paths.broker(broker_id), watch)
-    except NoNode:
-        return None
+def _broker_record(broker_id: int, content: bytes, stat: Any) -> BrokerRecord:
     fields = json.loads(content)
     return BrokerRecord(
         broker_id=broker_id,
@@ -181,6 +219,8 @@ def _read_broker(session: ZooKeeperSession, broker_id: int, watch: Watch | None)
         rack=fields.get("rack", ""),
         version=fields.get("version", ""),
         directory=fields.get("directory", ""),
+        lock=fields.get("lock", ""),
+        where=fields.get("where", ""),
         epoch=stat.czxid,
     )
 
@@ -222,7 +262,13 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
 
 def _read_state(content: bytes, stat: Any) -> PartitionState:
     fields = json.loads(content)
-    return PartitionState(fields["leader"], fields["leader_epoch"], tuple(fields["isr"]), stat.version)
+    return PartitionState(
+        leader=fields["leader"],
+        leader_epoch=fields["leader_epoch"],
+        isr=tuple(fields["isr"]),
+        directory=fields["directory"],
+        version=stat.version,
+    )
 
 
 def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
@@ -407,7 +453,7 @@ def _ensure_children(session: ZooKeeperSession, parent: str, children: Sequence[
 
 
 def _state_content(state: PartitionState) -> bytes:
-    return _dump({"leader": state.leader, "leader_epoch": state.leader_epoch, "isr": list(state.isr)})
+    return _dump({name: value for name, value in vars(state).items() if name != "version"})
 
 
 def place_partitions(brokers: Iterable[int], hosted: Mapping[int, int], count: int) -> list[tuple[int, ...]]:

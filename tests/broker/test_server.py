@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import json
 import os
@@ -13,13 +15,21 @@ import threading
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BROKER_SETTINGS
+from broker.replica.catalog import Catalog
 from broker.server import Broker, read_config
 from broker.zookeeper import EmbeddedZooKeeper
-from kafkalog import errors
+from kafkalog import Admin, errors
+from kafkalog.wire import broker_pb2
+from kafkalog.wire.service import SERVICE
+from kafkalog.zk import registry
+from kafkalog.zk.registry import BrokerRecord
+from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.kafkalog.zk.expiry import expire
 
 
 @pytest.mark.parametrize("setting", ["grpc.port", "data.port"])
@@ -78,6 +88,66 @@ def test_a_start_that_zookeeper_keeps_from_its_end_leaves_a_clean_directory_clea
         with pytest.raises(errors.ZooKeeperUnreachable):
             start_broker(zookeeper_connect=address, zookeeper_connection_timeout_ms=300)
     assert start_broker().broker.catalog.topic("t").states[0].leader_epoch == 0
+
+
+def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, other = start_broker(0), start_broker(1)
+    catalog = failing.broker.catalog
+    assert other.broker.catalog.wait_until(lambda: set(other.broker.catalog.brokers) == {0, 1}, 60)
+    topic = other.new_topic(partitions=2, flush_messages=1)
+
+    def sync(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(catalog._directory.disk, "sync", sync)
+    with failing.client() as client:
+        for _ in range(2):
+            assert client.append(topic, a_batch()).error.code == errors.StorageFailed.code
+        assert client.fetch(topic, 0)[0].error.code == errors.StorageFailed.code
+    assert other.broker.catalog.wait_until(lambda: set(other.broker.catalog.brokers) == {1}, 60)
+    health = health_pb2_grpc.HealthStub(failing.channel)
+    for service in ("", SERVICE):
+        status = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=30).status
+        assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with Admin(f"127.0.0.1:{failing.broker.grpc_port}") as admin:
+        assert admin.describe_broker().failure.code == errors.StorageFailed.code
+        assert admin.create_topic("elsewhere", partitions=3).partitions[2].leader == 1
+    assert not other.stub.DescribeBroker(broker_pb2.DescribeBrokerRequest(), timeout=30).HasField("failure")
+    said = [line for line in caplog.text.splitlines() if "broker_out_of_service broker_id=0" in line]
+    assert len(said) == 1
+    assert "fdatasync for t-0: Input/output error" in said[0]
+
+    expire(catalog.session)
+    other.new_topic("later")
+    other.stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="t"), timeout=60)
+    assert catalog.wait_until(lambda: {*catalog.topics} == {"elsewhere", "later"}, 60)  # it follows, but ...
+    assert set(registry.live_brokers(other.broker.catalog.session)) == {1}
+    monkeypatch.undo()
+    failing.stop()
+    assert set(start_broker(0).broker.catalog.brokers) == {0, 1}
+
+
+def test_a_broker_whose_disk_fails_while_it_starts_does_not_start(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    registered = registry.register_broker
+
+    def late(session: ZooKeeperSession, broker: BrokerRecord) -> object:
+        done = registered(session, broker)
+        catalogs[0]._directory.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+        return done
+
+    catalogs: list[Catalog] = []
+    start = Catalog.start
+    monkeypatch.setattr(Catalog, "start", lambda self: (catalogs.append(self), start(self)))
+    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", late)
+    with pytest.raises(errors.StorageFailed, match="the disk is gone"):
+        start_broker()
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        assert registry.live_brokers(session) == {}
 
 
 def test_start_and_stop_leave_no_thread_and_no_descriptor(start_broker: StartBroker) -> None:

@@ -240,6 +240,9 @@ class MemoryDisk(Disk):
         assert isinstance(file, File)
         return self._descriptor(file)
 
+    def identity(self, fd: int) -> str:
+        return str(id(self._open[fd]))
+
 
 def _write(file: File, data: bytes, position: int) -> None:
     if data:

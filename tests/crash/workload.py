@@ -79,7 +79,6 @@ class Workload(Promises):
 
     def run(self) -> None:
         directory, log = self._open(0)
-        self._insist(lambda: directory.claim("c", 1))
         self._append(log, 12)
         self._insist(log.checkpoint)
         self._append(log, 3)
@@ -132,6 +131,7 @@ class Workload(Promises):
         def attempt() -> None:
             directory = open_directory(self.disk, self.clock)
             try:
+                directory.claim("c", 1)
                 opened.append((directory, open_log(directory, leader_epoch)))
             except DiskFull:
                 directory.close(clean=False)

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,8 @@ from tests.waiting import waited_for
 
 COMMANDS = (
     [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
-    ["topics", "describe"], ["topics", "alter"], ["topics", "delete"], ["produce"], ["consume"], ["offsets"], ["log"],
+    ["topics", "describe"], ["topics", "alter"], ["topics", "recover"], ["topics", "delete"],
+    ["produce"], ["consume"], ["offsets"], ["log"],
     ["log", "dump"], ["log", "verify"], ["doctor"], ["transactions"], ["transactions", "list"],
     ["transactions", "describe"], ["transactions", "abort"], ["transactions", "resolve"],
 )  # fmt: skip
@@ -253,6 +255,37 @@ def test_an_unknown_transaction_fails(action: str, topic: str, capfdbinary: pyte
     ran = Ran(capfdbinary, "transactions", action, "nope")
     ran.fails_with("nothing is decided or staged of a transaction 'nope'")
     assert ran.out == ""
+
+
+def test_a_lost_partition_is_described_and_recovered(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(data=tmp_path) as running:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", running.bootstrap_servers)
+        with Admin(running.bootstrap_servers) as admin:
+            topic_id = admin.create_topic("t", partitions=2).topic_id
+            admin.commit("readers", {TopicPartition("t", 1): 4})
+        assert Ran(capfdbinary, "topics", "recover", "t").err == "no partition of t is lost\n"
+        assert Ran(capfdbinary, "topics", "recover", "t", "--accept-loss").err == "no partition of t is lost\n"
+        [broker] = running.brokers
+        broker.stop()
+        shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-1")
+        broker.start()
+
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+        assert sentence in Ran(capfdbinary, "topics", "describe", "t").out
+        [described] = json.loads(Ran(capfdbinary, "topics", "describe", "--json").out)
+        assert described["partitions"][0]["error"] is None
+        assert described["partitions"][1]["error"].startswith(sentence)
+        Ran(capfdbinary, "offsets", "t").fails_with(sentence)
+        assert sentence in Ran(capfdbinary, "topics", "recover", "t").out
+        assert sentence not in Ran(capfdbinary, "topics", "recover", "t", "--partition", "0").out
+        Ran(capfdbinary, "topics", "recover", "t", "--partition", "0", "--accept-loss").fails_with("t-0 is not lost")
+        Ran(capfdbinary, "topics", "recover", "nope").fails_with("there is no topic 'nope'")
+        recovered = Ran(capfdbinary, "topics", "recover", "t", "--accept-loss")
+        assert recovered.out == "t-1 begins anew at offset 10000004; what it held is lost\n"
+        table = json.loads(Ran(capfdbinary, "offsets", "t", "--json").out)
+        assert [row["start_offset"] for row in table] == [0, 10000004]
 
 
 def test_offsets_tell_start_end_and_a_groups_lag(

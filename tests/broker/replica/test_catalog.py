@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from broker.replica.catalog import Catalog
@@ -245,3 +246,225 @@ def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker
     assert len(broker.broker.catalog.hosted) == 40
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=39).base_offset == 0
+
+
+# --- one bad topic ---------------------------------------------------------------------------------------------------
+
+
+def alter_as_a_newer_broker(broker: RunningBroker, name: str, config: dict[str, str]) -> None:
+    session = broker.broker.catalog.session
+    assert registry.update_topic(session, replace(registry.read_topic(session, name), config=config))
+    until(broker, lambda: broker.broker.catalog.topic(name).config == config)
+
+
+def test_settings_that_this_version_does_not_understand_are_kept_warned_of_once_and_ignored(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    broker.new_topic(retention_ms=5000)
+    given = {
+        "cleanup.policy": "compact",
+        "compression.level": "9",
+        "segment.bytes": "-1",
+        "retention.ms": "6000",
+        "flush.visibility": "flushed",
+    }
+    alter_as_a_newer_broker(broker, "t", given)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.bytes": "77"}), timeout=60)
+    assert broker.described("t").config == given | {"retention.bytes": "77"}
+    for refused in ({"compression.level": "8"}, {"flush.visibility": "flushed"}, {"cleanup.policy": "compact"}):
+        with pytest.raises(grpc.RpcError, match=r"is not valid|there is no topic setting"):
+            broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set=refused), timeout=60)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", unset=["compression.level", "retention_bytes"]), timeout=60)
+    described = broker.described("t")
+    del given["compression.level"]
+    assert described.config == given
+    assert described.effective["segment.bytes"] == str(1 << 30)
+    assert described.effective["flush.visibility"] == "written"
+    # What a policy means to keep is not known, so nothing is deleted.
+    assert (described.effective["retention.ms"], described.effective["retention.bytes"]) == ("-1", "-1")
+    for name in ("cleanup.policy", "compression.level", "segment.bytes", "flush.visibility"):
+        assert caplog.text.count(f"topic_setting_ignored topic=t setting={name} ") == 1
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"cleanup.policy": "delete"}), timeout=60)
+    assert broker.described("t").effective["retention.ms"] == "6000"
+
+
+def test_a_topic_with_a_setting_of_a_newer_version_is_served_and_keeps_no_other_from_being_made(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker()
+    topic = broker.new_topic()
+    alter_as_a_newer_broker(broker, "t", {"cleanup.policy": "compact", "compression.level": "9"})
+    for _ in range(2):
+        with broker.client() as client:
+            client.append(topic, a_batch())
+        name = f"made-{len(broker.broker.catalog.topics)}"
+        broker.new_topic(name)
+        assert broker.described(name).partitions[0].leader == 0
+        broker.stop()
+        broker = start_broker()
+    assert broker.broker.catalog.leader_of(topic, 0).log.end_offset == 2
+
+
+def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_once_it_can_be(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    broker.new_topic("a")
+    session = broker.broker.catalog.session
+    good, _ = session.get(paths.topic("a"))
+    session.set(paths.topic("a"), b"{")
+    broker.new_topic("b")
+    assert broker.described("b").partitions[0].leader == 0
+    broker.stop()
+    broker = start_broker()
+    assert set(broker.broker.catalog.topics) == {"b"}
+    broker.new_topic("c")
+    broker.broker.catalog.session.set(paths.topic("a"), good)
+    until(broker, lambda: len(broker.broker.catalog.hosted) == 3)
+    assert caplog.text.count("not_followed path=/brokers/topics/a") == 2  # once by each
+
+
+# --- trying again ----------------------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """A function of a module that fails some times, for arguments of one's choice, before it does what it does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, name: str, when: Callable[..., bool], times: int = 1) -> None:
+        self.refused = threading.Event()
+        found = getattr(registry, name)
+
+        def call(*arguments: Any) -> Any:
+            nonlocal times
+            if times and when(*arguments):
+                times -= 1
+                self.refused.set()
+                raise errors.ZooKeeperUnreachable(address="zk", reason="no answer in time")
+            return found(*arguments)
+
+        patch.setattr(registry, name, call)
+
+
+def test_what_a_failed_sync_left_out_is_made_good_by_the_next(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    refusing = Refusing(monkeypatch, "read_topic", lambda _, name, *watch: name == "t" and bool(watch))
+    topic = broker.new_topic()
+    assert refusing.refused.is_set()
+    assert (topic, 0) in broker.broker.catalog.hosted
+
+
+def test_a_registration_that_failed_after_a_lost_session_is_made_good(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    epoch = catalog.brokers[0].epoch
+    refusing = Refusing(monkeypatch, "register_broker", lambda *_: True)
+    expire(catalog.session)
+    until(broker, lambda: 0 in catalog.brokers and catalog.brokers[0].epoch > epoch)
+    assert refusing.refused.is_set()
+
+
+def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
+    start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    mine = catalog.brokers[0]
+    usurper = ZooKeeperSession(chroot)
+    usurper.start()
+    register = registry.register_broker
+
+    def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
+        monkeypatch.undo()
+        assert register(usurper, replace(record, directory="another", where="host:/another")) is None
+        return register(session, record)
+
+    monkeypatch.setattr(registry, "register_broker", too_late)
+    expire(catalog.session)
+    until(broker, lambda: catalog.brokers.get(0, mine).directory == "another")
+    usurper.close()
+    until(broker, lambda: catalog.brokers.get(0, mine).epoch > mine.epoch and catalog.brokers[0].where == mine.where)
+    assert caplog.text.count("not_followed path=/brokers/ids/0") == 1
+    assert "has it (host:/another)" in caplog.text
+
+
+def test_a_log_to_be_opened_again_of_a_topic_that_no_sync_has_taken_in_ends_no_thread(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    opened, full = catalog._directory.open_log, threading.Event()
+    full.set()
+
+    def open_log(topic_id: bytes, number: int, *rest: Any) -> Any:
+        if number == 1 and full.is_set():
+            raise errors.DiskFull(directory="/data")
+        return opened(topic_id, number, *rest)
+
+    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    refusing = Refusing(monkeypatch, "write_states", lambda _, topic, *rest: topic.name == "b")
+    with catalog._changed:  # so that one sync sees both
+        for name in ("a", "b"):
+            topic = registry.TopicRecord(name, name.encode() * 16, {}, [(0,), (0,)], 0)
+            registry.create_topic(catalog.session, topic)
+    until(broker, lambda: len(catalog.hosted) == 2)
+    assert refusing.refused.is_set()
+    full.clear()
+    until(broker, lambda: len(catalog.hosted) == 4)
+
+
+def test_a_deleted_log_that_cannot_be_removed_holds_nothing_up_and_is_removed_later(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    folder = catalog.leader_of(broker.new_topic(), 0).log.directory
+    removed, stuck = catalog._directory.remove_log, threading.Event()
+    stuck.set()
+
+    def remove_log(*arguments: Any) -> None:
+        if stuck.is_set():
+            raise errors.OutOfFiles(directory="/data", reason="Too many open files")
+        removed(*arguments)
+
+    monkeypatch.setattr(catalog._directory, "remove_log", remove_log)
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    assert "t" not in catalog.topics
+    broker.new_topic("other")
+    assert folder.exists()
+    stuck.clear()
+    while registry.deleted_topics(catalog.session):
+        catalog.wait_until(lambda: False, 0.1)
+    assert not folder.exists()
+
+
+def test_a_change_that_comes_during_a_sync_is_not_missed(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    broker.new_topic()
+    host, altered = Catalog._host, []
+
+    def late(self: Catalog, topic: registry.TopicRecord) -> registry.TopicRecord:
+        if not altered and topic.config == {"retention.ms": "5"}:
+            altered.append(topic)
+            registry.update_topic(self.session, replace(topic, config={"retention.ms": "6"}))
+        return host(self, topic)
+
+    monkeypatch.setattr(Catalog, "_host", late)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "5"}), timeout=60)
+    until(broker, lambda: catalog.topic("t").config == {"retention.ms": "6"})
+    assert catalog.leader_of(catalog.topic("t").topic_id, 0).settings.retention_ms == 6
+
+
+def test_settings_reach_partitions_that_are_open(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=2)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"max.message.bytes": "2048"}), timeout=60)
+    for number in (0, 1):
+        partition = broker.broker.catalog.leader_of(topic, number)
+        assert partition.settings.max_message_bytes == partition.log.settings.max_message_bytes == 2048

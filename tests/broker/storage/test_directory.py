@@ -38,12 +38,13 @@ def test_directory_is_one_process_alone(tmp_path: Path) -> None:
 
 def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
-    assert (directory.cluster_id, directory.broker_id) == (None, None)
+    assert (directory.cluster_id, directory.broker_id, directory.directory_id) == (None, None, None)
     directory.claim("red", 1)
+    named = directory.directory_id
     directory.claim("red", 1)
     directory.close()
     directory = LogDirectory(tmp_path)
-    assert (directory.cluster_id, directory.broker_id) == ("red", 1)
+    assert (directory.cluster_id, directory.broker_id, directory.directory_id) == ("red", 1, named)
     for other in (("blue", 1), ("red", 2)):
         with pytest.raises(ClusterMismatch, match="belongs to broker 1 of cluster red, not to broker"):
             directory.claim(*other)
@@ -57,6 +58,63 @@ def test_damaged_meta_is_told_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "meta").read_bytes() == b"nonsense"
     (tmp_path / "meta").unlink()
     LogDirectory(tmp_path).close()  # the lock was given up
+
+
+def test_directories_differ_by_their_ids_and_a_lock_by_its_file(tmp_path: Path) -> None:
+    one, other = LogDirectory(tmp_path / "one"), LogDirectory(tmp_path / "other")
+    one.claim("red", 1)
+    other.claim("red", 1)
+    assert one.directory_id != other.directory_id
+    assert one.lock_id != other.lock_id
+    held, named = one.lock_id, one.directory_id
+    one.close()
+    (tmp_path / "one").rename(tmp_path / "moved")
+    moved = LogDirectory(tmp_path / "moved")
+    assert (moved.lock_id, moved.directory_id) == (held, named)
+    moved.close()
+    other.close()
+
+
+def test_logs_without_meta_are_claimed_by_nobody(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    directory.claim("red", 1)
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    directory.close()
+    (tmp_path / "meta").unlink()
+    directory = LogDirectory(tmp_path)
+    with pytest.raises(StorageFailed, match=r"it holds logs, but .*/meta, which says whose they are, is gone"):
+        directory.claim("red", 1)
+    directory.close()
+    assert not (tmp_path / "meta").exists()
+
+
+def test_a_log_is_a_folder_with_a_segment(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    assert not directory.has_log(TOPIC_ID, 0)
+    directory.make_folders(TOPIC_ID, [0])
+    assert not directory.has_log(TOPIC_ID, 0)
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    assert directory.has_log(TOPIC_ID, 0)
+    assert not directory.has_log(TOPIC_ID, 1)
+    directory.close()
+
+
+def test_log_made_in_the_place_of_another_begins_where_it_is_told_and_keeps_the_other_aside(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    folder = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).directory
+    (folder / "note").write_text("kept")
+    for start_offset in (70, 5):
+        directory.replace_log(TOPIC_ID, 0, "t-0", start_offset)
+        log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 3)
+        assert (log.start_offset, log.end_offset, log.leader_epoch) == (start_offset, start_offset, 3)
+        log.append([numbered(start_offset)])
+        directory.close()
+        directory = LogDirectory(tmp_path)
+        assert read_all(directory.open_log(TOPIC_ID, 0, "t-0", topic(), 3)) == {start_offset: b"%020d" % start_offset}
+    assert (tmp_path / f"{folder.name}.set-aside-1" / "note").read_text() == "kept"
+    assert (tmp_path / f"{folder.name}.set-aside-2").is_dir()
+    assert directory.existing() == [(TOPIC_ID, 0)]
+    directory.close()
 
 
 def test_clean_stop_is_known_and_an_unclean_one_too(tmp_path: Path) -> None:
@@ -140,6 +198,7 @@ def test_deletion_that_a_stop_interrupted_is_finished(tmp_path: Path) -> None:
     folder = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).directory
     directory.close()
     folder.rename(folder.with_name(folder.name + ".deleted"))
+    folder.with_name(folder.name + ".new").mkdir()
     directory = LogDirectory(tmp_path)
     assert directory.existing() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]

@@ -48,7 +48,7 @@ def test_a_broker_is_listed_while_its_session_lasts(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
     other = new_session()
-    one = BrokerRecord(1, "host", 10, 11, "rack", "1.0", "host:/one")
+    one = BrokerRecord(1, "host", 10, 11, "rack", "1.0", "one", "boot:8:77", "host:/one")
     assert registry.register_broker(other, one) is None
     changed = threading.Event()
     (listed,) = registry.live_brokers(cluster, lambda _: changed.set()).values()
@@ -66,14 +66,32 @@ def test_a_dead_runs_registration_is_replaced_and_anothers_is_respected(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
     stale, now = new_session(), new_session()
-    record = BrokerRecord(1, "host", 10, 11, directory="host:/one")
+    record = BrokerRecord(1, "host", 10, 11, directory="one", lock="boot:8:77", where="host:/one")
     registry.register_broker(stale, record)
     before = registry.live_brokers(cluster)[1].epoch
-    assert registry.register_broker(now, record) is None
+    moved = replace(record, host="renamed", where="renamed:/elsewhere")
+    assert registry.other_broker(now, moved) is None
+    assert registry.register_broker(now, moved) is None
     assert registry.live_brokers(cluster)[1].epoch > before
-    holder = registry.register_broker(new_session(), replace(record, directory="host:/two"))
-    assert holder is not None
-    assert holder.directory == "host:/one"
+    other_disk, copied_disk = replace(record, directory="two"), replace(record, lock="boot:8:78")
+    for other in (other_disk, copied_disk):
+        asking = new_session()
+        for holder in (registry.register_broker(asking, other), registry.other_broker(asking, other)):
+            assert holder is not None
+            assert holder.where == "renamed:/elsewhere"
+
+
+def test_a_broker_takes_only_its_own_registration_back(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    mine, other = new_session(), new_session()
+    record = BrokerRecord(1, "host", 10, 11, directory="one")
+    registry.withdraw_broker(mine, record)
+    registry.register_broker(mine, record)
+    registry.withdraw_broker(other, record)
+    assert set(registry.live_brokers(cluster)) == {1}
+    registry.withdraw_broker(mine, record)
+    assert registry.live_brokers(cluster) == {}
 
 
 def test_a_topic_is_read_back_as_it_was_made(cluster: ZooKeeperSession) -> None:
@@ -97,22 +115,26 @@ def test_a_change_over_an_old_version_is_not_made(cluster: ZooKeeperSession) -> 
 
 def test_states_are_made_once_and_replaced_at_their_version_only(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    first = {number: PartitionState(0, 0, (0,)) for number in (0, 2)}
+    first = {number: PartitionState(0, 0, (0,), "disk-0") for number in (0, 2)}
     assert registry.write_states(cluster, A_TOPIC, first) == first
-    late = registry.write_states(cluster, A_TOPIC, {0: PartitionState(9, 9, (9,)), 1: PartitionState(1, 0, (1,))})
-    assert late == {0: first[0], 1: PartitionState(1, 0, (1,))}  # 0 was there already
+    late = registry.write_states(
+        cluster, A_TOPIC, {0: PartitionState(9, 9, (9,), "disk-9"), 1: PartitionState(1, 0, (1,), "disk-1")}
+    )
+    assert late == {0: first[0], 1: PartitionState(1, 0, (1,), "disk-1")}  # 0 was there already
     topic = registry.read_topic(cluster, "t")
     assert topic is not None
     assert set(topic.states) == {0, 1, 2}
-    raised = registry.write_states(cluster, topic, {0: PartitionState(0, 1, (0,))})
-    assert raised == {0: PartitionState(0, 1, (0,), version=1)}
-    assert registry.write_states(cluster, topic, {0: PartitionState(0, 5, (0,))}) == raised  # topic.states is old
+    raised = registry.write_states(cluster, topic, {0: PartitionState(0, 1, (0,), "disk-0")})
+    assert raised == {0: PartitionState(0, 1, (0,), "disk-0", version=1)}
+    assert (
+        registry.write_states(cluster, topic, {0: PartitionState(0, 5, (0,), "disk-0")}) == raised
+    )  # topic.states is old
 
 
 def test_many_partitions_take_few_round_trips(cluster: ZooKeeperSession) -> None:
     topic = replace(A_TOPIC, replicas=[(0,)] * 1100)
     registry.create_topic(cluster, topic)
-    states = {number: PartitionState(0, 0, (0,)) for number in range(1100)}
+    states = {number: PartitionState(0, 0, (0,), "disk-0") for number in range(1100)}
     assert registry.write_states(cluster, topic, states) == states
     registry.delete_topic(cluster, "t")
     assert cluster.children(paths.TOPICS) == []
@@ -125,7 +147,7 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
     other = new_session()
     for change in (
         lambda: registry.update_topic(cluster, A_TOPIC),
-        lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,))}),
+        lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,), "disk-1")}),
         lambda: cluster.set(paths.partition_state("t", 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
     ):
         changed = threading.Event()
@@ -136,7 +158,7 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
 
 def test_a_deleted_topic_leaves_a_note_for_each_broker_that_held_it(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
     assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
     assert registry.topic_names(cluster) == []
     assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
@@ -154,7 +176,7 @@ def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
     cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
     monkeypatch.setattr(registry, "_take_down", lambda *_: None)
     registry.delete_topic(cluster, "t")
     monkeypatch.undo()
@@ -171,11 +193,11 @@ def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
 
 def test_states_of_a_topic_deleted_meanwhile_are_not_written(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    known = registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,))})
+    known = registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
     registry.delete_topic(cluster, "t")
-    assert registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,))}) == {}
+    assert registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,), "disk-1")}) == {}
     seen = replace(A_TOPIC, states=known)
-    assert registry.write_states(cluster, seen, {0: PartitionState(0, 1, (0,))}) == {}
+    assert registry.write_states(cluster, seen, {0: PartitionState(0, 1, (0,), "disk-0")}) == {}
     assert registry.topic_names(cluster) == []
 
 

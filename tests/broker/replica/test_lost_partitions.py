@@ -1,0 +1,308 @@
+"""A partition whose log is not where its state says is lost: refused, told, and never served as an empty one."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker.requests.topics import OFFSETS_SKIPPED
+from kafkalog import Admin, Consumer, Producer, TopicPartition, errors
+from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.zk import registry
+from kafkalog.zk.session import ZooKeeperSession
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import a_batch
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
+    assert broker.broker.catalog.wait_until(reached, 60.0)
+
+
+def filled(broker: RunningBroker, partitions: int = 2) -> bytes:
+    """A topic with five records in each partition."""
+    topic = broker.new_topic(partitions=partitions)
+    with broker.client() as client:
+        for partition in range(partitions):
+            client.append(topic, a_batch([b"old%d" % number for number in range(5)]), partition=partition)
+    return topic
+
+
+def folder(tmp_path: Path, topic: bytes, partition: int) -> Path:
+    return tmp_path / "broker-0" / f"{topic.hex()}-{partition}"
+
+
+def wipe_directory(tmp_path: Path, topic: bytes) -> None:
+    shutil.move(tmp_path / "broker-0", tmp_path / "kept")
+
+
+def wipe_folder(tmp_path: Path, topic: bytes) -> None:
+    shutil.move(folder(tmp_path, topic, 0), tmp_path / "kept")
+
+
+def empty_folder(tmp_path: Path, topic: bytes) -> None:
+    shutil.copytree(folder(tmp_path, topic, 0), tmp_path / "kept")
+    for path in folder(tmp_path, topic, 0).iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def put_back(tmp_path: Path, topic: bytes, wipe: object) -> None:
+    place = tmp_path / "broker-0" if wipe is wipe_directory else folder(tmp_path, topic, 0)
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.move(tmp_path / "kept", place)
+
+
+def assert_lost(broker: RunningBroker, topic: bytes, partition: int, reason: str) -> None:
+    sentence = rf"partition t-{partition} is lost: {reason}.*kafkalog topics recover t --partition {partition} --accept"
+    with pytest.raises(errors.PartitionLost, match=sentence) as caught:
+        broker.broker.catalog.leader_of(topic, partition)
+    assert not caught.value.retriable
+    with broker.client() as client:
+        assert client.append(topic, a_batch(), partition=partition).error.code == errors.PartitionLost.code
+        assert client.fetch(topic, 5, partition=partition)[0].error.code == errors.PartitionLost.code
+    wanted = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic, partition=partition)])
+    assert broker.stub.ListOffsets(wanted, timeout=30).partitions[0].error.code == errors.PartitionLost.code
+    described = broker.described("t").partitions[partition]
+    assert (described.leader, described.error.code) == (0, errors.PartitionLost.code)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("wipe", [wipe_directory, wipe_folder, empty_folder])
+def test_a_log_that_is_gone_is_refused_and_served_again_once_it_is_back(
+    start_broker: StartBroker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    wipe: Callable[[Path, bytes], None],
+    clean: bool,
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop(clean)
+    wipe(tmp_path, topic)
+    broker = start_broker()
+    if wipe is wipe_directory:
+        for partition in (0, 1):
+            assert_lost(broker, topic, partition, "its log is in data directory [0-9a-f]{32}, and broker 0 has")
+        assert broker.new_topic("other")  # the new directory is as good as any
+        assert broker.broker.catalog.leader_of(broker.broker.catalog.topic("other").topic_id, 0).log.end_offset == 0
+    else:
+        assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone from data directory")
+        assert broker.broker.catalog.leader_of(topic, 1).log.end_offset == 5
+    assert caplog.text.count("partition_lost partition=t-0") == 1
+    broker.stop(clean)
+    put_back(tmp_path, topic, wipe)
+    broker = start_broker()
+    for partition in (0, 1):
+        log = broker.broker.catalog.leader_of(topic, partition).log
+        assert (log.start_offset, log.end_offset, log.leader_epoch) == (0, 5, 0 if clean else log.leader_epoch)
+    assert not any(partition.HasField("error") for partition in broker.described("t").partitions)
+
+
+def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
+    start_broker: StartBroker, tmp_path: Path, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    (registered,) = broker.broker.catalog.brokers.values()
+    broker.stop()
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        registry.register_broker(session, registered)  # as if it had been killed: its registration outlives it
+        (tmp_path / "broker-0").rename(tmp_path / "elsewhere")
+        monkeypatch.setattr("socket.gethostname", lambda: "renamed")
+        moved = start_broker(0, log_dir=str(tmp_path / "elsewhere"), zookeeper_session_timeout_ms=3_600_000)
+        assert moved.broker.catalog.leader_of(topic, 1).log.end_offset == 5
+        until(moved, lambda: moved.broker.catalog.brokers[0].where == f"renamed:{tmp_path / 'elsewhere'}")
+
+
+def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    shutil.copytree(tmp_path / "broker-0", tmp_path / "copy")
+    with pytest.raises(errors.InvalidSetting, match=r"the broker at 127\.0\.0\.1:\d+ has it .* is a copy of the other"):
+        start_broker(0, log_dir=str(tmp_path / "copy"), zookeeper_session_timeout_ms=1000)
+    states = registry.read_topic(broker.broker.catalog.session, "t").states
+    assert [states[number].leader_epoch for number in (0, 1)] == [0, 0]
+    assert set(registry.live_brokers(broker.broker.catalog.session)) == {0}
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 5
+
+
+def test_a_crash_between_a_new_partitions_folder_and_its_state_leaves_it_to_be_made(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+
+    def away(*_: object) -> None:
+        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.replica.catalog.registry.write_states", away)
+        patched.setattr("broker.requests.topics._OPENED_SECONDS", 0.0)
+        topic = broker.new_topic()
+        while not folder(tmp_path, topic, 0).exists():
+            broker.broker.catalog.wait_until(lambda: False, 0.05)
+        broker.stop(clean=False)
+    broker = start_broker()
+    assert broker.described("t").partitions[0].leader == 0
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_a_state_that_another_directory_was_faster_to_write_is_respected(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two brokers of one id, each over a directory of its own, may both see a new topic before one is refused."""
+    broker = start_broker()
+    written = registry.write_states
+
+    def second(session: object, topic: registry.TopicRecord, states: dict[int, registry.PartitionState]) -> object:
+        written(session, topic, {0: replace(states[0], directory="another")})
+        return written(session, topic, states)
+
+    monkeypatch.setattr("broker.replica.catalog.registry.write_states", second)
+    topic = broker.new_topic()
+    assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
+
+
+def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    partition = catalog.leader_of(topic, 0)
+    record = registry.read_topic(catalog.session, "t")
+    taken = replace(record.states[0], leader_epoch=1, directory="another")
+    registry.write_states(catalog.session, record, {0: taken})
+    until(broker, lambda: (topic, 0) not in catalog.hosted)
+    assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
+    with pytest.raises(errors.NotLeader):
+        partition.read(0, 100, None)
+    assert catalog.leader_of(topic, 1).log.end_offset == 5
+    recovered = recover(broker, topic, 0, start_offset=70)
+    assert (recovered.start_offset, recovered.leader_epoch) == (70, 2)
+    assert catalog.leader_of(topic, 0).log.end_offset == 70
+
+
+# --- recovering ------------------------------------------------------------------------------------------------------
+
+
+def recover(broker: RunningBroker, topic: bytes, partition: int, **options: int) -> bpb.RecoveredPartition:
+    request = bpb.RecoverPartitionsRequest(topic_id=topic, partitions=[partition], **options)
+    return broker.stub.RecoverPartitions(request, timeout=60).partitions[0]
+
+
+@pytest.mark.parametrize("wipe", [wipe_directory, wipe_folder, empty_folder])
+def test_a_recovered_partition_gives_out_no_offset_a_second_time(
+    start_broker: StartBroker, tmp_path: Path, wipe: Callable[[Path, bytes], None]
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    address = f"127.0.0.1:{broker.broker.grpc_port}"
+    with Admin(address) as admin:
+        admin.commit("ahead", {TopicPartition("t", 0): 4})
+        admin.commit("behind", {TopicPartition("t", 0): 2})
+    broker.stop()
+    wipe(tmp_path, topic)
+    broker = start_broker()
+    address = f"127.0.0.1:{broker.broker.grpc_port}"
+    with Admin(address) as admin:
+        lost = admin.unserved(["t"])
+        assert all(isinstance(error, errors.PartitionLost) for error in lost.values())
+        begun = admin.recover_partitions("t")
+        assert set(begun) == set(lost)
+        assert begun[TopicPartition("t", 0)] == 4 + OFFSETS_SKIPPED
+        assert begun.get(TopicPartition("t", 1), OFFSETS_SKIPPED) == OFFSETS_SKIPPED
+        assert admin.unserved(["t"]) == {}
+        assert admin.recover_partitions("t") == {}
+    state = broker.described("t").partitions[0]
+    assert (state.leader, state.leader_epoch, state.error.code) == (0, 1, 0)
+    with Producer(address) as producer:
+        producer.send("t", b"new", partition=0).result(60)
+    with Consumer(address, "behind") as consumer:
+        consumer.assign({TopicPartition("t", 0): "committed"})
+        with pytest.raises(errors.OffsetOutOfRange, match=rf"offset 2 of t-0 is outside \[{4 + OFFSETS_SKIPPED}, "):
+            next(iter(consumer))
+    broker.stop()
+    broker = start_broker()  # and it stays so
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    assert (log.start_offset, log.end_offset) == (4 + OFFSETS_SKIPPED, 5 + OFFSETS_SKIPPED)
+
+
+def test_only_what_is_lost_is_recovered_and_by_its_own_broker(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker, other = start_broker(0), start_broker(1)
+    until(broker, lambda: set(broker.broker.catalog.brokers) == {0, 1})
+    topic = broker.new_topic(partitions=2)
+    until(other, lambda: len(other.broker.catalog.topics) == 1)
+    for asked, number, refused in (
+        (broker, 0, "partition t-0 is not lost, so there is nothing to recover"),
+        (other, 0, "broker 1 does not lead partition t-0"),
+        (broker, 2, "topic 't' has no partition 2"),
+    ):
+        with pytest.raises(grpc.RpcError, match=refused):
+            recover(asked, topic, number)
+    with pytest.raises(grpc.RpcError, match="start offset -1 is not from 0 to"):
+        recover(broker, topic, 0, start_offset=-1)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker(0)
+    assert recover(broker, topic, 0, start_offset=12).start_offset == 12
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 12
+    with pytest.raises(grpc.RpcError, match="partition t-0 is not lost"):
+        recover(broker, topic, 0)
+
+
+def test_a_recovery_whose_state_was_not_written_is_done_again(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop()
+    wipe_directory(tmp_path, topic)
+    broker = start_broker()
+
+    def away(*_: object) -> None:
+        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.replica.catalog.registry.write_states", away)
+        with pytest.raises(grpc.RpcError, match="is not reachable"):
+            recover(broker, topic, 0, start_offset=30)
+    broker.stop(clean=False)
+    broker = start_broker()
+    assert_lost(broker, topic, 0, "its log is in data directory")
+    assert recover(broker, topic, 0, start_offset=40).start_offset == 40
+    assert broker.broker.catalog.leader_of(topic, 0).log.start_offset == 40
+    assert_lost(broker, topic, 1, "its log is in data directory")
+
+
+def test_a_lost_partition_of_a_deleted_topic_is_forgotten(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker()
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    catalog = broker.broker.catalog
+    until(broker, lambda: catalog.failure(topic, 0) is None)
+    assert not folder(tmp_path, topic, 1).exists()
+    again = filled(broker)
+    assert again != topic
+    assert catalog.leader_of(again, 0).log.end_offset == 5
+
+
+def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    catalog = broker.broker.catalog
+    record = registry.read_topic(catalog.session, "t")
+    registry.write_states(catalog.session, record, {0: replace(record.states[0], leader_epoch=3)})
+    until(broker, lambda: catalog.topic("t").states[0].leader_epoch == 3)
+    assert catalog.leader_of(topic, 0).log.leader_epoch == 3
