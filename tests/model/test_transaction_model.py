@@ -8,6 +8,9 @@ from tests.model.transactions import RULES, Model, World, explore
 
 WORLDS = {
     "a task that is late, and a reaper": World(length=2, reaps=1),
+    "a write that takes long": World(length=2, leaders=2, overdue=1),
+    "a disk that goes bad": World(parts=2, damages=1),
+    "a disk that goes bad amid an apply": World(parts=2, damages=1, kills=1, restarts=0),
     "a speculative twin": World(length=2, twins=2, restarts=0),
     "two drivers, two leaders": World(leaders=2),
     "a zombie over two batches": World(batches=2),
@@ -22,6 +25,9 @@ WITHOUT = {
     "fresh_uuid_per_attempt": ("a task that is late, and a reaper", "torn"),
     "prepare_checks_parts": ("a task that is late, and a reaper", "lost: decided"),
     "keep_prepared": ("a task that is late, and a reaper", "lost: decided"),
+    "parts_live_with_write": ("a write that takes long", "expired while its write went on"),
+    "whole_set_checked": ("a disk that goes bad", "half of batch 0 is shown"),
+    "lost_hides_nothing": ("a disk that goes bad amid an apply", "hides the partition for good"),
     "raise_version_first": ("prepared sets that time out", "lost: decided"),
     "drop_only_on_news": ("a zombie over two batches", "lost: decided"),
     "cas_on_version": ("two drivers, two leaders", "although it was replaced"),
@@ -44,6 +50,8 @@ WITHOUT = {
 
 ENDS = {
     "a zombie over three batches": {"end", "superseded"},
+    "a disk that goes bad": {"end", "lost"},
+    "a disk that goes bad amid an apply": {"end", "lost"},
     "a copy of the checkpoint": {"end", "superseded", "copied"},
 }
 """Ends that have to be reached, or else a world shows less than it seems to."""

@@ -21,6 +21,7 @@ RULES = {
     "fresh_uuid_per_attempt": "a part is named by a uuid of its task attempt, not by batch and task",
     "prepare_checks_parts": "prepare refuses missing or short parts",
     "keep_prepared": "the reaper of old parts leaves prepared ones alone",
+    "parts_live_with_write": "a part does not expire while a task of its write runs",
     "raise_version_first": "a leader raises the version before it drops a prepared set that timed out",
     "drop_only_on_news": "a set is dropped only when a newer version records another uuid for its batch or a later one",
     "cas_on_version": "a decision is written only over exactly the version that was prepared at",
@@ -32,6 +33,8 @@ RULES = {
     "run_superseded": "a run that was replaced decides nothing more",
     "replaced_runs_in_znode": "which runs were replaced is remembered in the znode, not in the process",
     "fingerprint": "the same batch id with another input is no success",
+    "whole_set_checked": "an apply checks all that it will append before its first append",
+    "lost_hides_nothing": "half a batch is hidden only as long as the rest of it can come",
     "apply_resumes_after_mark": "apply goes on after what the log has of the batch",
     "marks_rebuilt": "how far a batch came is rebuilt from the log after a crash",
     "staged_kept_until_done": "staged parts stay until the batch is done, not until they are appended",
@@ -53,6 +56,8 @@ class World:
     restarts: int = 1  # drivers after the first, over the same checkpoint
     copies: int = 0  # drivers over a copy of the checkpoint
     reaps: int = 0
+    overdue: int = 0  # the retention of staged parts passes, by their own age, while tasks run
+    damages: int = 0  # what is staged goes bad on the disk
     kills: int = 0  # the operating system keeps what was written
     power_losses: int = 0  # only what was synced stays
     timeouts: int = 0
@@ -78,6 +83,8 @@ class Leader(NamedTuple):
     synced: int = 0
     mark: tuple[int, int] = (-1, 0)  # batch, its parts in the log; in memory
     applying: tuple[int, int, int] | None = None  # driver, batch, next part; in memory
+    damaged: frozenset[Any] = frozenset()  # names of parts
+    lost: frozenset[Any] = frozenset()  # (driver, batch) whose damage was found
 
 
 class Driver(NamedTuple):
@@ -101,6 +108,8 @@ class State(NamedTuple):
     kills: int
     power_losses: int
     timeouts: int
+    overdue: int
+    damages: int
 
 
 class Violation(Exception):
@@ -125,7 +134,7 @@ class Model:
     def start(self) -> State:
         world = self.world
         drivers = (self._at_batch(0), *[Driver()] * (world.restarts + world.copies))
-        budget = (world.reaps, world.kills, world.power_losses, world.timeouts)
+        budget = (world.reaps, world.kills, world.power_losses, world.timeouts, world.overdue, world.damages)
         return State(Znode(), (Leader(),) * world.leaders, drivers, frozenset(), 0, (), *budget)
 
     def _at_batch(self, batch: int, recorded: bool = False) -> Driver:
@@ -181,6 +190,8 @@ class Model:
                 yield "returns undone", self._returned(state, number, driver)
             else:
                 yield self._read(state, number, driver, to)
+        elif phase == "apply" and any(driver.target in leader.lost for leader in state.leaders):
+            yield "finds it lost", to("lost")
         elif phase == "apply" and self._is_applied(state, driver.target[1]):
             now = state.znode
             if (now.uuid, now.batch) == driver.target and not now.done:
@@ -241,6 +252,8 @@ class Model:
                     name = self._part(number, driver.batch, task, part)
                     contents = parts.get(name, ())
                     if sent > len(contents):
+                        if self.world.overdue and driver.phase == "stage":
+                            raise Violation(f"a part of batch {driver.batch} expired while its write went on")
                         break  # StagedOutOfOrder: what was there is gone; the task fails
                     if sent == len(contents):
                         parts[name] = (*contents, (number, task))
@@ -375,10 +388,29 @@ class Model:
         """An apply, its first step; all of it where nothing can interrupt it."""
         resumes = leader.mark[0] == batch and self.has("apply_resumes_after_mark")
         begun = leader._replace(applying=(driver, batch, leader.mark[1] if resumes else 0))
+        if leader.damaged and self.has("whole_set_checked") and self._is_damaged(begun):
+            return self._found_lost(begun)._asdict()
         if not self.world.kills and not self.world.power_losses:
             while begun.applying is not None:
                 begun = self._go_on(begun)
         return begun._asdict()
+
+    def _is_damaged(self, leader: Leader) -> bool:
+        """Whether something of what an apply is still to append is damaged."""
+        assert leader.applying is not None
+        driver, batch, part = leader.applying
+        prepared = next((each for each in leader.prepared if each[:2] == (driver, batch)), None)
+        return prepared is not None and any(name in leader.damaged for name in self._names(prepared)[part:])
+
+    def _found_lost(self, leader: Leader) -> Leader:
+        """An apply that found damage ends. What was damaged before it began can be found before it appends anything."""
+        assert leader.applying is not None
+        driver, batch, part = leader.applying
+        if part and not self.has("lost_hides_nothing"):
+            raise Violation(f"half of batch {batch} hides the partition for good")
+        if part and not self.world.kills:  # nothing comes between the steps of an apply here, and no restart
+            raise Violation(f"half of batch {batch} is shown, although part {part} was damaged before it was begun")
+        return leader._replace(applying=None, lost=leader.lost | {(driver, batch)})
 
     def _go_on(self, leader: Leader) -> Leader:
         """The next step of an apply under way: a part, or the sync."""
@@ -389,6 +421,8 @@ class Model:
         prepared = next((each for each in leader.prepared if each[:2] == (driver, batch)), None)
         if prepared is None:
             raise Violation(f"staged parts of batch {batch} are gone while they are applied")
+        if self._names(prepared)[part] in leader.damaged:
+            return self._found_lost(leader)
         contents = dict(leader.parts).get(self._names(prepared)[part], ())
         if contents != (((driver, prepared[2]),) * self.world.length):
             raise Violation(f"batch {batch} is torn: part {part} of driver {driver} holds {contents}")
@@ -428,6 +462,8 @@ class Model:
             if leader.applying is not None and leader.applying[:2] == (driver, batch):
                 continue
             if recorded and not now.done:
+                if (driver, batch) in leader.lost:
+                    continue  # until somebody accepts the loss
                 if leader.applying is None and leader.mark < (batch, self.world.parts):
                     yield f"resolves {prepared}", to(**self._begins(leader, driver, batch))
                 continue
@@ -461,17 +497,36 @@ class Model:
                 yield "reaps", to(parts=frozenset(), prepared=frozenset(), world={"reaps": state.reaps - 1})
             elif synced != leader.parts:
                 yield "reaps", to(parts=synced, world={"reaps": state.reaps - 1})
+        if state.overdue and leader.parts and leader.applying is None:
+            kept = spared | {name for name in dict(leader.parts) if self._is_renewed(state, name)}
+            parts = frozenset(part for part in leader.parts if part[0] in kept)
+            if parts != leader.parts:
+                yield "lets old parts expire", to(parts=parts, world={"overdue": state.overdue - 1})
+        if state.damages:
+            for name in dict(leader.parts).keys() - leader.damaged:
+                fields = {"damaged": leader.damaged | {name}, "world": {"damages": state.damages - 1}}
+                yield f"part {name} goes bad", to(**fields)
         if state.kills:
             yield "is killed", to(**self._restarted(leader, leader.log), world={"kills": state.kills - 1})
         if state.power_losses:
             fields = self._restarted(leader, leader.log[: leader.synced])
             yield "loses power", to(parts=synced, **fields, world={"power_losses": state.power_losses - 1})
 
+    def _is_renewed(self, state: State, name: tuple[int, int, int, int]) -> bool:
+        """Whether a task of the write that a part belongs to runs."""
+        driver = state.drivers[name[0]]
+        return self.has("parts_live_with_write") and (driver.phase, driver.batch) == ("stage", name[1])
+
     def _restarted(self, leader: Leader, log: tuple[Any, ...]) -> dict[str, Any]:
         mark = (-1, 0)
         if log and self.has("marks_rebuilt"):
             mark = (log[-1][0], log[-1][2] + 1)
-        return {"log": log, "synced": len(log), "mark": mark, "applying": None}
+        lost = frozenset(
+            each[:2]
+            for each in leader.prepared
+            if mark < (each[1], self.world.parts) and any(name in leader.damaged for name in self._names(each))
+        )
+        return {"log": log, "synced": len(log), "mark": mark, "applying": None, "lost": lost}
 
     # --- invariants
 
