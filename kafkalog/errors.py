@@ -418,6 +418,16 @@ class CountMoved(KafkalogError):
     )
 
 
+class CommitTimedOut(KafkalogError):
+    """A commit was given up. `decided`: yes, no, or unknown, which says whether to write again."""
+
+    code = 152
+    message = (
+        "the commit of transaction '{transactional_id}', batch {batch_id}, made no progress for {timeout_ms} ms: "
+        "{reason} - {outcome}"
+    )
+
+
 class StagedOutOfOrder(KafkalogError):
     """A gap in a staged part: send again from `expected`, in order."""
 

@@ -112,6 +112,11 @@ class Partition:
         finally:
             self.wake_waiters()
 
+    @property
+    def staged_work(self) -> int:
+        """A number that grows while anything is done for prepares and applies here; see StagedWrites.work."""
+        return self.log.staged.work
+
     def finish_apply(self, applied: Applied) -> None:
         """Wait until an applied batch outlives a power cut; readers see it from then on."""
         with self._hosted():

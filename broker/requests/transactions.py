@@ -2,22 +2,27 @@
 
 Every request names partitions led here; one that fails fails alone, and its error stands at its place of the reply.
 Where several partitions are to be synced, each is asked for before the first is waited for, so that the directory's
-threads sync them side by side.
+threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job (`jobs.py`), and its
+request is answered within `TURN_SECONDS`, done or with how far it is.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.append import checked
 from broker.storage.appended import Batch
+from broker.requests.jobs import Job, Jobs
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
-from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
+from kafkalog.clock import Clock
+from kafkalog.errors import BrokerStopping, InternalError, InvalidRequest, KafkalogError
 from kafkalog.format.batch import producer_id_of
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as data_pb
@@ -25,6 +30,9 @@ from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
 log = get_logger(__name__)
+
+TURN_SECONDS = 2.0
+"""How long a Prepare or Apply is worked at before it is answered as unfinished."""
 
 _UUID_SIZE = 16
 _ID_BYTES_MAX = 4000
@@ -80,49 +88,112 @@ def _renew_within_ms(catalog: Catalog) -> int:
     return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 
-def prepare(request: pb.PrepareRequest, catalog: Catalog) -> pb.PrepareReply:
-    """Have parts kept until their batch is decided. The answer means that they outlive a power cut.
+class StagedJobs:
+    """Where prepares wait for their syncs, and applies run. Two applies at a time: what a partition has of a batch is
+    hidden until all of it is there, so that more side by side would hide each for longer."""
+
+    def __init__(self, broker_id: int) -> None:
+        stopping = BrokerStopping(broker_id=broker_id)
+        self.syncs = Jobs(4, "prepare", stopping)
+        self.applies = Jobs(2, "apply", stopping)
+
+    def stop(self) -> None:
+        """Take no more jobs, and give up those that wait."""
+        self.syncs.stop()
+        self.applies.stop()
+
+
+def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
+    """Have parts kept until their batch is decided. The answer means that they outlive a power cut, but where it says
+    that a partition is unfinished.
+
+    Args:
+        seconds: until the client gives the request up.
 
     Raises:
         InvalidRequest.
     """
     _check_transaction(request)
     reply = pb.PrepareReply()
-    prepared: list[tuple[pb.PreparedPartition, Partition]] = []
+    prepared: list[tuple[pb.PreparedPartition, Partition, Job]] = []
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
             partition.prepare(_set_of(request, wanted))
-            prepared.append((answer, partition))
-    for answer, partition in prepared:
+            key = request.commit_uuid, request.version
+            prepared.append((answer, partition, jobs.syncs.ask(partition, key, partition.sync_prepared)))
+    deadline = _turn_end(catalog, seconds)
+    for answer, partition, job in prepared:
         with _errors_in(answer):
-            partition.sync_prepared()
+            if job.wait(deadline - catalog.clock.monotonic()):
+                job.result()
+            else:
+                answer.unfinished = True
+        _say_progress(answer, partition, job, catalog)
     return reply
 
 
-def apply(request: pb.ApplyRequest, catalog: Catalog) -> pb.ApplyReply:
-    """Append what was decided. The answer means that all of it is in the logs and outlives a power cut.
+def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.ApplyReply:
+    """Append what was decided. The answer means that all of it is in the logs and outlives a power cut, but where it
+    says that a partition is unfinished.
+
+    Args:
+        seconds: until the client gives the request up.
 
     Raises:
         InvalidRequest.
     """
     _check_transaction(request)
     reply = pb.ApplyReply()
-    appended: list[tuple[pb.AppliedPartition, Partition, Applied]] = []
+    batch = request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid
+    applying: list[tuple[pb.AppliedPartition, Partition, Job]] = []
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
-            applied = partition.apply(
-                request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid
-            )
-            appended.append((answer, partition, applied))
-    for answer, partition, applied in appended:
+            job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.apply, *batch))
+            applying.append((answer, partition, job))
+    deadline = _turn_end(catalog, seconds)
+    for answer, partition, job in applying:
         with _errors_in(answer):
-            partition.finish_apply(applied)
-            answer.end_offset = applied.end_offset
+            applied = job.result() if job.wait(deadline - catalog.clock.monotonic()) else None
+            if applied is None or not _is_flushed(partition, applied, deadline, catalog.clock):
+                answer.unfinished = True
+            else:
+                partition.finish_apply(applied)
+                answer.end_offset = applied.end_offset
+        _say_progress(answer, partition, job, catalog)
     return reply
+
+
+def _turn_end(catalog: Catalog, seconds: float) -> float:
+    return catalog.clock.monotonic() + min(TURN_SECONDS, seconds / 2)
+
+
+def _is_flushed(partition: Partition, applied: Applied, deadline: float, clock: Clock) -> bool:
+    """Whether an applied batch outlives a power cut; waits for the flush that was asked for."""
+    changed = threading.Event()
+    try:
+        while True:
+            changed.clear()
+            partition.register(changed.set)
+            if partition.is_flushed_to(applied.sync_to):
+                return True
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return False
+            changed.wait(left)
+    finally:
+        partition.unregister(changed.set)
+
+
+def _say_progress(answer: Any, partition: Partition, job: Job, catalog: Catalog) -> None:
+    """For a job that has not begun whatever is done here for staged writes counts: it waits for those before it."""
+    if answer.unfinished and not job.begun:
+        answer.progress = sum(each.staged_work for each in list(catalog.hosted.values()))
+    elif answer.unfinished or answer.HasField("error"):
+        answer.progress = partition.staged_work
 
 
 def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:

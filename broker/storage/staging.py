@@ -121,6 +121,7 @@ class Staging:
         self._sync_lock = threading.Lock()  # one sync at a time; before _lock
         self._closed = False
         self._sync_asked = False
+        self.synced_bytes = 0  # since the start; grows with each file
         self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
         self._files: dict[int, StagedFile] = {}
         self._next_number = 0
@@ -566,6 +567,7 @@ class Staging:
         finally:
             shared.release()
         with self._lock:
+            self.synced_bytes += size - file.synced
             file.synced = size
 
     # --- the end -------------------------------------------------------------------------------------------------

@@ -89,10 +89,12 @@ class BrokerService:
         self._waiting = threading.BoundedSemaphore(_WAITING_MAX)
         self._answers = Budget(_ANSWERS_MAX)
         self._stopping = threading.Event()
+        self._staged_jobs = transactions.StagedJobs(catalog.broker_id)
 
     def stop_waiting(self) -> None:
         """Answer those that wait, and refuse what changes anything from now on."""
         self._stopping.set()
+        self._staged_jobs.stop()
         for partition in self._catalog.hosted.values():
             partition.wake_waiters()
 
@@ -169,10 +171,10 @@ class BrokerService:
         return groups.leave_group(request, self._catalog)
 
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
-        return transactions.prepare(request, self._catalog)
+        return transactions.prepare(request, self._catalog, self._staged_jobs, _seconds_left(context))
 
     def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
-        return transactions.apply(request, self._catalog)
+        return transactions.apply(request, self._catalog, self._staged_jobs, _seconds_left(context))
 
     def Renew(self, request: transactions_pb2.RenewRequest, context: Any) -> Any:
         return transactions.renew(request, self._catalog)

@@ -66,8 +66,8 @@ PRODUCER_SETTINGS = Table(
         Setting("enable.idempotence", bool, True, anything,
                 "Retries neither double nor reorder records. Always off with acks=0."),
         Setting("transaction.commit.timeout.ms", int, 120_000, between(1, LONG_MAX),
-                "How long a commit of staged rows goes on trying while brokers are unreachable, before it fails; what was "
-                "decided by then is finished by the brokers."),
+                "How long a commit of staged rows goes on while nothing is done for it in any partition, before it fails; "
+                "what was decided by then is finished by the brokers."),
         *_CONNECTION_SETTINGS,
     ],
     _check_producer,

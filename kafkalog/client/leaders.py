@@ -1,7 +1,7 @@
 """Requests to the leaders of many partitions: side by side, and again until every partition has answered.
 
-Each partition answers for itself; those that can not yet (their broker restarts, their leader moved) are asked again
-until the time is over. Knows nothing of what the requests mean.
+Each partition answers for itself; those that can not yet (their broker restarts, their leader moved, or works at it)
+are asked again for as long as anything is done for any of them. Knows nothing of what the requests mean.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.connection import after_fork
-from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownTopic, UnknownTopicId
+from kafkalog.errors import KafkalogError, LeaderNotAvailable, RequestTimedOut, UnknownTopic, UnknownTopicId
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2
@@ -23,6 +23,50 @@ from kafkalog.wire.frames import error_from_wire
 log = get_logger(__name__)
 
 _THREADS = 8
+_TURN_SECONDS = 5.0
+"""How long a leader that works is asked again before those that failed are."""
+_PLACES_MAX = 256
+_WEIGHT_MAX = 10_000
+"""Of one request. A broker takes messages of 2 MiB, in which a part of a Prepare takes up to 50 bytes."""
+
+
+class OutOfPatience(Exception):
+    """Nothing was done for too long. `error`: what kept the last try from it."""
+
+    def __init__(self, error: KafkalogError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Patience:
+    """How long somebody goes on while nothing is done: every sign of progress begins the time anew. Thread-safe."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._since = clock()
+        self._seen: dict[Place, int] = {}
+        self._finished: set[tuple[str, Place]] = set()
+
+    def progressed(self) -> None:
+        self._since = self._clock()
+
+    def saw(self, place: Place, progress: int) -> None:
+        """What a place answered: another number than before is progress."""
+        if self._seen.setdefault(place, progress) != progress:
+            self._seen[place] = progress
+            self.progressed()
+
+    def finished(self, method: str, place: Place) -> None:
+        """A place is done with something: progress where it is so for the first time."""
+        if (method, place) not in self._finished:
+            self._finished.add((method, place))
+            self.progressed()
+
+    def check(self, error: KafkalogError, pause: float = 0.0) -> None:
+        """Raises OutOfPatience where the time would be over after a pause."""
+        if self._clock() + pause > self._since + self._seconds:
+            raise OutOfPatience(error)
 
 
 class Place(NamedTuple):
@@ -35,6 +79,37 @@ class Place(NamedTuple):
     @property
     def label(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
+
+
+class _Turn:
+    """What one leader is asked in a round, and what it answered. `waiting`: those without an answer, in order."""
+
+    def __init__(
+        self,
+        method: str,
+        broker_id: int,
+        places: Iterable[Place],
+        request: Callable[[Sequence[Place]], Any],
+        weight: Callable[[Place], int],
+    ) -> None:
+        self.method = method
+        self.broker_id = broker_id
+        self.request = request
+        self.waiting = dict.fromkeys(places)
+        self.answers: dict[Place, Any] = {}
+        self.failures: dict[Place, KafkalogError] = {}
+        self._weight = weight
+
+    def next_places(self) -> list[Place]:
+        """The first of those that wait, as many as a request may hold; at least one."""
+        found: list[Place] = []
+        weight = 0
+        for place in self.waiting:
+            weight += self._weight(place)
+            if found and (len(found) == _PLACES_MAX or weight > _WEIGHT_MAX):
+                break
+            found.append(place)
+        return found
 
 
 class Leaders:
@@ -51,42 +126,79 @@ class Leaders:
         method: str,
         places: Iterable[Place],
         request: Callable[[Sequence[Place]], Any],
-        deadline: float,
+        patience: Patience,
         settle: Callable[[Place, KafkalogError], bool],
+        weight: Callable[[Place], int] = lambda place: 1,
     ) -> dict[Place, Any]:
         """Ask the leader of every place, until all have answered.
 
         Args:
             request: makes the request for some places; the reply's `partitions` are in their order.
-            deadline: monotonic; after it what keeps a place from answering is raised.
             settle: whether a final error of a place is as good as an answer; what it raises, or else the error, rises.
+            weight: of a place in a request, which has its limit.
 
         Returns:
             the answer of every place but those whose error was settled.
+
+        Raises:
+            OutOfPatience: some place neither answered nor made any progress, with what keeps it from that.
         """
         answers: dict[Place, Any] = {}
         waiting = list(places)
-        pause = self._cluster.settings.retry_backoff_ms / 1000
+        first_pause = pause = self._cluster.settings.retry_backoff_ms / 1000
         while True:
             failures: dict[Place, KafkalogError] = {}
-            by_leader = self._by_leader(waiting, failures)
-            replies = self.each(by_leader.items(), lambda item: self._call(method, item[0], request(item[1])))
-            for (_, asked), reply in zip(by_leader.items(), replies, strict=True):
-                for index, place in enumerate(asked):
-                    if isinstance(reply, KafkalogError):
-                        failures[place] = reply
-                    elif reply.partitions[index].HasField("error"):
-                        failures[place] = error_from_wire(reply.partitions[index].error)
-                    else:
-                        answers[place] = reply.partitions[index]
-            waiting = [place for place, error in failures.items() if not self._settled(place, error, settle)]
+            turns = [
+                _Turn(method, broker_id, asked, request, weight)
+                for broker_id, asked in self._by_leader(waiting, failures).items()
+            ]
+            self.each(turns, lambda turn: self._take(turn, patience))
+            unfinished = [place for turn in turns for place in turn.waiting]
+            for turn in turns:
+                answers.update(turn.answers)
+                failures.update(turn.failures)
+            failed = [place for place, error in failures.items() if not self._settled(place, error, settle)]
+            waiting = [*failed, *unfinished]
             if not waiting:
                 return answers
-            if time.monotonic() + pause > deadline:
-                raise failures[waiting[0]]
+            if not failed:
+                pause = first_pause
+                continue
+            patience.check(failures[failed[0]], pause)
             self._cluster.pause(pause)
             pause = min(pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
-            self._refresh({place.topic for place in waiting})
+            self._refresh({place.topic for place in failed})
+
+    def _take(self, turn: _Turn, patience: Patience) -> None:
+        """Ask a leader for its places, those that it works at again and again for a while. Raises OutOfPatience."""
+        until = time.monotonic() + _TURN_SECONDS
+        while turn.waiting:
+            asked = turn.next_places()
+            try:
+                reply = self._call(turn.method, turn.broker_id, turn.request(asked))
+            except KafkalogError as error:
+                turn.failures.update(
+                    dict.fromkeys(turn.waiting, error)
+                )  # it is tried once a round, not for each request
+                turn.waiting.clear()
+                return
+            for place, answer in zip(asked, reply.partitions, strict=True):
+                if answer.unfinished:
+                    patience.saw(place, answer.progress)
+                    continue
+                del turn.waiting[place]
+                if answer.HasField("error"):
+                    patience.saw(place, answer.progress)
+                    turn.failures[place] = error_from_wire(answer.error)
+                else:
+                    patience.finished(turn.method, place)
+                    turn.answers[place] = answer
+            if turn.waiting:
+                what = f"{turn.method} of {next(iter(turn.waiting)).label}"
+                waited_ms = round(_TURN_SECONDS * 1000)
+                patience.check(RequestTimedOut(what=what, address=f"broker {turn.broker_id}", timeout_ms=waited_ms))
+                if time.monotonic() > until:
+                    return
 
     def _settled(self, place: Place, error: KafkalogError, settle: Callable[[Place, KafkalogError], bool]) -> bool:
         """Whether nothing more is to be waited for at a place. Raises the error if it is final."""
@@ -153,18 +265,13 @@ class Leaders:
             log.debug("hint_lost", method=method, broker_id=broker_id, reason=str(error))
 
     def each(self, items: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
-        """What the calls return or raise (KafkalogError), side by side, in the order of the items."""
-
-        def outcome(item: Any) -> Any:
-            try:
-                return call(item)
-            except KafkalogError as error:
-                return error
-
+        """What the calls return, side by side, in the order of the items; or what one raises, when all are over."""
         listed = list(items)
         if len(listed) <= 1:
-            return [outcome(item) for item in listed]
-        return list(self._threads().map(outcome, listed))
+            return [call(item) for item in listed]
+        futures = [self._threads().submit(call, item) for item in listed]
+        wait(futures)
+        return [future.result() for future in futures]
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:

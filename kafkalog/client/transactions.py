@@ -10,19 +10,20 @@ from __future__ import annotations
 import enum
 import shlex
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kafkalog.client import numbered
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
-from kafkalog.client.leaders import Leaders, Place
+from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
 from kafkalog.client.staging import StagedPartition, discard_parts
 from kafkalog.config import Values
 from kafkalog.errors import (
     CheckpointCopied,
+    CommitTimedOut,
     CountMoved,
     DecisionMoved,
     InvalidArgument,
@@ -47,6 +48,16 @@ from kafkalog.wire.decisions import (
 log = get_logger(__name__)
 
 REPLACED_RUNS_KEPT = 20
+_FENCE_SECONDS = 5.0
+"""How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
+
+_OUTCOME_SENTENCES = {
+    "yes": "it is decided: its rows are or will be in the topic, do not write them again; "
+    "`kafkalog transactions describe {id}` shows how far it is",
+    "no": "it is not decided and will not be: none of its rows will appear, so they may be written again",
+    "unknown": "whether it is decided is not known: do not write its rows again before "
+    "`kafkalog transactions describe {id}` says that batch {batch} is not decided",
+}
 
 
 class Outcome(enum.Enum):
@@ -175,12 +186,23 @@ def places_of(decision: Decision) -> list[Place]:
     return [Place(topic.topic, topic.topic_id, number) for topic in decision.topics for number in topic.numbers()]
 
 
+@dataclass
+class _Attempt:
+    """A commit under way. `asked_at`: the version that its decision was last to be written over."""
+
+    batch: CommitBatch
+    commit_uuid: bytes
+    decided: bool = False
+    asked_at: int | None = None
+
+
 class Committer:
     """Commits batches of staged parts. Thread-safe, for different transactions; `close` it after use.
 
     Args:
         cluster: its owner's to close.
-        settings: a producer's; of them transaction.commit.timeout.ms counts here.
+        settings: a producer's; of them transaction.commit.timeout.ms counts here: how long nothing may be done for a
+            commit. As long as any partition gets on it goes on, however large it is.
     """
 
     def __init__(self, cluster: Cluster, settings: Values | None = None) -> None:
@@ -199,11 +221,11 @@ class Committer:
         """Have a batch in the log, whole and once; returns only when every partition has it.
 
         Raises:
-            RunSuperseded, CheckpointCopied: the batch is none that may be written.
+            RunSuperseded, CheckpointCopied, VersionOfAnother, CountMoved: the batch is none that may be written.
             StagedPartLost: a leader has not (any more) what was staged.
             UnknownTopicId: a topic was deleted before the batch was decided.
-            KafkalogError: brokers were unreachable for transaction.commit.timeout.ms. The batch may be decided all the
-                same; the same batch committed again finds out.
+            CommitTimedOut: nothing was done for transaction.commit.timeout.ms. It says whether the batch is decided.
+                A stream and a numbered write commit the same batch again in any case.
         """
         with self._lock:
             known = self._known.get(batch.transactional_id)
@@ -211,33 +233,76 @@ class Committer:
             if known is not None:
                 next_step(known, batch, b"")
             return Outcome.COMMITTED
-        commit_uuid = uuid.uuid4().bytes
-        deadline = time.monotonic() + self._timeout
+        attempt = _Attempt(batch, uuid.uuid4().bytes)
+        try:
+            return self._commit(attempt, known)
+        except OutOfPatience as over:
+            is_decided = self._is_decided(attempt)
+            outcome = {True: "yes", False: "no", None: "unknown"}[is_decided]
+            sentence = _OUTCOME_SENTENCES[outcome].format(id=shlex.quote(batch.transactional_id), batch=batch.batch_id)
+            raise CommitTimedOut(
+                transactional_id=batch.transactional_id,
+                batch_id=batch.batch_id,
+                timeout_ms=round(self._timeout * 1000),
+                reason=str(over.error),
+                decided=outcome,
+                outcome=sentence,
+            ) from over.error
+
+    def _commit(self, attempt: _Attempt, known: Decision | None) -> Outcome:
+        batch, commit_uuid = attempt.batch, attempt.commit_uuid
+        patience = self._patience()
         if known is None or known.is_open or known.run_id != batch.run_id or known.batch_id >= batch.batch_id:
-            known = self._read(batch.transactional_id, deadline)
+            known = self._read(batch.transactional_id, patience)
         decision = known
         while True:
+            attempt.decided = decision.commit_uuid == commit_uuid
             step = next_step(decision, batch, commit_uuid)
             if step is Step.ROLL_FORWARD:
-                decision = self._roll_forward(decision, deadline)
+                decision = self._roll_forward(decision, patience)
                 self._remember(decision)
             elif step is Step.PREPARE:
-                self._prepare(decision, batch, commit_uuid, deadline)
+                self._prepare(decision, batch, commit_uuid, patience)
+                attempt.asked_at = decision.version
                 try:
                     wanted = decided(decision, batch, commit_uuid)
                     decision = replace(wanted, version=self._decide(wanted))
+                    patience.progressed()
                 except KafkalogError as error:
                     # Moved, or whether it was written is unknown: the znode tells, by the commit's uuid.
                     if not isinstance(error, DecisionMoved) and not error.retriable:
                         raise
-                    self._pause(deadline, error)
-                    decision = self._read(batch.transactional_id, deadline)
+                    self._pause(patience, error)
+                    decision = self._read(batch.transactional_id, patience)
             else:
                 if step is not Step.COMMITTED:
                     self.discard(batch.parts)
                 return _OUTCOMES[step]
 
-    def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, deadline: float) -> None:
+    def _is_decided(self, attempt: _Attempt) -> bool | None:
+        """Whether a commit that is given up is decided; None: that can not be told. One that asked for its decision and
+        had no answer is seen to: a request that is late is refused once the version is another than it named."""
+        if attempt.decided or attempt.asked_at is None:
+            return attempt.decided
+        patience = Patience(min(_FENCE_SECONDS, self._timeout))
+        try:
+            while True:
+                now = self._read(attempt.batch.transactional_id, patience)
+                if now.commit_uuid == attempt.commit_uuid:
+                    return True
+                if now.version != attempt.asked_at:
+                    return None if now.batch_id > attempt.batch.batch_id else False
+                try:
+                    self._decide(now)  # nothing but the next version
+                    return False
+                except KafkalogError as error:
+                    if not isinstance(error, DecisionMoved) and not error.retriable:
+                        raise
+                    self._pause(patience, error)
+        except (OutOfPatience, KafkalogError):
+            return None
+
+    def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, patience: Patience) -> None:
         by_place: dict[Place, list[StagedPartition]] = {}
         for part in sorted(batch.parts, key=lambda part: part.part):
             by_place.setdefault(Place(part.topic, part.topic_id, part.partition), []).append(part)
@@ -256,10 +321,12 @@ class Committer:
                     wanted.parts.add(uuid=part.uuid, part=part.part, batches=part.batches, length=part.length)
             return message
 
-        self._leaders.ask("Prepare", by_place, request, deadline, lambda place, error: False)
+        self._leaders.ask(
+            "Prepare", by_place, request, patience, lambda place, error: False, lambda place: len(by_place[place])
+        )
 
     def _roll_forward(
-        self, decision: Decision, deadline: float, lost: Callable[[Place, StagedPartLost], bool] | None = None
+        self, decision: Decision, patience: Patience, lost: Callable[[Place, StagedPartLost], bool] | None = None
     ) -> Decision:
         """Have a decided batch applied everywhere and marked done; the decision after that. A partition of a deleted
         topic counts as applied; `lost` says whether one whose staged parts are gone does."""
@@ -279,8 +346,8 @@ class Committer:
             return isinstance(error, UnknownTopicId)
 
         places = places_of(decision)
-        self._leaders.ask("Apply", places, request, deadline, settle)
-        done = self._write_done(decision, deadline)
+        self._leaders.ask("Apply", places, request, patience, settle)
+        done = self._write_done(decision, patience)
         self._leaders.hint(
             "Release",
             places,
@@ -290,7 +357,7 @@ class Committer:
         )
         return done
 
-    def _write_done(self, decision: Decision, deadline: float) -> Decision:
+    def _write_done(self, decision: Decision, patience: Patience) -> Decision:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
         now = decision
         while now.commit_uuid == decision.commit_uuid and now.is_open:
@@ -300,8 +367,8 @@ class Committer:
             except KafkalogError as error:
                 if not isinstance(error, DecisionMoved) and not error.retriable:
                     raise
-                self._pause(deadline, error)
-                now = self._read(decision.transactional_id, deadline)
+                self._pause(patience, error)
+                now = self._read(decision.transactional_id, patience)
         return now
 
     # --- decisions
@@ -310,7 +377,10 @@ class Committer:
         request = pb.DecideRequest(decision=decision_to_wire(decision))
         return int(self._cluster.call("Decide", request, patient=False).version)
 
-    def _read(self, transactional_id: str, deadline: float) -> Decision:
+    def _patience(self) -> Patience:
+        return Patience(self._timeout)
+
+    def _read(self, transactional_id: str, patience: Patience) -> Decision:
         request = pb.ReadDecisionRequest(transactional_id=transactional_id)
         while True:
             try:
@@ -319,7 +389,7 @@ class Committer:
             except KafkalogError as error:
                 if not error.retriable:
                     raise
-                self._pause(deadline, error)
+                self._pause(patience, error)
         self._remember(found)
         return found
 
@@ -328,12 +398,19 @@ class Committer:
             with self._lock:
                 self._known[decision.transactional_id] = decision
 
-    def _pause(self, deadline: float, error: KafkalogError) -> None:
-        """Wait before another try. Raises the error once the time is over."""
+    def _pause(self, patience: Patience, error: KafkalogError) -> None:
+        """Wait before another try. Raises OutOfPatience once the time is over."""
         pause = self._cluster.settings.retry_backoff_ms / 1000
-        if time.monotonic() + pause > deadline:
-            raise error
+        patience.check(error, pause)
         self._cluster.pause(pause)
+
+    @contextmanager
+    def _patiently(self) -> Iterator[Patience]:
+        """For what is no commit: the last error rises where the time is over."""
+        try:
+            yield self._patience()
+        except OutOfPatience as over:
+            raise over.error from None
 
     # --- by hand, and hints
 
@@ -351,15 +428,15 @@ class Committer:
 
     def decision(self, transactional_id: str) -> Decision:
         """A transaction's last decision; version -1 if there is none."""
-        return self._read(transactional_id, time.monotonic() + self._timeout)
+        with self._patiently() as patience:
+            return self._read(transactional_id, patience)
 
     def numbered(self, app_id: str, topic: str, topic_id: bytes) -> str:
         """The transactional id under which an application's writes to a topic are numbered now."""
-        deadline = time.monotonic() + self._timeout
         generation = 0
         while True:
             name = numbered.transactional_id(app_id, topic, topic_id, generation)
-            if not self._read(name, deadline).forgotten:
+            if not self.decision(name).forgotten:
                 return name
             generation += 1
 
@@ -414,8 +491,7 @@ class Committer:
             InvalidArgument: a batch is decided and not done; that can only be rolled forward (`resolve`).
             DecisionMoved: somebody decided meanwhile.
         """
-        deadline = time.monotonic() + self._timeout
-        decision = self._read(transactional_id, deadline)
+        decision = self.decision(transactional_id)
         if decision.is_open:
             raise InvalidArgument(
                 reason=f"batch {decision.batch_id} of transaction '{transactional_id}' is decided, so it can not be "
@@ -451,8 +527,7 @@ class Committer:
         Raises:
             StagedPartLost: parts are lost, and that is not accepted.
         """
-        deadline = time.monotonic() + self._timeout
-        decision = self._read(transactional_id, deadline)
+        decision = self.decision(transactional_id)
         losses: list[StagedPartLost] = []
 
         def lost(place: Place, error: StagedPartLost) -> bool:
@@ -460,7 +535,8 @@ class Committer:
             return accept_loss
 
         if decision.is_open:
-            decision = self._roll_forward(decision, deadline, lost)
+            with self._patiently() as patience:
+                decision = self._roll_forward(decision, patience, lost)
             self._remember(decision)
         return decision, losses
 

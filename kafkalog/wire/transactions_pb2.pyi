@@ -52,10 +52,14 @@ class PrepareReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[PreparedPartition, _Mapping]]] = ...) -> None: ...
 
 class PreparedPartition(_message.Message):
-    __slots__ = ("error",)
+    __slots__ = ("error", "unfinished", "progress")
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
+    unfinished: bool
+    progress: int
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("transactional_id", "producer_id", "batch_id", "commit_uuid", "partitions")
@@ -86,12 +90,16 @@ class ApplyReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[AppliedPartition, _Mapping]]] = ...) -> None: ...
 
 class AppliedPartition(_message.Message):
-    __slots__ = ("error", "end_offset")
+    __slots__ = ("error", "end_offset", "unfinished", "progress")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     end_offset: int
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ...) -> None: ...
+    unfinished: bool
+    progress: int
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version")

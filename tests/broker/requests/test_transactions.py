@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.replica.resolver import Verdict, verdict
+from broker.requests import transactions
+from broker.storage import staged_writes
 from broker.storage.appended import Batch
 from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
@@ -95,6 +99,18 @@ class Write:
         reply = self.broker.stub.Prepare(request, timeout=30)
         return [error_from_wire(each.error) if each.HasField("error") else None for each in reply.partitions]
 
+    def asked(self, method: str) -> Any:
+        """A Prepare's or Apply's reply as it is."""
+        requests = {"Prepare": pb.PrepareRequest, "Apply": pb.ApplyRequest}
+        request = requests[method](
+            transactional_id=self.name, producer_id=self.producer, batch_id=self.batch_id, commit_uuid=self.commit_uuid
+        )
+        for partition, parts in self.parts.items():
+            added = request.partitions.add(topic_id=self.topic, partition=partition)
+            if method == "Prepare":
+                added.parts.extend(parts)
+        return getattr(self.broker.stub, method)(request, timeout=30)
+
     def apply(self) -> list[int | errors.KafkalogError]:
         request = pb.ApplyRequest(
             transactional_id=self.name, producer_id=self.producer, batch_id=self.batch_id, commit_uuid=self.commit_uuid
@@ -152,6 +168,66 @@ def test_a_batch_is_read_only_once_it_is_applied_and_then_in_the_order_of_its_pa
     assert listed(broker) == []
     assert write.apply() == [5, 1]  # late
     assert values_in(broker, topic) == [b"other", b"a", b"b", b"c", b"d"]
+
+
+def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_done_once(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",), (b"b",))
+    [partition] = broker.broker.catalog.hosted.values()
+    for method, step in (("Prepare", "sync_prepared"), ("Apply", "apply")):
+        ran: list[str] = []
+        may_go_on = threading.Event()
+        does = getattr(partition, step)
+
+        def gated(*arguments: Any, ran: Any = ran, gate: Any = may_go_on, does: Any = does) -> Any:
+            ran.append("once")
+            assert gate.wait(60)
+            return does(*arguments)
+
+        monkeypatch.setattr(partition, step, gated)
+        answers = [write.asked(method).partitions[0] for _ in range(3)]
+        assert all(answer.unfinished and not answer.HasField("error") for answer in answers)
+        assert len(ran) == 1
+        may_go_on.set()
+        waited_for(lambda method=method: not write.asked(method).partitions[0].unfinished)  # type: ignore[misc]
+        assert values_in(broker, topic) == ([b"a", b"b"] if method == "Apply" else [])
+
+
+def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(staged_writes, "_SYNC_BYTES", 1)
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, *[(b"x" * 700_000,)] * 4)
+    assert write.prepare() == [None]
+    [partition] = broker.broker.catalog.hosted.values()
+    permits = threading.Semaphore(0)
+    append = partition.log.append_decided
+
+    def paced(batches: Sequence[Batch]) -> None:
+        assert permits.acquire(timeout=60)
+        append(batches)
+
+    monkeypatch.setattr(partition.log, "append_decided", paced)
+    seen: list[int] = []
+
+    def gets_on() -> bool:
+        [answer] = write.asked("Apply").partitions
+        if seen and answer.unfinished and answer.progress == seen[-1]:
+            return False
+        seen.append(answer.progress)
+        return True
+
+    for _ in range(4):
+        waited_for(gets_on)
+        permits.release()
+    waited_for(lambda: not write.asked("Apply").partitions[0].unfinished)
+    assert seen == sorted(set(seen))
+    assert partition.log.flushed_offset == 4
 
 
 def test_a_prepared_batch_survives_a_restart_and_is_applied_once(start_broker: StartBroker) -> None:

@@ -22,7 +22,9 @@ from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, 
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
+    CommitTimedOut,
     CountMoved,
+    DecisionMoved,
     InvalidArgument,
     KafkalogError,
     RunSuperseded,
@@ -474,6 +476,94 @@ def test_a_topic_deleted_before_the_decision_fails_the_batch_and_after_it_does_n
         restarted.committer.commit(restarted.batch(1, parts))
     decision = restarted.committer.decision(query.transactional_id)
     assert (decision.batch_id, decision.done) == (0, True)
+
+
+# --- commits that are given up
+
+
+def cut(
+    query: Query,
+    *methods: str,
+    heard: bool = False,
+    times: int = 1000,
+    which: Callable[[Any], bool] = lambda request: True,
+) -> list[tuple[str, Any]]:
+    """Let calls of these methods have no answer, some times; `heard`: the broker does them all the same.
+
+    Returns:
+        what was cut.
+    """
+    cluster: Any = query.cluster
+    call, found = cluster.call, []
+
+    def cut_off(method: str, request: Any, **more: Any) -> Any:
+        if method not in methods or len(found) == times or not which(request):
+            return call(method, request, **more)
+        found.append((method, request))
+        if heard:
+            call(method, request, **more)
+        raise BrokerUnreachable(address="broker", reason="cut")
+
+    cluster.call = cut_off
+    return found
+
+
+IMPATIENT = {"transaction_commit_timeout_ms": 300}
+
+
+def test_a_commit_given_up_before_its_decision_never_appears_and_may_be_written_again(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    for method in ("Prepare", "Decide"):
+        query = start_query(**IMPATIENT)
+        query.transactional_id = f"spark-batch-{uuid.uuid4()}"
+        late = cut(query, method, which=lambda request, method=method: method == "Prepare" or request.decision.topics)
+        with pytest.raises(CommitTimedOut, match="it is not decided and will not be: none of its rows") as over:
+            query.write(0, rows(0, attempt="given up"))
+        assert over.value.facts["decided"] == "no"
+        assert query.transactional_id in str(over.value)
+        reached = start_query()
+        for name, request in late:  # what was on its way all the time
+            if name == "Decide":
+                with pytest.raises(DecisionMoved):
+                    reached.cluster.call(name, request)
+    again = start_query()
+    again.transactional_id = f"spark-batch-{uuid.uuid4()}"
+    assert again.write(0, rows(0)) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+@pytest.mark.parametrize("methods", [("Apply",), ("Decide",)])
+def test_a_commit_given_up_after_its_decision_says_so_and_appears(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, methods: tuple[str, ...]
+) -> None:
+    query = start_query(**IMPATIENT)
+    if "Decide" in methods:
+        cut(query, "Decide", heard=True, times=1)
+        cut(query, "ReadDecision", "Decide", times=8)
+    cut(query, "Apply")
+    with pytest.raises(CommitTimedOut, match="it is decided: its rows are or will be in the topic, do not") as over:
+        query.write(0, rows(0))
+    assert over.value.facts["decided"] == "yes"
+    assert f"kafkalog transactions describe {query.transactional_id}" in str(over.value)
+    decision, lost = start_query().committer.resolve(query.transactional_id)
+    assert decision.done and lost == []
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_query: StartQuery) -> None:
+    query = start_query(**IMPATIENT)
+    decide: Any = query.committer
+    asks = decide._decide
+
+    def unanswered(decision: Decision) -> int:
+        cut(query, "Decide", "ReadDecision", heard=True)
+        return int(asks(decision))
+
+    decide._decide = unanswered
+    with pytest.raises(CommitTimedOut, match="whether it is decided is not known: do not write its rows again") as over:
+        query.write(0, rows(0))
+    assert over.value.facts["decided"] == "unknown"
 
 
 # --- the command line

@@ -1,0 +1,70 @@
+"""Commits that take longer than their timeout, on brokers in this process whose appends are slow."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.storage.log import Log
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import connection_settings, parse_producer
+from kafkalog.client.staging import PartStager
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome
+from kafkalog.errors import StagedPartLost
+from kafkalog.format.batch import producer_id_of
+from kafkalog.wire import transactions_pb2 as pb
+from tests.broker.conftest import StartBroker
+
+PARTITIONS = 16
+
+
+def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_is_there_once(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = [start_broker(number) for number in range(2)]
+    brokers[0].new_topic("t", PARTITIONS)
+    append = Log.append_decided
+
+    def slowly(self: Log, *arguments: Any) -> None:
+        threading.Event().wait(0.4)
+        append(self, *arguments)
+
+    monkeypatch.setattr(Log, "append_decided", slowly)  # 16 in two threads of each of two brokers: 1.6 s at least
+    settings = parse_producer({"request.timeout.ms": 1000, "transaction.commit.timeout.ms": 1400})
+    cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))
+    committer = Committer(cluster, settings)
+    with PartStager(cluster, settings, producer_id_of("spark-batch-x"), 0, 0) as stager:
+        numbers = pa.array(range(PARTITIONS), pa.int32())
+        stager.stage("t", pa.table({"value": [f"{number}" for number in range(PARTITIONS)], "partition": numbers}))
+        parts = stager.finish()
+    assert committer.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED
+    hosted = [partition for broker in brokers for partition in broker.broker.catalog.hosted.values()]
+    assert [partition.log.end_offset for partition in hosted] == [1] * PARTITIONS
+    committer.close()
+    cluster.close()
+
+
+def test_a_prepare_of_more_parts_than_a_message_holds_is_cut(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    topic_id = broker.new_topic("t", 8)
+    settings = parse_producer({"transaction.commit.timeout.ms": 60_000})
+    cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", connection_settings(settings))
+    committer = Committer(cluster, settings)
+    from kafkalog.client.staging import StagedPartition
+
+    parts = [
+        StagedPartition("t", topic_id, number, part.to_bytes(16, "big"), part, 1, 1000, 1)
+        for number in range(8)
+        for part in range(number * 20_000, (number + 1) * 20_000)
+    ]
+    with pytest.raises(StagedPartLost):  # nothing of them is staged: the brokers have looked
+        committer.commit(CommitBatch("spark-batch-y", 0, "run", False, b"", parts))
+    whole = pb.PrepareRequest()
+    for part in parts:
+        whole.partitions.add().parts.add(uuid=part.uuid, part=part.part, batches=part.batches, length=part.length)
+    assert whole.ByteSize() > 2 << 20
+    committer.close()
+    cluster.close()

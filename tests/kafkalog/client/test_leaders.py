@@ -1,0 +1,165 @@
+"""Asking leaders: how long one is patient, how requests are cut, and when a topic counts as deleted. The brokers here
+are scripts of answers; over real ones it is in `test_transactions.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from kafkalog.client import leaders
+from kafkalog.client.cluster import BrokerInfo, Cluster, ClusterInfo
+from kafkalog.client.config import CLIENT_SETTINGS
+from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
+from kafkalog.errors import BrokerUnreachable, NotLeader, RequestTimedOut, StagedPartLost, UnknownTopicId
+from kafkalog.wire import broker_pb2
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+PLACES = [Place("t", b"t" * 16, number) for number in range(4)]
+UNREACHABLE = BrokerUnreachable(address="b:1", reason="down")
+
+
+class Now:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Script:
+    """A cluster in which partition n is led by broker n % 2; `answer` says what a broker answers to a call."""
+
+    settings = CLIENT_SETTINGS.parse({})
+
+    def __init__(self, answer: Callable[[str, int, Any], Any], now: Now) -> None:
+        self._answer = answer
+        self._now = now
+        self.calls: list[tuple[int, list[int]]] = []
+
+    def leader_of(self, label: Any, topic_id: bytes) -> tuple[None, BrokerInfo]:
+        return None, BrokerInfo(label.partition % 2, "b", 1, 2, "", "")
+
+    def describe(self, patient: bool = True) -> ClusterInfo:
+        return ClusterInfo("c", tuple(BrokerInfo(number, "b", 1, 2, "", "") for number in range(2)), "", "")
+
+    def refresh(self, topics: Sequence[str], patient: bool = True) -> None:
+        pass
+
+    def pause(self, seconds: float) -> None:
+        self._now.seconds += seconds
+
+    def call(self, method: str, request: Any, *, broker_id: int, patient: bool = True) -> Any:
+        if method == "Apply":
+            self.calls.append((broker_id, [each.partition for each in request.partitions]))
+        answer = self._answer(method, broker_id, request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def applied(request: Any, **answer: Any) -> pb.ApplyReply:
+    return pb.ApplyReply(partitions=[pb.AppliedPartition(**answer) for _ in request.partitions])
+
+
+def asks(script: Script, patience: Patience, places: Sequence[Place] = PLACES, **more: Any) -> dict[Place, Any]:
+    asked = Leaders(cast(Cluster, script))
+    try:
+        return asked.ask(
+            "Apply",
+            places,
+            lambda told: pb.ApplyRequest(partitions=[{"partition": each.partition} for each in told]),
+            patience,
+            lambda place, error: False,
+            **more,
+        )
+    finally:
+        asked.close()
+
+
+def test_as_long_as_any_partition_gets_on_nobody_gives_up() -> None:
+    now = Now()
+    left = 50
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        nonlocal left
+        if broker_id == 1 and left > 1:
+            return UNREACHABLE  # for all the time that the other takes
+        left -= 1
+        now.seconds += 9
+        return applied(request, unfinished=left > 0, progress=50 - left)
+
+    assert asks(Script(answer, now), Patience(10, now)).keys() == set(PLACES)
+    assert now.seconds > 400
+
+
+def test_a_partition_that_does_nothing_is_given_up_after_its_time() -> None:
+    now = Now()
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        now.seconds += 1
+        return applied(request, unfinished=True, progress=7)
+
+    with pytest.raises(OutOfPatience) as over:
+        asks(Script(answer, now), Patience(10, now), PLACES[:1])
+    assert isinstance(over.value.error, RequestTimedOut)
+    assert 10 < now.seconds < 13
+
+
+def test_a_partition_that_fails_again_and_again_is_given_up_although_it_says_the_same_progress() -> None:
+    now = Now()
+    error = error_to_wire(NotLeader(broker_id=0, partition="t-0"))
+    with pytest.raises(OutOfPatience) as over:
+        asks(
+            Script(lambda method, broker_id, request: applied(request, error=error, progress=3), now), Patience(10, now)
+        )
+    assert isinstance(over.value.error, NotLeader)
+    assert now.seconds < 13
+
+
+def test_a_final_error_of_one_partition_is_raised() -> None:
+    now = Now()
+    lost = StagedPartLost(transactional_id="tx", batch_id=0, partition="t-0", reason="gone")
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        return applied(request, error=error_to_wire(lost)) if broker_id else applied(request)
+
+    with pytest.raises(StagedPartLost):
+        asks(Script(answer, now), Patience(10, now))
+
+
+def test_a_request_is_cut_by_weight_and_what_is_left_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaders, "_WEIGHT_MAX", 10)
+    now = Now()
+    places = [Place("t", b"t" * 16, number * 2) for number in range(6)]
+    weights = dict(zip(places, [4, 6, 30, 1, 9, 1], strict=True))
+    script = Script(lambda method, broker_id, request: applied(request), now)
+    assert asks(script, Patience(10, now), places, weight=weights.__getitem__).keys() == set(places)
+    assert script.calls == [(0, [0, 2]), (0, [4]), (0, [6, 8]), (0, [10])]
+
+
+def test_a_topic_is_deleted_only_where_every_broker_says_so() -> None:
+    """One that was just made is known to some brokers a moment earlier: to take it for deleted would drop its rows."""
+    now = Now()
+    knows = {0: False, 1: True}
+    unknown = error_to_wire(UnknownTopicId(topic_id="74" * 16))
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        if method == "DescribeTopics":
+            described = broker_pb2.TopicDescription(name="t") if knows[broker_id] else None
+            described = described or broker_pb2.TopicDescription(error=unknown)
+            return broker_pb2.TopicDescriptions(topics=[described])
+        return applied(request) if knows[broker_id] else applied(request, error=unknown)
+
+    asked = Leaders(cast(Cluster, Script(answer, now)))
+    assert not asked.is_deleted(b"t" * 16)
+    with pytest.raises(OutOfPatience):
+        asks(Script(answer, now), Patience(10, now), PLACES[:1])
+    knows[1] = False
+    assert asked.is_deleted(b"t" * 16)
+    with pytest.raises(UnknownTopicId):
+        asks(Script(answer, now), Patience(10, now), PLACES[:1])
