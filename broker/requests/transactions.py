@@ -17,8 +17,8 @@ from typing import Any
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.append import checked
-from broker.storage.appended import Batch
 from broker.requests.jobs import Job, Jobs
+from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
 from kafkalog.clock import Clock
