@@ -13,11 +13,12 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import (
     BrokerUnreachable,
+    Closed,
     InternalError,
     KafkalogError,
     ProtocolError,
@@ -294,6 +295,32 @@ def _plain(error: Exception) -> str:
 # --- gRPC ----------------------------------------------------------------------------------------------------------
 
 
+class PendingCall:
+    """A call of `ControlConnection.begin`."""
+
+    def __init__(self, future: Any, translated: Callable[[Any], KafkalogError]) -> None:
+        self._future = future
+        self._translated = translated
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._future.done())
+
+    def result(self) -> Any:
+        """What the broker answered, of a call that is done. Raises as `ControlConnection.call` does."""
+        import grpc
+
+        try:
+            return self._future.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            if isinstance(error, grpc.FutureCancelledError):
+                raise Closed(what="call") from None
+            raise self._translated(error) from None
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
 class ControlConnection:
     """A broker's gRPC service at one address.
 
@@ -350,6 +377,26 @@ class ControlConnection:
         finally:
             with self._lock:
                 self._calls -= 1
+
+    def begin(self, method: str, request: Any, timeout_ms: int, done: Callable[[], None]) -> PendingCall:
+        """Begin a call of the service. Raises BrokerUnreachable.
+
+        Args:
+            done: called from another thread, once there is a result or the call was cancelled.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise BrokerUnreachable(address=self.address, reason="the connection was closed here")
+            future = self._method(method).future(request, timeout=timeout_ms / 1000)
+            self._calls += 1
+
+        def ended(_: Any) -> None:
+            with self._lock:
+                self._calls -= 1
+            done()
+
+        future.add_done_callback(ended)
+        return PendingCall(future, lambda error: self._translated(method, error, timeout_ms))
 
     def _method(self, name: str) -> Any:
         """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it."""

@@ -1,5 +1,9 @@
 """This process's connections to clusters, kept for its next task or micro-batch: Spark's Python processes live through
-many. Nothing connects at import."""
+many. Nothing connects at import.
+
+A process that has just been started is as patient with brokers that are away as one that has run for long: Spark starts
+its processes when it pleases, and a query that fails at its start while its broker restarts helps nobody.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,17 @@ def key_of(bootstrap_servers: str, settings: Mapping[str, Any]) -> Key:
     return os.getpid(), bootstrap_servers, tuple(sorted(settings.items()))
 
 
+def as_patient_at_first(given: Mapping[str, Any], retry_timeout_ms: int) -> dict[str, Any]:
+    """Settings, by dotted name, with bootstrap.timeout.ms as long as retry.timeout.ms unless it is given."""
+    return {"bootstrap.timeout.ms": retry_timeout_ms, **given}
+
+
 def cluster_of(bootstrap_servers: str, settings: Values) -> Cluster:
     """The connections to a cluster. `settings`: a producer's or consumer's, of which those about connections count."""
-    from kafkalog.client.config import connection_settings
+    from kafkalog.client.config import CLIENT_SETTINGS, connection_settings
 
     settings = connection_settings(settings)
+    settings = CLIENT_SETTINGS.parse(as_patient_at_first(settings.given(), settings.retry_timeout_ms))
     key = key_of(bootstrap_servers, settings.given())
     cluster = _clusters.get(key)
     if cluster is None:

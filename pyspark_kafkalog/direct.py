@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalog.errors import KafkalogError
 from pyspark_kafkalog.columns import batches_by_topic
-from pyspark_kafkalog.connections import Key, key_of
+from pyspark_kafkalog.connections import Key, as_patient_at_first, key_of
 from pyspark_kafkalog.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def write_rows(
 
 
 def _new_producer(options: SinkOptions) -> Producer:
+    from kafkalog.client.config import parse_producer
     from kafkalog.client.producer import Producer
 
-    settings: dict[str, Any] = dict(options.client)
+    settings = as_patient_at_first(options.client, parse_producer(options.client).retry_timeout_ms)
     return Producer(options.bootstrap_servers, **settings)

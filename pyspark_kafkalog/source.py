@@ -15,6 +15,7 @@ may move, is held the same way.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ log = get_logger(__name__)
 NO_LIMIT = (1 << 63) - 1
 _IDLE_WAIT_S = 0.2
 _IDLE_PAUSE_S = 0.05
+_IDLE_GAP_S = 0.05
 
 LoggedOffsets = dict[str, dict[str, int]]
 """Offsets as `offsets.to_log` makes them."""
@@ -221,6 +223,8 @@ class _Session:
         # Where the topics start that the last look found made anew; of those partitions that the position has.
         self._again: PartitionOffsets = {}
         self._wrote_back = False
+        self._may_wait = False
+        self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
 
@@ -255,6 +259,16 @@ class _Session:
             max_offsets: records that it may have.
             everything: no limit of the options counts either (Trigger.Once).
         """
+        # Spark asks the sources of a query one after the other, so that what one waits the others' records wait too. It
+        # tells none of the others. But if nothing went on since the last answer but Spark's pause of 10 ms, no other
+        # source waited, found records or had a micro-batch: the query is idle, and this one may wait for all of them.
+        self._may_wait = time.monotonic() - self._answered_s < _IDLE_GAP_S
+        try:
+            return self._next_position(position, max_offsets, everything)
+        finally:
+            self._answered_s = time.monotonic()
+
+    def _next_position(self, position: PartitionOffsets, max_offsets: int, everything: bool) -> PartitionOffsets:
         if self._wrote_back:
             self._forget_outdated()  # by now the checkpoint has it that their topics were begun anew
         self._is_unread = position == self._initial and not self._went_on
@@ -283,7 +297,7 @@ class _Session:
 
         An idle stream would else ask 90 times a second: Spark's pause between two calls is 10 ms.
         """
-        deadline = time.monotonic() + _IDLE_WAIT_S
+        deadline = time.monotonic() + (_IDLE_WAIT_S if self._may_wait else 0.0)
         while True:
             opens = self._gate.opens(sum(backlog(self._with_new(position, latest), latest).values()))
             if opens and latest != position:

@@ -119,9 +119,9 @@ def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> Non
 
 
 def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_wait_ms: int) -> bool:
-    """Wait until a partition ends elsewhere than at its known offset; less if a broker has too many who wait.
+    """Wait until a partition ends elsewhere than at its known offset; less if all brokers have too many who wait.
 
-    One leader waits at a time, and each gets its part of the time.
+    All leaders wait at the same time.
 
     Returns:
         Whether some partition does, for all that is known.
@@ -132,15 +132,18 @@ def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_
             topic, leader = cluster.leader_of(partition)
             request = by_leader.setdefault(leader.broker_id, pb.ListOffsetsRequest())
             request.partitions.add(topic_id=topic.topic_id, partition=partition.partition, known_offset=offset)
-        for broker_id, request in by_leader.items():
-            request.max_wait_ms = max_wait_ms // len(by_leader)
-            reply = cluster.call("ListOffsets", request, broker_id=broker_id, patient=False)
-            for wanted, listed in zip(request.partitions, reply.partitions, strict=True):
-                if listed.HasField("error") or listed.offset != wanted.known_offset:
-                    return True
+        for request in by_leader.values():
+            request.max_wait_ms = max_wait_ms
+
+        def has_news(broker_id: int, reply: pb.ListOffsetsReply) -> bool:
+            return any(
+                listed.HasField("error") or listed.offset != wanted.known_offset
+                for wanted, listed in zip(by_leader[broker_id].partitions, reply.partitions, strict=True)
+            )
+
+        return cluster.first_of("ListOffsets", by_leader, has_news)
     except KafkalogError:  # told by whoever asks next
         return True
-    return False
 
 
 def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callable[[], _Answer]) -> _Answer:

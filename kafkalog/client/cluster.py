@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
-from kafkalog.connection import ControlConnection, DataConnection, after_fork, format_address
+from kafkalog.connection import ControlConnection, DataConnection, PendingCall, after_fork, format_address
 from kafkalog.errors import (
     BrokerStopping,
     BrokerUnreachable,
@@ -27,11 +27,15 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
+from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
+log = get_logger(__name__)
+
 _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
+_SILENT_MS = 10_000  # a first answer that may be awaited for longer than that is worth a word
 _ELSEWHERE = (BrokerUnreachable, BrokerStopping, NoBrokers)
 """Failures after which another broker may answer, or the same one later."""
 
@@ -164,11 +168,47 @@ class Cluster:
             return self._call_once(method, request, broker_id, True)
         return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable))
 
+    def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
+        """Ask brokers side by side, until one's answer is enough; the other calls are given up then.
+
+        Args:
+            requests: by broker id.
+            is_enough: of the id of a broker and its answer.
+
+        Returns:
+            Whether one was; if not, all have answered.
+
+        Raises:
+            BrokerUnreachable: of some broker. Each is tried once.
+            KafkalogError: what a broker answered.
+        """
+        news = threading.Event()
+        calls: dict[int, PendingCall] = {}
+        try:
+            for broker_id, request in requests.items():
+                address = self._known_address(broker_id)
+                if address is None:
+                    raise _unregistered(broker_id)
+                control = self._connected(address)
+                calls[broker_id] = control.begin(method, request, self.settings.request_timeout_ms, news.set)
+            waiting = dict(calls)
+            while waiting:
+                news.wait()
+                news.clear()
+                for broker_id in [each for each, call in waiting.items() if call.is_done]:
+                    if is_enough(broker_id, waiting.pop(broker_id).result()):
+                        return True
+            return False
+        finally:
+            for call in calls.values():
+                call.cancel()
+
     def retrying(self, attempt: Callable[[], Any]) -> Any:
         """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
         settings = self.settings
         started = time.monotonic()
         pause = settings.retry_backoff_ms / 1000
+        is_told = False
         while True:
             try:
                 return attempt()
@@ -180,6 +220,9 @@ class Cluster:
                     raise Closed(what="client") from None
                 if time.monotonic() + pause >= started + limit_ms / 1000:
                     raise error from None
+                if limit_ms > _SILENT_MS and not (self._ever_answered or is_told):  # it may be the wrong address
+                    is_told = True
+                    log.warning("no_broker_answers_yet", reason=str(error), given_up_after_s=limit_ms / 1000)
             self.pause(pause)
             pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
 

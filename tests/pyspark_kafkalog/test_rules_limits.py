@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +141,13 @@ def test_a_batch_read_tells_which_options_it_ignores(live: Live, caplog: pytest.
 # --- an idle stream --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def called_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks again 10 ms after an answer; so do tests, on a busy machine too."""
+    monkeypatch.setattr("pyspark_kafkalog.source._IDLE_GAP_S", math.inf)
+
+
+@pytest.mark.usefixtures("called_soon")
 def test_an_idle_stream_waits_in_the_broker_until_records_come_or_200_ms_are_over(live: Live) -> None:
     topic = live.topic(3, 0)
     stream = live.stream(subscribe=topic, startingOffsets="earliest")
@@ -155,6 +164,28 @@ def test_an_idle_stream_waits_in_the_broker_until_records_come_or_200_ms_are_ove
     assert stream.latestOffset(end, EVERYTHING) == {topic: {"0": 3, "1": 1}}
 
 
+def test_a_stream_waits_for_records_only_while_spark_has_nothing_else_to_do(live: Live, monkeypatch: Any) -> None:
+    """Else it would keep another source of its query waiting: Spark asks one after the other."""
+    now, waits = [1000.0], [0]
+
+    def waited(_: Any, ends: Any, milliseconds: int) -> bool:
+        waits[0] += 1
+        now[0] += milliseconds / 1000
+        return False
+
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", waited)
+    monkeypatch.setattr("pyspark_kafkalog.source.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    topic = live.topic(3)
+    stream = live.stream(subscribe=topic, startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    for pause, waits_expected in ((0.5, 0), (0.01, 1), (0.01, 1), (0.3, 0), (0.2, 0), (0.01, 1)):
+        waits[0] = 0
+        now[0] += pause  # a micro-batch, or what another source waits; 10 ms are Spark's own
+        assert stream.latestOffset(end, EVERYTHING) == end
+        assert waits[0] == waits_expected, pause
+
+
+@pytest.mark.usefixtures("called_soon")
 @pytest.mark.parametrize("answer", [True, False])  # as if there were news, or no room for one more who waits
 def test_an_idle_stream_asks_seldom_even_where_the_broker_does_not_wait(
     live: Live, monkeypatch: Any, answer: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -144,6 +145,28 @@ def test_bytes_lead_to_an_offset_and_a_wait_ends_when_an_end_moves(cluster: Loca
         assert not wait_for_records(shared, {where: 4}, 50)
         admin.delete_topic(topic)
         assert wait_for_records(shared, {where: 4}, 50)  # not known any more: whoever asks next is told
+
+
+def test_all_brokers_wait_for_records_side_by_side() -> None:
+    with (
+        LocalCluster(brokers=2) as cluster,
+        contextlib.closing(Cluster(cluster.bootstrap_servers)) as shared,
+        Producer(cluster.bootstrap_servers, linger_ms=0) as producer,
+    ):
+        partitions = [TopicPartition("spread", number) for number in range(2)]
+        Admin(shared).create_topic("spread", partitions=2)
+        assert len({shared.leader_of(partition)[1].broker_id for partition in partitions}) == 2
+        known = dict.fromkeys(partitions, 0)
+        for partition in partitions:  # of one after the other the second would be asked half a minute later
+            told: list[bool] = []
+            asked = (shared, dict(known), 60_000)
+            waiting = threading.Thread(target=lambda asked=asked, told=told: told.append(wait_for_records(*asked)))
+            waiting.start()
+            producer.send("spread", b"v", partition=partition.partition).result()
+            waiting.join(20)
+            assert told == [True]
+            known[partition] += 1
+        assert not wait_for_records(shared, known, 50)
 
 
 def test_a_partition_that_another_client_added_is_found(cluster: LocalCluster, admin: Admin, topic: str) -> None:
