@@ -89,8 +89,11 @@ class Disk:
         os.mkdir(path)
 
     def make_dirs(self, path: Path) -> None:
-        """A folder and those above it, where they are missing."""
+        """A folder and those above it, where they are missing; their names are durable."""
+        missing = [each for each in (path, *path.parents) if not each.exists()]
         os.makedirs(path, exist_ok=True)
+        for each in missing:
+            self.sync_dir(each.parent)
 
     def remove_dir(self, path: Path) -> None:
         os.rmdir(path)

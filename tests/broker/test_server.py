@@ -129,6 +129,24 @@ def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
     assert set(start_broker(0).broker.catalog.brokers) == {0, 1}
 
 
+def test_a_failed_broker_that_zookeeper_does_not_hear_takes_itself_out_later(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = start_broker().broker.catalog
+    withdraw, heard = registry.withdraw_broker, threading.Event()
+
+    def unheard(session: ZooKeeperSession, broker: BrokerRecord) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise errors.ZooKeeperUnreachable(address="zk", reason="no answer in time")
+        withdraw(session, broker)
+
+    monkeypatch.setattr("broker.replica.catalog.registry.withdraw_broker", unheard)
+    catalog._directory.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+    assert catalog.wait_until(lambda: not catalog.brokers, 60)
+    assert heard.is_set()
+
+
 def test_a_broker_whose_disk_fails_while_it_starts_does_not_start(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.connection import ControlConnection
-from kafkalog.errors import DataLost, InvalidArgument, UnknownTopic
+from kafkalog.errors import DataLost, InvalidArgument, PartitionLost, UnknownTopic
 from pyspark_kafkalog import connections
 from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
 
@@ -295,3 +297,37 @@ def test_an_end_is_refused_at_the_first_call(reader: MakeReader, topic: str, fir
     stream = reader(subscribe=topic, endingOffsets="latest")
     with pytest.raises(InvalidArgument, match="endingOffsets is for batch reads"):
         getattr(stream, first_call)()
+
+
+def test_a_lost_partition_fails_the_stream_and_recovered_it_is_lost_data(tmp_path: Path) -> None:
+    with LocalCluster(data=tmp_path) as running, Admin(running.bootstrap_servers) as admin:
+        topic_id = admin.create_topic("t").topic_id
+        options = {"kafkalog.bootstrap.servers": running.bootstrap_servers, "subscribe": "t"}
+        options |= {"startingOffsets": "earliest", "fetchOffset.retryIntervalMs": "20"}
+        with Producer(running.bootstrap_servers) as producer:
+            for _ in range(5):
+                producer.send("t", b"old")
+        stream = StreamReader(SCHEMA, options)
+        position = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+        stream.stop()
+        [broker] = running.brokers
+        broker.stop()
+        shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-0")
+        broker.start()
+
+        for lossy in ("true", "false"):  # nothing is lost while its disk may come back
+            with pytest.raises(PartitionLost, match="partition t-0 is lost"):
+                StreamReader(SCHEMA, options | {"failOnDataLoss": lossy}).latestOffset(position, EVERYTHING)
+        with Producer(running.bootstrap_servers) as producer, pytest.raises(PartitionLost):
+            producer.send("t", b"refused").result(60)
+
+        [start] = admin.recover_partitions("t").values()
+        with Producer(running.bootstrap_servers) as producer:
+            producer.send("t", b"new")
+        strict = StreamReader(SCHEMA, options)
+        with pytest.raises(DataLost):
+            offsets_read(strict, position, strict.latestOffset(position, EVERYTHING))
+        lenient = StreamReader(SCHEMA, options | {"failOnDataLoss": "false"})
+        assert offsets_read(lenient, position, lenient.latestOffset(position, EVERYTHING)) == [start]
+        strict.stop()
+        lenient.stop()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -73,6 +74,20 @@ def test_directories_differ_by_their_ids_and_a_lock_by_its_file(tmp_path: Path) 
     assert (moved.lock_id, moved.directory_id) == (held, named)
     moved.close()
     other.close()
+
+
+def test_a_directorys_name_outlives_a_power_cut_before_anything_relies_on_its_id(tmp_path: Path) -> None:
+    class RecordingDisk(Disk):
+        synced: ClassVar[list[Path]] = []
+
+        def sync_dir(self, path: Path) -> None:
+            super().sync_dir(path)
+            self.synced.append(path)
+
+    directory = LogDirectory(tmp_path / "a" / "b", disk=RecordingDisk())
+    directory.claim("red", 1)
+    directory.close()
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} == set(RecordingDisk.synced)
 
 
 def test_logs_without_meta_are_claimed_by_nobody(tmp_path: Path) -> None:
