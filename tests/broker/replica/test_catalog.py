@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -354,6 +355,36 @@ def test_what_a_failed_sync_left_out_is_made_good_by_the_next(
     topic = broker.new_topic()
     assert refusing.refused.is_set()
     assert (topic, 0) in broker.broker.catalog.hosted
+
+
+def test_what_came_and_went_while_no_watch_was_there_is_seen_after_a_lost_session(
+    start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, deaf = Catalog._path_changed, threading.Event()
+    monkeypatch.setattr(
+        Catalog, "_path_changed", lambda self, path: None if deaf.is_set() else changed(self, path)
+    )  # as ZooKeeper's watches are while the session is gone
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    gone, altered = broker.new_topic("gone"), broker.new_topic("altered")
+    folder = catalog.leader_of(gone, 0).log.directory
+    deaf.set()
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        registry.delete_topic(session, "gone")
+        registry.update_topic(
+            session, replace(registry.read_topic(session, "altered"), config={"max.message.bytes": "2048"})
+        )
+        registry.create_topic(session, registry.TopicRecord("made", b"m" * 16, {}, [(0,)], 0))
+        registry.register_broker(session, replace(catalog.brokers[0], broker_id=7))
+        deaf.clear()
+        expire(catalog.session)
+        until(broker, lambda: (b"m" * 16, 0) in catalog.hosted and set(catalog.brokers) == {0, 7})
+    assert set(catalog.topics) == {"altered", "made"}
+    assert catalog.leader_of(altered, 0).settings.max_message_bytes == 2048
+    assert (gone, 0) not in catalog.hosted
+    assert not folder.exists()
+    until(broker, lambda: set(catalog.brokers) == {0})
 
 
 def test_a_registration_that_failed_after_a_lost_session_is_made_good(
