@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -282,6 +285,32 @@ def test_a_recovery_whose_state_was_not_written_is_done_again(
     assert recover(broker, topic, 0, start_offset=40).start_offset == 40
     assert broker.broker.catalog.leader_of(topic, 0).log.start_offset == 40
     assert_lost(broker, topic, 1, "its log is in data directory")
+
+
+def test_of_two_who_recover_a_partition_at_once_one_does(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    replaced, both = catalog._directory.replace_log, threading.Barrier(2)
+
+    def replace_log(*arguments: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(1)  # would let both in, if there were no lock
+        replaced(*arguments)
+
+    monkeypatch.setattr(catalog._directory, "replace_log", replace_log)
+    with ThreadPoolExecutor(2) as pool:
+        calls = {start: pool.submit(catalog.recover, topic, 0, start, 60.0) for start in (100, 200)}
+    [done] = [start for start, call in calls.items() if call.exception() is None]
+    [refused] = [call.exception() for call in calls.values() if call.exception() is not None]
+    assert isinstance(refused, errors.NotLost)
+    assert catalog.leader_of(topic, 0).log.start_offset == done
+    until(broker, lambda: catalog.topic("t").states[0].leader_epoch == 1)
 
 
 def test_a_lost_partition_of_a_deleted_topic_is_forgotten(start_broker: StartBroker, tmp_path: Path) -> None:
