@@ -92,14 +92,14 @@ class Partition:
             return self.log.staged.stage(uuid, batches)
 
     def prepare(self, prepared: PreparedSet) -> None:
-        """Record parts as a set; `sync_prepared` is the promise. See Staging.prepare."""
+        """Record parts as a set; `keep_prepared` is the promise. See Staging.prepare."""
         with self._hosted():
             self.log.staged.prepare(prepared)
 
-    def sync_prepared(self) -> None:
-        """What was prepared by now outlives a power cut."""
+    def keep_prepared(self, commit_uuid: bytes) -> None:
+        """A set that was recorded is undamaged, and outlives a power cut; see StagedWrites.keep_prepared."""
         with self._hosted():
-            self.log.staged.sync_prepared()
+            self.log.staged.keep_prepared(commit_uuid)
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
         """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See StagedWrites.apply.

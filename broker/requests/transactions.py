@@ -104,8 +104,8 @@ class StagedJobs:
 
 
 def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
-    """Have parts kept until their batch is decided. The answer means that they outlive a power cut, but where it says
-    that a partition is unfinished.
+    """Have parts kept until their batch is decided. The answer means that they are undamaged and outlive a power cut,
+    but where it says that a partition is unfinished.
 
     Args:
         seconds: until the client gives the request up.
@@ -122,7 +122,8 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
             partition.prepare(_set_of(request, wanted))
             key = request.commit_uuid, request.version
-            prepared.append((answer, partition, jobs.syncs.ask(partition, key, partition.sync_prepared)))
+            job = jobs.syncs.ask(partition, key, partial(partition.keep_prepared, request.commit_uuid))
+            prepared.append((answer, partition, job))
     deadline = _turn_end(catalog, seconds)
     for answer, partition, job in prepared:
         with _errors_in(answer):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
+
+from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.appended import Batch
 from broker.storage.staged_file import StagedFile
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import BatchHeader, body_fault, read_header
+from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, BatchHeader, body_fault, read_header
 
+_CRCS = struct.Struct("<II")  # header_crc and crc, behind what is stamped
+assert STAMPED_SIZE + _CRCS.size == CRC_FROM
 _PIECE_BYTES = 1 << 20
 """What is read at once."""
 
@@ -79,6 +84,39 @@ def read_batches(
             batches.append((_checked(data, part, number, label), data))
         yield batches
         at += count
+
+
+def check_batches(
+    part: Part, wanted: Sequence[int], read: Callable[[StagedFile, memoryview, int], None], buffer: memoryview
+) -> memoryview:
+    """See whether batches of a part are as they were staged; what they say besides was checked when they came.
+
+    Args:
+        buffer: memory to read into.
+
+    Returns:
+        it, or more, where it was too small.
+
+    Raises:
+        PartDamaged: at the first that is not.
+    """
+    at = 0
+    while at < len(wanted):
+        count, length = _together(part.places, wanted, at)
+        if length > len(buffer):
+            buffer = memoryview(bytearray(max(length, min(part.length, _PIECE_BYTES))))
+        file, start, *_ = part.places[wanted[at]]
+        read(file, buffer[:length], start)
+        for number in wanted[at : at + count]:
+            _, position, size, crc = part.places[number]
+            data = buffer[position - start : position - start + size]
+            header_crc, crc_there = _CRCS.unpack_from(data, STAMPED_SIZE)
+            if crc32c(data[:STAMPED_SIZE]) != header_crc:
+                raise PartDamaged(f"batch {number} of part {part.number}: its header's checksum does not match")
+            if crc32c(data[CRC_FROM:]) != crc or crc_there != crc:
+                raise PartDamaged(f"batch {number} of part {part.number}: its checksum does not match")
+        at += count
+    return buffer
 
 
 def _together(places: Sequence[Place], wanted: Sequence[int], at: int) -> tuple[int, int]:

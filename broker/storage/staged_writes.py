@@ -1,9 +1,10 @@
 """The staged writes of one partition: what is staged beside its log, and how a decided batch comes into the log.
 
-An apply reads all that the log does not hold yet of a prepared set, and checks it. Then it appends it piece by piece;
-appends of others may come between the pieces. Readers see nothing of the batch until all of it stands in the log and
-is synced: from its first record on the log is hidden, with whatever others append behind it. The flush that syncs its
-end shows it, whole. A start that finds a batch half there hides it too, until the apply is gone on with.
+A set is checked as a whole when it is prepared, and again by an apply that comes later, before it appends anything.
+Then what the log does not hold yet of the set is appended, piece by piece; appends of others may come between the
+pieces. Readers see nothing of the batch until all of it stands in the log and is synced: from its first record on the
+log is hidden, with whatever others append behind it. The flush that syncs its end shows it, whole. A start that finds a
+batch half there hides it too, until the apply is gone on with.
 
 A set that is damaged is lost, and hides nothing. The check finds damage before a record is appended. Damage that comes
 later, between the check and the append or while the broker is down, leaves half a batch in the log: it is shown as it
@@ -72,7 +73,7 @@ class StagedWrites:
         self._log = log
         self._staging = staging
         self._applying = threading.Lock()
-        self._applied_bytes = 0  # checked, appended and synced, since the start
+        self._applied_bytes = 0  # appended and synced, since the start
         for producer_id, mark in self._half_applied().items():
             log.hide(producer_id, mark.batch_id, mark.start_offset)
 
@@ -112,9 +113,9 @@ class StagedWrites:
 
     @property
     def work(self) -> int:
-        """Bytes that were synced for prepares, or checked, appended and synced for applies, since the start: who waits
-        for one sees by it that something is done."""
-        return self._applied_bytes + self._staging.synced_bytes
+        """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
+        start: who waits for one sees by it that something is done."""
+        return self._applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -123,9 +124,14 @@ class StagedWrites:
     # --- sets ----------------------------------------------------------------------------------------------------
 
     def prepare(self, prepared: PreparedSet) -> None:
-        """Record a set; `sync_prepared` is the promise. Raises like `Staging.prepare`."""
+        """Record a set; `keep_prepared` is the promise. Raises like `Staging.prepare`."""
         self._staging.prepare(prepared)
         self._staging.request_sync()
+
+    def keep_prepared(self, commit_uuid: bytes) -> None:
+        """All of a recorded set is as it was staged, and outlives a power cut. Raises like `Staging.check`."""
+        self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
+        self.sync_prepared()
 
     def sync_prepared(self) -> None:
         """All sets that were recorded by now outlive a power cut, with their parts."""
@@ -175,9 +181,7 @@ class StagedWrites:
 
         count = 0
         try:
-            for batches in self._staging.pieces(prepared.commit_uuid, is_there):
-                # Read and checked; that takes 2 % of an apply's time, for it is in the page cache then.
-                self._applied_bytes += sum(header.length for header, _ in batches)
+            self._staging.check(prepared.commit_uuid, is_there, again=False)
             if mark is not None:  # as after a restart, and where a full disk stopped it
                 self._log.hide(prepared.producer_id, mark.batch_id, mark.start_offset)
             unsynced = 0

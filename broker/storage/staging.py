@@ -45,7 +45,7 @@ from broker.storage.staged_format import (
     frame,
     scan_file,
 )
-from broker.storage.staged_part import Part, PartDamaged, read_batches
+from broker.storage.staged_part import Part, PartDamaged, check_batches, read_batches
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.log import get_logger
 
@@ -56,13 +56,19 @@ STAGING = "staging"
 _FILE_BYTES = 64 << 20
 _WASTE_MAX = 8 << 20
 _SYNC_AHEAD_BYTES = 8 << 20
+_CHECK_LASTS_SECONDS = 10.0
+"""A set that was found undamaged is not read again for so long: an apply comes right after the check by `prepare`."""
+
+
+class _Dropped(Exception):
+    """What was to be read is not needed any more, and its file is gone."""
 
 
 class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
     applied."""
 
-    __slots__ = ("files", "lost", "parts", "prepared", "renewed", "staged_us")
+    __slots__ = ("checked", "files", "lost", "parts", "prepared", "renewed", "staged_us")
 
     def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
@@ -71,6 +77,7 @@ class _Set:
         self.renewed = now
         self.files: list[StagedFile] = []
         self.lost: str | None = None
+        self.checked: float | None = None  # when all of it was last found undamaged
 
 
 class Staged(NamedTuple):
@@ -122,6 +129,7 @@ class Staging:
         self._closed = False
         self._sync_asked = False
         self.synced_bytes = 0  # since the start; grows with each file
+        self.checked_bytes = 0  # read again, since the start
         self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
         self._files: dict[int, StagedFile] = {}
         self._next_number = 0
@@ -477,6 +485,51 @@ class Staging:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
+    def check(
+        self, commit_uuid: bytes, is_there: Callable[[int, int], bool] = lambda part, number: False, again: bool = True
+    ) -> None:
+        """Read all batches of a prepared set, and compare their checksums; a set that was dropped passes.
+
+        Args:
+            is_there: (part, number of a batch) -> whether it is to be left out.
+            again: also if that was done in the last `_CHECK_LASTS_SECONDS`.
+
+        Raises:
+            StagedPartLost: it is damaged; from then on the set counts as lost.
+            StorageFailed, DiskFull, Closed.
+        """
+        with self._lock:
+            self._check_usable()
+            known = self._sets.get(commit_uuid)
+            if known is None:
+                return
+            if known.lost is not None:
+                raise self.lost(known.prepared, known.lost)
+            now = self._now()
+            if not again and known.checked is not None and now - known.checked < _CHECK_LASTS_SECONDS:
+                return
+            parts = list(known.parts)
+        buffer = memoryview(b"")
+
+        def read(file: StagedFile, into: memoryview, position: int) -> None:
+            self._read(file, into, position)
+            self.checked_bytes += len(into)
+
+        try:
+            for part in parts:
+                wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
+                buffer = check_batches(part, wanted, read, buffer)
+        except PartDamaged as damaged:
+            raise self._found_lost(known, damaged) from None
+        except _Dropped:
+            return
+        known.checked = now
+
+    def _found_lost(self, known: _Set, damaged: PartDamaged) -> StagedPartLost:
+        known.lost = str(damaged)
+        self._tell_lost(known)
+        return self.lost(known.prepared, known.lost)
+
     def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
         """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.
 
@@ -499,14 +552,14 @@ class Staging:
             try:
                 yield from read_batches(part, wanted, self._read, self.label)
             except PartDamaged as damaged:
-                known.lost = str(damaged)
-                self._tell_lost(known)
-                raise self.lost(known.prepared, known.lost) from None
+                raise self._found_lost(known, damaged) from None
 
     def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
         try:
             with self._lock:
                 self._check_usable()  # with its topic deleted, the file is not there any more
+                if self._files.get(file.number) is not file:
+                    raise _Dropped
                 shared = file.share()
             try:
                 self._disk.read_into(shared.fd, into, position)

@@ -185,7 +185,7 @@ class Staged(Done):
     def _prepare(self, which: Set) -> None:
         def prepare() -> None:
             self.log.staged.prepare(which.prepared())
-            self.log.staged.sync_prepared()
+            self.log.staged.keep_prepared(which.commit_uuid)
 
         self._try(prepare)
         self.prepared.add(which)

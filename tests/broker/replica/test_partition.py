@@ -79,7 +79,7 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
     partition.stage(b"u" * 16, [checked(data)])
     spec = PartSpec(b"u" * 16, 0, 1, len(data))
     partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (spec,)))
-    partition.sync_prepared()
+    partition.keep_prepared(b"c" * 16)
     woken = threading.Event()
     real = partition.log.append_decided
 

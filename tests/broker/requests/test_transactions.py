@@ -178,7 +178,7 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
     write = Write(broker, topic)
     write.stage(0, (b"a",), (b"b",))
     [partition] = broker.broker.catalog.hosted.values()
-    for method, step in (("Prepare", "sync_prepared"), ("Apply", "apply")):
+    for method, step in (("Prepare", "keep_prepared"), ("Apply", "apply")):
         ran: list[str] = []
         may_go_on = threading.Event()
         does = getattr(partition, step)
@@ -404,6 +404,23 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
     (error,) = lost.apply()
     assert isinstance(error, errors.StagedPartLost)
+
+
+def test_damage_of_what_is_staged_is_found_before_anything_is_decided(broker: RunningBroker, tmp_path: Path) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    write.stage(0, (b"good" * 20,))
+    write.stage(0, (b"fine" * 20,), partition=1)
+    for file in tmp_path.rglob("*.staged"):
+        data = file.read_bytes()
+        if b"good" in data:
+            with file.open("r+b") as staged:
+                staged.seek(data.index(b"good"))
+                staged.write(b"!")
+    lost, fine = write.prepare()
+    assert isinstance(lost, errors.StagedPartLost)
+    assert "batch 0 of part 0: its checksum does not match" in str(lost)
+    assert fine is None
 
 
 def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) -> None:

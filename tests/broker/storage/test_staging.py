@@ -165,6 +165,43 @@ def test_damage_of_a_later_part_is_found_before_the_first_append_and_hides_nothi
     assert apply(log, fine) == 2
 
 
+def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    directory = LogDirectory(tmp_path / "data", clock=clock)
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    log.staged.keep_prepared(prepared.commit_uuid)
+    damage(staged_files(log)[0], b"%0600000d" % 3)
+    clock.advance(11)
+    assert "batch 3 of part 0: its checksum does not match" in lost_by(log, prepared)
+    assert log.end_offset == 0
+    directory.close()
+
+
+def test_a_set_that_is_dropped_while_it_is_checked_takes_nothing_out_of_service(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(4)])
+    real = directory.disk.read_into
+    reads: list[int] = []
+
+    def read_into(fd: int, buffer: memoryview, position: int) -> int:
+        if not reads:
+            assert log.staged.drop(prepared.commit_uuid, 5)
+            log.staged.expire((), directory.clock.monotonic() + 1)
+            assert staged_files(log) == []
+        reads.append(position)
+        return real(fd, buffer, position)
+
+    monkeypatch.setattr(directory.disk, "read_into", read_into)
+    log.staged.keep_prepared(prepared.commit_uuid)
+    assert len(reads) == 1
+    assert directory.failed is None
+
+
 def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_after_a_restart(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
