@@ -168,9 +168,13 @@ class Catalog:
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader; or why its log could not be opened.
+            StorageFailed: the directory is out of service. What is still known of it in memory helps nobody: a stream
+                would wait for news for ever.
         """
         partition = self._hosted.get((topic_id, number))
         if partition is not None:
+            if self._directory.failed is not None:
+                raise StorageFailed(**self._directory.failed.facts)
             return partition
         topic = self.topic_by_id(topic_id)
         if number >= len(topic.replicas):

@@ -106,6 +106,9 @@ def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
         for _ in range(2):
             assert client.append(topic, a_batch()).error.code == errors.StorageFailed.code
         assert client.fetch(topic, 0)[0].error.code == errors.StorageFailed.code
+    latest = broker_pb2.ListOffsetsRequest(partitions=[broker_pb2.ListOffset(topic_id=topic)], max_wait_ms=30_000)
+    listed = failing.stub.ListOffsets(latest, timeout=20).partitions[0]  # or who waits for news would wait for ever
+    assert listed.error.code == errors.StorageFailed.code
     assert other.broker.catalog.wait_until(lambda: set(other.broker.catalog.brokers) == {1}, 60)
     health = health_pb2_grpc.HealthStub(failing.channel)
     for service in ("", SERVICE):

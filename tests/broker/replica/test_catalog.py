@@ -308,10 +308,18 @@ def test_a_topic_with_a_setting_of_a_newer_version_is_served_and_keeps_no_other_
 
 
 def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_once_it_can_be(
-    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
     broker.new_topic("a")
+    read, tries = registry.read_topic, []
+
+    def counted(session: ZooKeeperSession, name: str, *watch: Any) -> Any:
+        tries.extend([name] * (name == "a"))
+        return read(session, name, *watch)
+
+    monkeypatch.setattr(registry, "read_topic", counted)
+    started = time.monotonic()
     session = broker.broker.catalog.session
     good, _ = session.get(paths.topic("a"))
     session.set(paths.topic("a"), b"{")
@@ -321,6 +329,7 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_
     broker = start_broker()
     assert set(broker.broker.catalog.topics) == {"b"}
     broker.new_topic("c")
+    assert len(tries) < 5 + time.monotonic() - started, "it is tried again every second, not all the time"
     broker.broker.catalog.session.set(paths.topic("a"), good)
     until(broker, lambda: len(broker.broker.catalog.hosted) == 3)
     assert caplog.text.count("not_followed path=/brokers/topics/a") == 2  # once by each
