@@ -202,15 +202,17 @@ def test_records_are_deleted_before_an_offset(broker: RunningBroker) -> None:
 
 
 def test_group_offsets_are_kept_by_group_and_partition(broker: RunningBroker) -> None:
-    broker.new_topic("a", partitions=2)
-    broker.new_topic("b")
+    a, b = broker.new_topic("a", partitions=2), broker.new_topic("b")
     commit, committed = broker.stub.CommitOffsets, broker.stub.CommittedOffsets
-    offsets = [bpb.GroupOffset(topic="a", partition=1, offset=7), bpb.GroupOffset(topic="b", offset=3)]
+    offsets = [
+        bpb.GroupOffset(topic="a", partition=1, offset=7, topic_id=a),
+        bpb.GroupOffset(topic="b", offset=3, topic_id=b),
+    ]
     commit(bpb.CommitOffsetsRequest(group="g", offsets=offsets))
     assert list(committed(bpb.CommittedOffsetsRequest(group="g")).offsets) == offsets
     assert list(committed(bpb.CommittedOffsetsRequest(group="g", topics=["b"])).offsets) == offsets[1:]
     assert not committed(bpb.CommittedOffsetsRequest(group="other")).offsets
-    back = bpb.GroupOffset(topic="a", partition=1, offset=2)
+    back = bpb.GroupOffset(topic="a", partition=1, offset=2, topic_id=a)
     commit(bpb.CommitOffsetsRequest(group="g", offsets=[back]))
     assert list(committed(bpb.CommittedOffsetsRequest(group="g", topics=["a"])).offsets) == [back]
     for wrong, error in (
