@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import CommandGroup, as_text, headers_as_text, json_option, partitions_named, print_json
+from kafkalog.cli.output import (
+    CommandGroup,
+    as_text,
+    counted,
+    headers_as_text,
+    json_option,
+    partitions_named,
+    print_json,
+)
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ def verify(path: Path, topics: tuple[str, ...], as_json: bool) -> None:
 
     found = log_dump.verify(path, dict(map(partitions_named, topics)))
     if as_json:
-        totals = {name: getattr(found, name) for name in _COUNTS}
+        totals = {name: getattr(found, name) for name in (*_COUNTS, "torn_bytes")}
         print_json(totals | asdict(found) | {"problems": [asdict(problem) for problem in found.problems]})
     else:
         for problem in found.problems:
@@ -75,14 +83,15 @@ def verify(path: Path, topics: tuple[str, ...], as_json: bool) -> None:
         for each in found.logs:
             click.echo(f"{each.partition or 'unnamed'}  {each.folder}: {_counts(each)}")
         if len(found.logs) != 1:
-            click.echo(f"{len(found.logs)} logs: {_counts(found)}")
+            click.echo(f"{counted(len(found.logs), 'log')}: {_counts(found)}")
     if found.problems:
-        raise KafkalogError(reason=f"{path}: {len(found.problems)} problems, the first of them: {found.problems[0]}")
+        count = counted(len(found.problems), "problem")
+        raise KafkalogError(reason=f"{path}: {count}, the first of them: {found.problems[0]}")
 
 
-_COUNTS = ("segments", "batches", "records", "bytes", "torn_bytes")
+_COUNTS = {"segments": "segment", "batches": "batch", "records": "record", "bytes": "byte"}
 
 
 def _counts(found: Verification | VerifiedLog) -> str:
     torn = f"; {found.torn_bytes} torn bytes at the end, which the next start cuts off" if found.torn_bytes else ""
-    return f"{found.segments} segments, {found.batches} batches, {found.records} records, {found.bytes} bytes{torn}"
+    return ", ".join(counted(getattr(found, name), each) for name, each in _COUNTS.items()) + torn

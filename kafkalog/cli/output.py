@@ -108,6 +108,11 @@ def partitions_named(text: str) -> tuple[str, list[int]]:
     return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
 
 
+def counted(count: int, what: str) -> str:
+    """`1 batch`, `2 batches`."""
+    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 

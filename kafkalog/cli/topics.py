@@ -12,6 +12,7 @@ from kafkalog.cli.output import (
     CommandGroup,
     admin_of,
     bootstrap_option,
+    counted,
     json_option,
     not_empty,
     pairs,
@@ -49,7 +50,7 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
                 raise
             click.echo(f"topic {topic} exists already")
             return
-    click.echo(f"made topic {made.name} with {_partitions(len(made.partitions))}")
+    click.echo(f"made topic {made.name} with {counted(len(made.partitions), 'partition')}")
 
 
 @topics.command("list")
@@ -130,7 +131,7 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
     with admin_of(bootstrap) as admin:
         altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
-    click.echo(f"topic {altered.name} has {_partitions(len(altered.partitions))}, {settings}")
+    click.echo(f"topic {altered.name} has {counted(len(altered.partitions), 'partition')}, {settings}")
 
 
 @topics.command("recover")
@@ -221,7 +222,3 @@ def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> Non
         print_json(rows)
     else:
         print_table(rows, list(rows[0]))
-
-
-def _partitions(count: int) -> str:
-    return f"{count} partition" + "s" * (count != 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -111,6 +112,54 @@ def test_a_batch_range_that_can_not_be_is_refused(starting: object, ending: obje
 )
 def test_a_batch_range_that_can_be_is_accepted(starting: object, ending: object) -> None:
     offsets.check_batch_bounds(Bound("startingOffsets", starting), Bound("endingOffsets", ending))  # type: ignore[arg-type]
+
+
+def by_time(option: str, position: object) -> Bound:
+    return Bound(option, position, by_time=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "says"),
+    [
+        (5, 4, "the start timestamp 5 us (startingTimestamp) is greater than its end timestamp 4 us (endingTimestamp)"),
+        (1, 0, "the start timestamp 1 us (startingTimestamp) is greater"),
+        ({A0: 5, A1: 9}, {A0: 5, A1: 8}, "the start timestamp 9 us of a-1 (startingTimestamp) is greater"),
+        ({A0: 5, A1: 9}, 8, "the start timestamp 9 us of a-1"),
+        (9, {A1: 8, A0: 9}, "the start timestamp 9 us of a-1"),
+        ({A0: 5}, {A1: 8}, "must list the same partitions: a-0 and a-1"),
+    ],
+)
+def test_a_batch_range_by_time_that_ends_before_it_starts_is_refused(
+    starting: object, ending: object, says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(says)):
+        offsets.check_batch_bounds(by_time("startingTimestamp", starting), by_time("endingTimestamp", ending))
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (by_time("startingTimestamp", 5), by_time("endingTimestamp", 5)),
+        (by_time("startingTimestamp", {A0: 5, A1: 6}), by_time("endingTimestamp", {A0: 5, A1: 9})),
+        (by_time("startingTimestamp", LATEST), by_time("endingTimestamp", EARLIEST)),  # times like any other
+        (by_time("startingTimestamp", {A0: 50}), Bound("endingOffsets", {A0: 10})),
+        (Bound("startingOffsets", {A0: 50}), by_time("endingTimestamp", {A0: 10})),
+        (Bound("startingOffsets", {A0: 50}), by_time("endingTimestamp", 10)),
+        (Bound("startingOffsets", EARLIEST), by_time("endingTimestamp", {A0: 10})),
+    ],
+)
+def test_a_time_is_compared_with_a_time_only(start: Bound, end: Bound) -> None:
+    offsets.check_batch_bounds(start, end)
+
+
+def test_a_wrong_end_is_seen_behind_a_start_by_time() -> None:
+    with pytest.raises(InvalidArgument, match="endingOffsets of a batch read can not be earliest"):
+        offsets.check_batch_bounds(by_time("startingTimestamp", 5), Bound("endingOffsets", EARLIEST))
+
+
+def test_a_partition_that_is_new_is_read_from_its_first_record() -> None:
+    assert offsets.input_ranges({}, {A0: 1}) == [InputRange(A0, 0, 1)]
+    assert offsets.input_ranges({}, {A0: 0}) == []
 
 
 def test_a_partition_new_to_the_stream_begins_at_zero() -> None:

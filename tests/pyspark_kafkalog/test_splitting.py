@@ -67,6 +67,21 @@ def test_packing_keeps_every_range_and_spreads_the_records(given_ranges: list[tu
     assert max(loads) - min(loads) <= max(size for _, size in splits)
 
 
+def test_the_largest_is_packed_first() -> None:
+    packed = pack([([of(0, 0, 1)], 1), ([of(1, 0, 1)], 1), ([of(2, 0, 4)], 4)], 2)
+    assert packed == [[of(2, 0, 4)], [of(0, 0, 1), of(1, 0, 1)]]
+
+
+def test_a_batch_is_cut_by_records_and_keeps_its_symbols() -> None:
+    ranges = [of(0, EARLIEST, LATEST), of(1, EARLIEST, LATEST)]
+    numbers = [of(0, 0, 9), of(1, 5, 5)]
+    assert split_late_bound(ranges, lambda: numbers, None, 3) == [
+        [of(0, EARLIEST, 3)],
+        [of(0, 3, 6)],
+        [of(0, 6, LATEST), ranges[1]],
+    ]
+
+
 def test_empty_ranges_are_packed_evenly_too() -> None:
     packed = pack([([of(number, 0, 0)], 0) for number in range(9)], 3)
     assert [len(one) for one in packed] == [3, 3, 3]

@@ -378,6 +378,67 @@ def test_pauses_double_up_to_the_largest_and_an_ack_ends_them() -> None:
     assert queue.wake_at() == now + 1.0
 
 
+def test_what_falls_due_first_is_what_the_link_wakes_for() -> None:
+    queue = make_queue(window=1)
+    assert queue.wake_at() is None
+    queue.start_batch(linger_until=3.0, deadline=50.0)
+    assert queue.wake_at() == 3.0
+    queue.close_batch()
+    assert queue.wake_at() == 0.0  # it may go now
+    queue.start_batch(linger_until=7.0, deadline=20.0)
+    [first] = queue.take(0.0, 1 << 20)
+    assert queue.wake_at() == 7.0  # the deadline of what is in flight is its connection's
+    queue.close_batch()
+    assert queue.wake_at() == 20.0  # the window is full: nothing but the deadline of what waits
+    queue.lost([first], LOST, now=10.0)
+    assert queue.wake_at() == 11.0  # the pause
+
+
+def test_a_deadline_that_passes_during_the_pause_wakes_the_link() -> None:
+    queue = make_queue()
+    first = queue.start_batch(linger_until=0.0, deadline=5.5)
+    queue.start_batch(linger_until=0.0, deadline=2.0)
+    queue.close_batch()
+    queue.take(0.0, 1)
+    queue.lost([first], LOST, now=5.0)
+    assert queue.wake_at() == 5.5  # of the first in line, before the pause ends at 6
+
+
+def test_what_did_not_leave_goes_again_after_a_pause_under_its_number() -> None:
+    queue = make_queue()
+    batches = [add(queue), add(queue)]
+    assert queue.take(0.0, 1 << 20) == batches
+    assert queue.unsent(batches, LOST, now=5.0) == []
+    assert queue.last_failure is LOST and queue.flying == 0
+    assert queue.take(5.5, 1 << 20) == [] and queue.wake_at() == 6.0
+    assert queue.take(6.0, 1 << 20) == batches
+    assert [batch.sequence for batch in batches] == [0, 1]
+
+
+def test_a_batch_without_an_answer_leaves_the_queue_when_it_is_sent() -> None:
+    queue = make_queue(idempotent=False)
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.dropped(second)
+    assert list(queue.unacked) == [first] and queue.flying == 1
+    queue.dropped(first)
+    assert queue.is_idle and queue.flying == 0
+
+
+def test_a_topic_made_anew_starts_with_nothing_of_unknown_fate() -> None:
+    """What might have been written into the old topic is not in the new one: it may get another number."""
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.lost([first, second], LOST, now=0.0)
+    assert queue.retarget(b"j" * 16) and queue.topic_id == b"j" * 16
+    assert queue.take(10.0, 1 << 20) == [first, second]
+    assert queue.refused(first, BatchTooLarge(size=2, partition="t-0", limit=1), now=10.0)[0][0] is first
+    assert queue.refused(second, OutOfOrderSequence(partition="t-0", expected=0, got=1), now=10.0) == []
+    assert queue.take(20.0, 1 << 20) == [second]
+    assert (second.identity, second.sequence) == (Identity(7, 2), 0)
+
+
 def test_a_topic_made_anew_gets_everything_that_is_left_from_sequence_0() -> None:
     queue = make_queue()
     first, second = add(queue), add(queue)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire, ranges
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+DECISION = Decision(
+    "tx",
+    version=3,
+    batch_id=7,
+    commit_uuid=b"u" * 16,
+    run_id="run",
+    fingerprint=b"f",
+    done=True,
+    topics=(DecidedTopic(ONE, "flights", ((0, 2), (5, 5))), DecidedTopic(OTHER, "planes", ((1, 1),))),
+    replaced_runs=("a", "b"),
+    is_stream=True,
+    decided_us=99,
+    query_id="query",
+    forgotten=True,
+)
+
+
+def test_a_decision_comes_back_with_everything_that_it_says() -> None:
+    """Each field by itself: none may stand in for another, nor be left out."""
+    empty = Decision("tx")
+    for field in fields(Decision):
+        assert getattr(DECISION, field.name) != getattr(empty, field.name) or field.name == "transactional_id"
+        alone = replace(empty, **{field.name: getattr(DECISION, field.name)})
+        assert decision_from_wire(pb.Decision.FromString(decision_to_wire(alone).SerializeToString())) == alone
+    assert decision_from_wire(decision_to_wire(DECISION)) == DECISION
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "partitions"), [(ONE, {0, 1, 2, 5}), (OTHER, {1}), (b"3" * 16, set())], ids=["one", "other", "none"]
+)
+def test_a_batch_has_parts_for_the_partitions_in_its_ranges_and_no_others(
+    topic_id: bytes, partitions: set[int]
+) -> None:
+    assert {number for number in range(-1, 9) if DECISION.has(topic_id, number)} == partitions
+
+
+def test_ranges_and_numbers_are_each_others_reverse() -> None:
+    assert ranges([5, 0, 2, 1, 5]) == ((0, 2), (5, 5))
+    assert ranges([]) == ()
+    assert DecidedTopic(ONE, "t", ((0, 2), (5, 5))).numbers() == [0, 1, 2, 5]
+
+
+def test_a_decision_is_open_from_its_batch_until_that_is_done() -> None:
+    assert replace(DECISION, done=False).is_open
+    assert replace(DECISION, batch_id=0, done=False).is_open
+    assert not DECISION.is_open
+    assert not Decision("tx").is_open
