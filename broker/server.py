@@ -112,7 +112,8 @@ class Broker:
         self._undo.append(lambda: directory.close(clean=self._clean))
         session.start()
         self._undo.append(session.close)
-        cluster_id = registry.cluster_id(session, self._clock.now_us())
+        with session.patient():
+            cluster_id = registry.cluster_id(session, self._clock.now_us())
         directory.claim(cluster_id, settings.broker_id)
 
         assert directory.directory_id is not None
@@ -132,7 +133,8 @@ class Broker:
         directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
         self._undo.append(catalog.close)
         self._undo.append(catalog.stop_following)
-        catalog.start()
+        with session.patient():
+            catalog.start()
         directory.start()
         self.resolver = Resolver(catalog, settings, self._clock)
         self._undo.append(self.resolver.stop)

@@ -186,6 +186,14 @@ class GroupIsLive(KafkalogError):
     )
 
 
+class MembershipMoved(KafkalogError):
+    """The member lapsed, left, or was renewed through another broker while its offsets were being written."""
+
+    code = 132
+    retriable = True
+    message = "the offsets of member {member} of group '{group}' were not written: its membership changed meanwhile"
+
+
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -324,9 +332,28 @@ class BrokerUnreachable(KafkalogError):
 
 
 class ZooKeeperUnreachable(KafkalogError):
+    """No answer came. Whether a write that it was asked for happened, or happens yet, is unknown."""
+
     code = 55
     retriable = True
     message = "ZooKeeper at {address} is not reachable: {reason}"
+
+
+class ZooKeeperNotAsked(ZooKeeperUnreachable):
+    """The request was not sent, and never will be: as if it had not been made."""
+
+    code = 130
+    message = "ZooKeeper at {address} is not reachable: {reason} (the request was not sent)"
+
+
+class TooLargeForZooKeeper(KafkalogError):
+    """Nothing was written: ZooKeeper would have ended the connection, again at every retry."""
+
+    code = 131
+    message = (
+        "{path} would be written with a request of {size} bytes, and ZooKeeper takes {limit} (its jute.maxbuffer): "
+        "write less at once, as fewer partitions or shorter ids"
+    )
 
 
 class RequestTimedOut(KafkalogError):
@@ -348,11 +375,11 @@ class InternalError(KafkalogError):
 
 
 class BrokerBusy(KafkalogError):
-    """The memory for answers over gRPC is taken by calls that are slow to read theirs; the data port needs none."""
+    """The call was not begun, for too many wait before it, or too many bytes of answers wait for who asked for them."""
 
     code = 59
     retriable = True
-    message = "broker {broker_id} has {limit} bytes of gRPC answers under way; try again, or fetch from the data port"
+    message = "broker {broker} is busy: {reason}; try again"
 
 
 # --- transactions ------------------------------------------------------------------------------------------------

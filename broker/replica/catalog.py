@@ -132,7 +132,11 @@ class Catalog:
     def _wait_for_id(self, broker: BrokerRecord, holder: Callable[[], BrokerRecord | None]) -> None:
         """Wait until no other live broker has the id: one that is dead is dropped after its session's timeout."""
         deadline = self.clock.monotonic() + self.settings.zookeeper_session_timeout_ms / 1000 + 2
-        while (other := holder()) is not None:
+        while True:
+            with self.session.patient():
+                other = holder()
+            if other is None:
+                return
             if self.clock.monotonic() > deadline:
                 reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
                 if other.directory == broker.directory:

@@ -6,12 +6,21 @@ from collections.abc import Iterable
 
 from broker.replica.catalog import Catalog
 from kafkalog.config import nearest_hint
-from kafkalog.errors import GroupIsLive, InvalidRequest, UnknownGroup, UnknownPartition, UnknownTopicId
+from kafkalog.errors import (
+    GroupIsLive,
+    InvalidRequest,
+    MembershipMoved,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownTopicId,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.zk import groups, members, paths
+from kafkalog.zk.session import Check
 
 _TEXT_MAX = 4096  # of what a member tells of itself: a znode is no place for more
+_RENEWALS_MAX = 5
 
 
 def commit_offsets(request: pb.CommitOffsetsRequest, catalog: Catalog) -> pb.CommitOffsetsReply:
@@ -86,18 +95,28 @@ def reset_offsets(request: pb.ResetOffsetsRequest, catalog: Catalog) -> pb.Reset
 
 
 def keep_member(request: pb.KeepMemberRequest, catalog: Catalog) -> pb.KeepMemberReply:
-    """Register or renew a live member; write its offsets if it is the group's first.
+    """Register or renew a live member; write its offsets if it is the group's first, and still that member as they are
+    written: one that lapsed meanwhile leaves alone what its successor wrote.
 
-    Raises InvalidRequest, UnknownTopic, UnknownPartition.
+    Raises InvalidRequest, UnknownTopic, UnknownPartition, MembershipMoved.
     """
     told = request.member
     _check_name(request.group)
     _check_name(told.member, "member")
     subscription, host, process = (text[:_TEXT_MAX] for text in (told.subscription, told.host, told.process))
-    live = members.keep(catalog.session, request.group, members.Member(told.member, subscription, host, process))
-    if live and live[0].name == told.member:
-        _commit(request.group, request.offsets, catalog)
-    return pb.KeepMemberReply(first=_member_to_wire(live[0]) if live else None)
+    member = members.Member(told.member, subscription, host, process)
+    for _ in range(_RENEWALS_MAX):
+        live = members.keep(catalog.session, request.group, member)
+        first = live[0] if live else None
+        if first is None or first.name != told.member:
+            return pb.KeepMemberReply(first=None if first is None else _member_to_wire(first))
+        try:
+            guard = Check(paths.group_member(request.group, first.name), first.version)
+            _commit(request.group, request.offsets, catalog, guard)
+        except groups.GuardMoved:
+            continue
+        return pb.KeepMemberReply(first=_member_to_wire(first))
+    raise MembershipMoved(group=request.group, member=told.member)
 
 
 def leave_group(request: pb.LeaveGroupRequest, catalog: Catalog) -> pb.LeaveGroupReply:
@@ -108,7 +127,7 @@ def leave_group(request: pb.LeaveGroupRequest, catalog: Catalog) -> pb.LeaveGrou
     return pb.LeaveGroupReply()
 
 
-def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog) -> None:
+def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog, guard: Check | None = None) -> None:
     offsets = {}
     for committed in wanted:
         topic = catalog.topic(committed.topic)
@@ -121,7 +140,7 @@ def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog) -> N
         offsets[TopicPartition(committed.topic, committed.partition)] = committed.offset
     if offsets:
         ids = {partition.topic: catalog.topic(partition.topic).topic_id for partition in offsets}
-        groups.commit_offsets(catalog.session, group, offsets, ids, catalog.clock.now_us())
+        groups.commit_offsets(catalog.session, group, offsets, ids, catalog.clock.now_us(), guard)
 
 
 def _topic_ids(catalog: Catalog) -> dict[str, bytes]:

@@ -2,6 +2,9 @@
 
 An offset stands with the id of the topic it was consumed from, so that a topic deleted and created again under the
 same name does not inherit it.
+
+A commit is a compare-and-set on the versions that it read: of one whose outcome was never known (its connection was
+lost, its broker stood still) nothing can come over a later one.
 """
 
 from __future__ import annotations
@@ -12,9 +15,23 @@ from typing import NamedTuple
 
 from kafkalog.records import TopicPartition
 from kafkalog.zk import paths
-from kafkalog.zk.session import MULTI_MAX, BadVersion, Create, NodeExists, NoNode, Operation, Set, ZooKeeperSession
+from kafkalog.zk.session import (
+    MULTI_MAX,
+    BadVersion,
+    Check,
+    Create,
+    NodeExists,
+    NoNode,
+    Operation,
+    Set,
+    ZooKeeperSession,
+)
 
-_CREATE_ATTEMPTS = 20
+_ATTEMPTS = 20
+
+
+class GuardMoved(Exception):
+    """The znode that a commit depends on has another version, or is gone: nothing more was written."""
 
 
 class Committed(NamedTuple):
@@ -31,12 +48,18 @@ def commit_offsets(
     offsets: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, bytes],
     now_us: int,
+    guard: Check | None = None,
 ) -> None:
     """Write a group's offsets: all of them or none, up to 500 in one go.
 
     Args:
         offsets: the next offset to consume, by partition.
         topic_ids: the id of every topic among them.
+        guard: written only while that znode has that version.
+
+    Raises:
+        GuardMoved: it has not.
+        ZooKeeperUnreachable: whether they were written is unknown; they are not once somebody wrote others.
     """
     numbered = sorted(offsets.items())
     for start in range(0, len(numbered), MULTI_MAX):
@@ -44,7 +67,7 @@ def commit_offsets(
             paths.group_offset(group, *partition): _content(offset, topic_ids[partition.topic], now_us)
             for partition, offset in numbered[start : start + MULTI_MAX]
         }
-        _write(session, contents)
+        _write(session, contents, guard)
 
 
 def _content(offset: int, topic_id: bytes, now_us: int) -> bytes:
@@ -52,24 +75,23 @@ def _content(offset: int, topic_id: bytes, now_us: int) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _write(session: ZooKeeperSession, contents: Mapping[str, bytes]) -> None:
-    try:
-        session.multi([Set(path, content) for path, content in contents.items()])
-        return
-    except NoNode:
-        pass
-    session.ensure({path.rpartition("/")[0] for path in contents})
-    for attempt in range(_CREATE_ATTEMPTS):
+def _write(session: ZooKeeperSession, contents: Mapping[str, bytes], guard: Check | None) -> None:
+    for attempt in range(_ATTEMPTS):
         present = session.get_many(list(contents))
-        operations: list[Operation] = [
-            Set(path, content) if found is not None else Create(path, content)
-            for (path, content), found in zip(contents.items(), present, strict=True)
-        ]
+        if None in present:
+            session.ensure({path.rpartition("/")[0] for path in contents})
+        operations: list[Operation] = [] if guard is None else [guard]
+        for (path, content), found in zip(contents.items(), present, strict=True):
+            operations.append(Create(path, content) if found is None else Set(path, content, found[1].version))
         try:
             session.multi(operations)
             return
-        except (NoNode, NodeExists):  # another member of the group commits the same partitions for the first time
-            if attempt == _CREATE_ATTEMPTS - 1:
+        except (NoNode, NodeExists, BadVersion):  # another one commits the same partitions; who asks last is the last
+            if guard is not None:
+                stat = session.exists(guard.path)
+                if stat is None or stat.version != guard.version:
+                    raise GuardMoved from None
+            if attempt == _ATTEMPTS - 1:
                 raise
 
 

@@ -24,7 +24,7 @@ _ATTEMPTS = 5
 
 class Member(NamedTuple):
     """A live member. `process` names its process on `host`, `subscription` what it reads. Not renewed, it counts for
-    another `left_ms`."""
+    another `left_ms`; each renewal raises its znode's `version`."""
 
     name: str
     subscription: str
@@ -32,34 +32,40 @@ class Member(NamedTuple):
     process: str
     since_ms: int = 0
     left_ms: int = 0
+    version: int = 0
 
 
 def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = LEASE_MS) -> list[Member]:
-    """Register a member, or renew it; returns the live ones in the order in which they came, that one among them."""
+    """Register a member, or renew it.
+
+    Returns:
+        the live ones in the order in which they came, that one among them, with the version that this renewal made.
+    """
     path = paths.group_member(group, member.name)
     fields = {"subscription": member.subscription, "host": member.host, "process": member.process}
     content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     for _ in range(_ATTEMPTS):
         try:
-            now_ms = session.set(path, content).mtime
+            renewed = session.set(path, content)
         except NoNode:
             try:
                 session.create(path, content)
             except NodeExists:  # made by an attempt of which no answer came
                 pass
             continue
-        live = _live(session, group, now_ms, lease_ms)
+        live = _live(session, group, renewed.mtime, lease_ms)
         if any(each.name == member.name for each in live):
-            return live
+            return [each._replace(version=renewed.version) if each.name == member.name else each for each in live]
     return _live(session, group, _now_ms(session), lease_ms)
 
 
 def leave(session: ZooKeeperSession, group: str, name: str) -> None:
-    """Forget a member at once; fine if it is not there."""
-    try:
-        session.delete(paths.group_member(group, name))
-    except NoNode:
-        pass
+    """Forget a member at once; fine if it is not there, or comes back this moment. A delete that arrives late, when
+    nobody waits for it any more, spares who came back under that name."""
+    path = paths.group_member(group, name)
+    stat = session.exists(path)
+    if stat is not None:
+        _remove(session, path, stat.version)
 
 
 def live_members(session: ZooKeeperSession, group: str, lease_ms: int = LEASE_MS) -> list[Member]:
@@ -85,13 +91,13 @@ def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> 
             fields: dict[str, Any] = json.loads(data or b"{}")
             subscription, host, process = (str(fields.get(each, "")) for each in ("subscription", "host", "process"))
             left_ms = stat.mtime + lease_ms - now_ms
-            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms)))
+            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms, stat.version)))
         else:
-            _remove_lapsed(session, paths.group_member(group, name), stat.version)
+            _remove(session, paths.group_member(group, name), stat.version)
     return [member for _, member in sorted(found)]
 
 
-def _remove_lapsed(session: ZooKeeperSession, path: str, version: int) -> None:
+def _remove(session: ZooKeeperSession, path: str, version: int) -> None:
     try:
         session.delete(path, version)
     except (NoNode, BadVersion):  # somebody else did, or it came back this moment

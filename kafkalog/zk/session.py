@@ -1,7 +1,10 @@
-"""A session with ZooKeeper: the only module that imports kazoo. Every call ends within a bounded time.
+"""A session with ZooKeeper. Every call ends within a bounded time; this module and `client.py` alone import kazoo.
 
 A ZooKeeper that does not answer is `ZooKeeperUnreachable`, naming its address; whether the write it was asked for
-happened is then unknown. Outcomes that callers decide on are the exceptions `NoNode`, `NodeExists` and `BadVersion`.
+happened, or happens yet, is then unknown. So a write names the version that it replaces, or writes the same whenever it
+comes. A request that was not sent, because there is no connection or its time was over first, is `ZooKeeperNotAsked`:
+it is never executed. Outcomes that callers decide on are the exceptions `NoNode`, `NodeExists` and `BadVersion`.
+Answers come in the order of the requests, so a read sees every write that this session sent before.
 Knows no path and no content; paths are below the chroot.
 """
 
@@ -9,14 +12,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kazoo.client import KazooClient, KazooState
+from kazoo.client import KazooState
 from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
-    KazooException,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -26,12 +29,15 @@ from kazoo.exceptions import (
 )
 from kazoo.exceptions import ConnectionLoss as ConnectionLossError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol import serialization as requests
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
+from kazoo.security import OPEN_ACL_UNSAFE
 
-from kafkalog.errors import InvalidSetting, ZooKeeperUnreachable
+from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.log import get_logger
 from kafkalog.zk import paths
+from kafkalog.zk.client import Client, Pending, Refused
 
 log = get_logger(__name__)
 
@@ -43,7 +49,14 @@ NotEmpty = NotEmptyError
 MULTI_MAX = 500
 """Operations of one multi: 500 of them stay far under ZooKeeper's limit of 1 MB a packet."""
 
-_UNREACHABLE = (KazooTimeoutError, ConnectionLossError, ConnectionClosedError, SessionExpiredError)
+REQUEST_BYTES_MAX = (1 << 20) - 1 - 1024
+"""Of one request. ZooKeeper ends the connection that sends it more than its jute.maxbuffer, 1 MiB less a byte by
+default, and with it whatever else is under way; a follower adds some bytes when it hands a request to its leader."""
+
+_CONNECTION_LOST = (ConnectionLossError, ConnectionClosedError, SessionExpiredError)
+_EPHEMERAL = 1
+_PARENT_ATTEMPTS = 3
+_HEADER_BYTES = 8
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+):(\d{1,5})$")
 
 
@@ -102,8 +115,15 @@ Watch = Callable[[str], None]
 """Called once, on ZooKeeper's thread, with the path that changed; it must not block."""
 
 
+class _Caller(threading.local):
+    """Of the thread: how long its requests wait for a connection, and whether somebody still waits for them."""
+
+    patience_seconds = 0.0
+    is_waiting: Callable[[], bool] | None = None
+
+
 class ZooKeeperSession:
-    """A connection to ZooKeeper that comes back by itself.
+    """A connection to ZooKeeper that comes back by itself. While it is away, requests are refused at once.
 
     Args:
         connect: host:port,host:port with an optional /chroot.
@@ -127,7 +147,8 @@ class ZooKeeperSession:
         self._on_state: list[Callable[[bool, bool], None]] = []
         self._lock = threading.Lock()  # guards _expired
         self._expired = False
-        self._client = KazooClient(
+        self._caller = _Caller()
+        self._client = Client(
             hosts=self.address.hosts,
             timeout=session_timeout_ms / 1000,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0),
@@ -138,7 +159,7 @@ class ZooKeeperSession:
         """Connect, and make the chroot. Raises ZooKeeperUnreachable."""
         try:
             self._client.start(timeout=self._connection_timeout)
-            self._call(self._client.ensure_path_async(self.address.chroot))
+            self._ensure(self.address.chroot)
             self._client.chroot = self.address.chroot
         except (KazooTimeoutError, ZooKeeperUnreachable):
             self.close()
@@ -185,13 +206,86 @@ class ZooKeeperSession:
         for callback in self._on_state:
             callback(state == KazooState.CONNECTED, session_is_new)
 
+    # --- whose calls ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """For what this thread does inside: while there is no connection, a request waits for one, as long as `start`
+        would, before it is sent. For who has nothing better to do."""
+        before, self._caller.patience_seconds = self._caller.patience_seconds, self._connection_timeout
+        try:
+            yield
+        finally:
+            self._caller.patience_seconds = before
+
+    @contextmanager
+    def on_behalf_of(self, is_waiting: Callable[[], bool]) -> Iterator[None]:
+        """For what this thread does inside: nothing is sent any more once whoever asked for it does not wait."""
+        before, self._caller.is_waiting = self._caller.is_waiting, is_waiting
+        try:
+            yield
+        finally:
+            self._caller.is_waiting = before
+
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def _call(self, result: Any) -> Any:
+    def _send(self, request: Any) -> Pending:
+        """Raises ZooKeeperNotAsked, TooLargeForZooKeeper."""
+        size = len(request.serialize()) + _HEADER_BYTES
+        if size > REQUEST_BYTES_MAX:
+            raise TooLargeForZooKeeper(path=_path_of(request), size=size, limit=REQUEST_BYTES_MAX)
+        caller = self._caller
+        if caller.patience_seconds:
+            self._client.wait_connected(caller.patience_seconds)
+        if caller.is_waiting is not None and not caller.is_waiting():
+            raise self._not_asked("nobody waits for the answer any more")
         try:
-            return result.get(timeout=self._request_timeout)
-        except _UNREACHABLE as error:
-            raise ZooKeeperUnreachable(address=self.address.hosts, reason=_reason(error)) from None
+            return self._client.submit(request)
+        except Refused as error:
+            raise self._not_asked(str(error)) from None
+
+    def _answer(self, pending: Pending) -> Any:
+        try:
+            return pending.get(timeout=self._request_timeout)
+        except KazooTimeoutError:
+            if self._client.take_back(pending):
+                raise self._not_asked("it takes no requests") from None
+            raise ZooKeeperUnreachable(address=self.address.hosts, reason="no answer in time") from None
+        except _CONNECTION_LOST as error:
+            expired = isinstance(error, SessionExpiredError)
+            reason = "the session has expired" if expired else "the connection was lost"
+            if not pending.sent:
+                raise self._not_asked(reason) from None
+            raise ZooKeeperUnreachable(address=self.address.hosts, reason=reason) from None
+
+    def _not_asked(self, reason: str) -> ZooKeeperNotAsked:
+        return ZooKeeperNotAsked(address=self.address.hosts, reason=reason)
+
+    def _call(self, request: Any) -> Any:
+        return self._answer(self._send(request))
+
+    def _call_all(self, wanted: Sequence[Any]) -> list[Any]:
+        """Answers of many reads, sent before the first answer is waited for; None where there is no znode."""
+        answers = []
+        for start in range(0, len(wanted), MULTI_MAX):
+            sent: list[Pending] = []
+            try:
+                sent.extend(self._send(request) for request in wanted[start : start + MULTI_MAX])
+                answers += [self._found(pending) for pending in sent]
+            except BaseException:
+                for pending in sent:
+                    self._client.take_back(pending)
+                raise
+        return answers
+
+    def _found(self, pending: Pending) -> Any:
+        try:
+            return self._answer(pending)
+        except NoNode:
+            return None
+
+    def _full(self, path: str) -> str:
+        return (self._client.chroot + path).rstrip("/") or "/"
 
     def _watcher(self, watch: Watch | None) -> Callable[[WatchedEvent], None] | None:
         """The same function for the same watch: kazoo keeps a set of them per path, so reading again adds none."""
@@ -206,65 +300,78 @@ class ZooKeeperSession:
 
     def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, ZnodeStat]:
         """A znode's content and stat. Raises NoNode."""
-        return self._call(self._client.get_async(path, watch=self._watcher(watch)))
+        return self._call(requests.GetData(self._full(path), self._watcher(watch)))
 
     def get_many(self, wanted: Sequence[str], watch: Watch | None = None) -> list[tuple[bytes, ZnodeStat] | None]:
         """Contents of many znodes, asked for at once; None where there is none (whose making is watched too)."""
         watcher = self._watcher(watch)
-        found = []
-        for start in range(0, len(wanted), MULTI_MAX):
-            results = [self._client.get_async(path, watch=watcher) for path in wanted[start : start + MULTI_MAX]]
-            found += [self._found(result) for result in results]
+        found = self._call_all([requests.GetData(self._full(path), watcher) for path in wanted])
         if watcher is None:
             return found
         for index, path in enumerate(wanted):
-            if found[index] is None and self._call(self._client.exists_async(path, watch=watcher)) is not None:
-                found[index] = self._found(self._client.get_async(path, watch=watcher))
+            if found[index] is None and self._call(requests.Exists(self._full(path), watcher)) is not None:
+                [found[index]] = self._call_all([requests.GetData(self._full(path), watcher)])
         return found
-
-    def _found(self, result: Any) -> tuple[bytes, ZnodeStat] | None:
-        try:
-            return self._call(result)
-        except NoNode:
-            return None
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Names of a znode's children. Raises NoNode."""
-        return self._call(self._client.get_children_async(path, watch=self._watcher(watch)))
+        return self._call(requests.GetChildren(self._full(path), self._watcher(watch)))
 
     def exists(self, path: str) -> ZnodeStat | None:
-        return self._call(self._client.exists_async(path))
+        return self._call(requests.Exists(self._full(path), None))
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> None:
         """Make a znode, its parents too. Raises NodeExists."""
-        self._call(self._client.create_async(path, value, ephemeral=ephemeral, makepath=True))
+        request = self._creation(Create(path, value, ephemeral))
+        for attempt in range(_PARENT_ATTEMPTS):
+            try:
+                self._call(request)
+                return
+            except NoNode:
+                if attempt == _PARENT_ATTEMPTS - 1:
+                    raise  # somebody removes them as fast
+            self._ensure(path.rpartition("/")[0])
 
     def set(self, path: str, value: bytes, version: int = -1) -> ZnodeStat:
         """Write a znode. Raises NoNode, BadVersion."""
-        return self._call(self._client.set_async(path, value, version))
+        return self._call(requests.SetData(self._full(path), value, version))
 
     def delete(self, path: str, version: int = -1) -> None:
         """Remove a znode. Raises NoNode, BadVersion, NotEmpty."""
-        self._call(self._client.delete_async(path, version))
+        self._call(requests.Delete(self._full(path), version))
 
     def ensure(self, wanted: Iterable[str]) -> None:
         """Make these znodes and their parents where they are missing."""
-        for result in [self._client.ensure_path_async(path) for path in wanted]:
-            self._call(result)
+        wanted = list(wanted)
+        present = self._call_all([requests.Exists(self._full(path), None) for path in wanted])
+        for path, stat in zip(wanted, present, strict=True):
+            if stat is None:
+                self._ensure(path)
+
+    def _ensure(self, path: str) -> None:
+        for end in [index for index, letter in enumerate(path) if letter == "/" and index] + [len(path)]:
+            try:
+                self._call(self._creation(Create(path[:end])))
+            except NodeExists:
+                pass
+
+    def _creation(self, operation: Create) -> Any:
+        flags = _EPHEMERAL if operation.ephemeral else 0
+        return requests.Create(self._full(operation.path), operation.value, OPEN_ACL_UNSAFE, flags)
 
     def multi(self, operations: Sequence[Operation]) -> None:
         """All of the operations or none. Raises the first failure: NoNode, NodeExists, BadVersion."""
-        transaction = self._client.transaction()
+        parts: list[Any] = []
         for operation in operations:
             if isinstance(operation, Create):
-                transaction.create(operation.path, operation.value, ephemeral=operation.ephemeral)
+                parts.append(self._creation(operation))
             elif isinstance(operation, Set):
-                transaction.set_data(operation.path, operation.value, operation.version)
+                parts.append(requests.SetData(self._full(operation.path), operation.value, operation.version))
             elif isinstance(operation, Delete):
-                transaction.delete(operation.path, operation.version)
+                parts.append(requests.Delete(self._full(operation.path), operation.version))
             else:
-                transaction.check(operation.path, operation.version)
-        for outcome in self._call(transaction.commit_async()):
+                parts.append(requests.CheckVersion(self._full(operation.path), operation.version))
+        for outcome in self._call(requests.Transaction(parts)):
             if isinstance(outcome, Exception) and not isinstance(outcome, RolledBackError | RuntimeInconsistency):
                 raise outcome
 
@@ -282,9 +389,8 @@ class ZooKeeperSession:
             pass
 
 
-def _reason(error: KazooException | KazooTimeoutError) -> str:
-    if isinstance(error, KazooTimeoutError):
-        return "no answer in time"
-    if isinstance(error, SessionExpiredError):
-        return "the session has expired"
-    return "the connection was lost"
+def _path_of(request: Any) -> str:
+    """The znode that a request writes, the largest of a multi's."""
+    if isinstance(request, requests.Transaction):
+        return _path_of(max(request.operations, key=lambda part: len(part.serialize())))
+    return str(request.path)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from broker.transport import rpc
-from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError
+from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError, TooLargeForZooKeeper
 from kafkalog.wire import dataport_pb2
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire
@@ -109,3 +109,17 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
         assert [each.transactional_id for each in transactions.list_decisions(session)] == ["spark-stream-old"]
     finally:
         session.close()
+
+
+def test_a_decision_that_zookeeper_would_not_take_is_refused_and_holds_nobody_else_up(broker: RunningBroker) -> None:
+    states: list[bool] = []
+    broker.broker.catalog.session.on_state(lambda connected, _: states.append(connected))
+    for name in ("one", "two"):
+        request = pb.DecideRequest(decision=decision_to_wire(replace(DECIDED, run_id="r" * 1_200_000)))
+        error = refused(broker.stub.Decide, request)
+        assert isinstance(error, TooLargeForZooKeeper)
+        assert not error.retriable
+        assert error.facts["size"] > 1_200_000
+        assert decide(broker, replace(DECIDED, transactional_id=name)) == 0
+    assert read(broker, DECIDED.transactional_id).version == -1
+    assert states == []

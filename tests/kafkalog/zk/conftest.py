@@ -1,4 +1,4 @@
-"""A ZooKeeper for the tests of this folder, and sessions with a chroot of their own."""
+"""A ZooKeeper for the tests of this folder, and sessions with a chroot of their own, some through a proxy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog.zk.session import ZooKeeperSession
+from tests.kafkalog.zk.proxy import Proxy
 
 _chroots = itertools.count()
 
@@ -24,13 +25,22 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 
 @pytest.fixture
-def new_session(zookeeper: EmbeddedZooKeeper) -> Iterator[Callable[[], ZooKeeperSession]]:
-    """Starts sessions under one chroot that no other test uses."""
+def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[Proxy]:
+    """A proxy before the ZooKeeper."""
+    one = Proxy(zookeeper.port)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def new_session(zookeeper: EmbeddedZooKeeper) -> Iterator[Callable[..., ZooKeeperSession]]:
+    """Starts sessions under one chroot that no other test uses; through a proxy if one is given."""
     chroot = f"zk-test/{next(_chroots)}"
     started = []
 
-    def start() -> ZooKeeperSession:
-        session = ZooKeeperSession(f"{zookeeper.connect}/{chroot}")
+    def start(through: Proxy | None = None, **timeouts: int) -> ZooKeeperSession:
+        server = zookeeper.connect if through is None else f"127.0.0.1:{through.port}"
+        session = ZooKeeperSession(f"{server}/{chroot}", **timeouts)
         session.start()
         started.append(session)
         return session
@@ -41,5 +51,5 @@ def new_session(zookeeper: EmbeddedZooKeeper) -> Iterator[Callable[[], ZooKeeper
 
 
 @pytest.fixture
-def session(new_session: Callable[[], ZooKeeperSession]) -> ZooKeeperSession:
+def session(new_session: Callable[..., ZooKeeperSession]) -> ZooKeeperSession:
     return new_session()

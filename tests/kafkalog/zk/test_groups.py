@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import pytest
+
+from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, paths
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import Check, Operation, ZooKeeperSession
+from tests.kafkalog.zk.proxy import Proxy
+from tests.waiting import waited_for
 
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
 
@@ -72,3 +77,78 @@ def test_more_partitions_than_one_multi_takes(session: ZooKeeperSession) -> None
     offsets = {TopicPartition("a", number): number for number in range(1200)}
     groups.commit_offsets(session, "g", offsets, IDS, 1)
     assert groups.committed_offsets(session, "g", IDS) == offsets
+
+
+P0 = TopicPartition("a", 0)
+
+
+def test_a_commit_refused_while_zookeeper_is_away_is_never_made(
+    new_session: Callable[..., ZooKeeperSession], proxy: Proxy
+) -> None:
+    cut_off, other = new_session(proxy), new_session()
+    groups.commit_offsets(other, "g", {P0: 50}, IDS, 0)
+    proxy.cut()
+    waited_for(lambda: not cut_off.connected)
+    with pytest.raises(ZooKeeperNotAsked):
+        groups.commit_offsets(cut_off, "g", {P0: 100}, IDS, 0)
+    groups.commit_offsets(other, "g", {P0: 2000}, IDS, 0)
+    proxy.resume()
+    waited_for(lambda: cut_off.connected)
+    assert groups.committed_offsets(cut_off, "g", IDS) == {P0: 2000}
+
+
+@pytest.mark.parametrize("before", [None, 50])
+def test_a_commit_that_arrives_late_spares_a_later_one(
+    new_session: Callable[..., ZooKeeperSession],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int | None,
+) -> None:
+    stalled, other = new_session(proxy, session_timeout_ms=60_000, request_timeout_ms=500), new_session()
+    other.ensure([paths.group_topic_offsets("g", "a")])
+    if before is not None:
+        groups.commit_offsets(other, "g", {P0: before}, IDS, 0)
+    send = stalled.multi
+
+    def on_a_stalled_network(operations: Sequence[Operation]) -> None:
+        proxy.hold()
+        send(operations)
+
+    monkeypatch.setattr(stalled, "multi", on_a_stalled_network)
+    with pytest.raises(ZooKeeperUnreachable) as raised:
+        groups.commit_offsets(stalled, "g", {P0: 100}, IDS, 0)
+    assert type(raised.value) is ZooKeeperUnreachable  # it was sent
+    groups.commit_offsets(other, "g", {P0: 2000}, IDS, 0)
+    proxy.resume()
+    waited_for(lambda: not stalled._client._pending)
+    assert groups.committed_offsets(stalled, "g", IDS) == {P0: 2000}
+
+
+def test_of_two_commits_at_once_the_one_that_sees_the_other_is_the_last(
+    new_session: Callable[..., ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = new_session(), new_session()
+    groups.commit_offsets(one, "g", {P0: 1}, IDS, 0)
+    send = one.multi
+
+    def after_the_other(operations: Sequence[Operation]) -> None:
+        monkeypatch.setattr(one, "multi", send)
+        groups.commit_offsets(other, "g", {P0: 2}, IDS, 0)
+        send(operations)
+
+    monkeypatch.setattr(one, "multi", after_the_other)
+    groups.commit_offsets(one, "g", {P0: 3}, IDS, 0)
+    assert groups.committed_offsets(one, "g", IDS) == {P0: 3}
+
+
+def test_a_commit_depends_on_its_guard(session: ZooKeeperSession) -> None:
+    session.create("/guard")
+    groups.commit_offsets(session, "g", {P0: 1}, IDS, 0, Check("/guard", 0))
+    session.set("/guard", b"")
+    with pytest.raises(groups.GuardMoved):
+        groups.commit_offsets(session, "g", {P0: 2}, IDS, 0, Check("/guard", 0))
+    groups.commit_offsets(session, "g", {P0: 3}, IDS, 0, Check("/guard", 1))
+    session.delete("/guard")
+    with pytest.raises(groups.GuardMoved):
+        groups.commit_offsets(session, "g", {P0: 4}, IDS, 0, Check("/guard", 1))
+    assert groups.committed_offsets(session, "g", IDS) == {P0: 3}

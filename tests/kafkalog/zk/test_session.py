@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from broker.zookeeper import EmbeddedZooKeeper
-from kafkalog.errors import InvalidSetting, ZooKeeperUnreachable
+from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
+from kafkalog.zk import client
 from kafkalog.zk.session import (
+    REQUEST_BYTES_MAX,
     BadVersion,
     Check,
     Create,
@@ -25,6 +27,10 @@ from kafkalog.zk.session import (
     parse_connect,
 )
 from tests.kafkalog.zk.expiry import expire
+from tests.kafkalog.zk.proxy import Proxy
+from tests.waiting import waited_for
+
+NewSession = Callable[..., ZooKeeperSession]
 
 
 @pytest.mark.parametrize(
@@ -172,3 +178,168 @@ def test_a_lost_session_is_told_as_such(session: ZooKeeperSession) -> None:
         seen.append(states.get(timeout=30))
     assert (False, False) in seen
     assert session.exists("/mine") is None
+
+
+# --- requests that ZooKeeper does not answer -------------------------------------------------------------------------
+
+
+def disconnect(session: ZooKeeperSession, proxy: Proxy) -> None:
+    proxy.cut()
+    waited_for(lambda: not session.connected)
+
+
+def reconnect(session: ZooKeeperSession, proxy: Proxy) -> None:
+    proxy.resume()
+    waited_for(lambda: session.connected)
+
+
+def test_a_request_while_it_is_away_is_refused_at_once_and_never_executed(
+    new_session: NewSession, proxy: Proxy
+) -> None:
+    session = new_session(proxy, request_timeout_ms=600_000)
+    session.create("/kept", b"before")
+    disconnect(session, proxy)
+    for _ in range(1000):  # more than kazoo's wake-up socket takes
+        with pytest.raises(ZooKeeperNotAsked, match="there is no connection"):
+            session.set("/kept", b"while it was away")
+    with pytest.raises(ZooKeeperNotAsked):
+        session.get_many(["/kept"] * 600)
+    reconnect(session, proxy)
+    assert session.get("/kept")[0] == b"before"
+
+
+def test_a_request_that_was_not_sent_in_time_is_taken_back_and_one_that_was_is_unknown(
+    new_session: NewSession, proxy: Proxy
+) -> None:
+    session = new_session(proxy, session_timeout_ms=60_000, request_timeout_ms=1000)
+    proxy.hold()
+    outcomes: dict[str, ZooKeeperUnreachable] = {}
+
+    def create(path: str) -> None:
+        try:
+            session.create(path, bytes(REQUEST_BYTES_MAX - 1000))
+        except ZooKeeperUnreachable as error:
+            outcomes[path] = error
+
+    # Sockets take some megabytes of them, and the rest stays in the queue.
+    threads = [threading.Thread(target=create, args=(f"/{number}",)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 24
+    not_asked = {path for path, error in outcomes.items() if isinstance(error, ZooKeeperNotAsked)}
+    assert 0 < len(not_asked) < 24
+    assert not session._client._queue
+    proxy.resume()
+    made: list[str] = []
+
+    def answered() -> bool:
+        try:
+            made[:] = session.children("")  # in order: what was sent before it is executed before it
+        except ZooKeeperUnreachable:
+            return False
+        return True
+
+    waited_for(answered)
+    assert {f"/{name}" for name in made} == set(outcomes) - not_asked
+
+
+def test_an_answer_lost_with_the_connection_is_unknown_and_not_as_if_it_had_not_been_asked(
+    new_session: NewSession, proxy: Proxy
+) -> None:
+    session = new_session(proxy)
+    session.create("/a")
+    proxy.hold()
+    raised: list[ZooKeeperUnreachable] = []
+
+    def write() -> None:
+        try:
+            session.set("/a", b"x")
+        except ZooKeeperUnreachable as error:
+            raised.append(error)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    waited_for(lambda: bool(session._client._pending))
+    proxy.cut()
+    writing.join()
+    assert [type(error) for error in raised] == [ZooKeeperUnreachable]
+
+
+def test_requests_without_an_answer_are_bounded(
+    new_session: NewSession, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "OUTSTANDING_MAX", 100)
+    session = new_session(proxy)
+    proxy.hold()
+    with pytest.raises(ZooKeeperNotAsked, match="100 requests wait for an answer"):
+        session.get_many(["/a"] * 500)
+    proxy.resume()
+    waited_for(lambda: not session._client._pending)
+    assert session.get_many(["/a"] * 99) == [None] * 99
+
+
+def test_a_server_that_is_silent_is_noticed_however_many_ask_it(new_session: NewSession, proxy: Proxy) -> None:
+    session = new_session(proxy, session_timeout_ms=4000, request_timeout_ms=100)
+    silent = threading.Event()
+    session.on_state(lambda connected, _: connected or silent.set())
+    proxy.hold()
+    until = time.monotonic() + 60
+    while not silent.is_set():
+        assert time.monotonic() < until
+        with pytest.raises(ZooKeeperUnreachable):
+            session.get("/a")
+    reconnect(session, proxy)
+    session.ensure(["/a"])
+
+
+def test_a_request_waits_for_the_connection_where_patience_was_asked_for(new_session: NewSession, proxy: Proxy) -> None:
+    session = new_session(proxy, connection_timeout_ms=60_000)
+    session.create("/a", b"x")
+    disconnect(session, proxy)
+    read: list[bytes] = []
+
+    def get() -> None:
+        with session.patient():
+            read.append(session.get("/a")[0])
+
+    reading = threading.Thread(target=get)
+    reading.start()
+    with pytest.raises(ZooKeeperNotAsked):  # patience is a thread's own
+        session.get("/a")
+    reconnect(session, proxy)
+    reading.join()
+    assert read == [b"x"]
+
+
+def test_nothing_is_sent_for_one_who_has_given_up(session: ZooKeeperSession) -> None:
+    session.create("/a")
+    waiting = True
+    with session.on_behalf_of(lambda: waiting):
+        session.set("/a", b"1")
+        waiting = False
+        with pytest.raises(ZooKeeperNotAsked, match="nobody waits"):
+            session.set("/a", b"2")
+    assert session.get("/a")[0] == b"1"
+
+
+def test_what_is_too_large_for_zookeeper_is_refused_and_the_connection_stays(session: ZooKeeperSession) -> None:
+    states: list[bool] = []
+    session.on_state(lambda connected, _: states.append(connected))
+    session.create("/a")
+    full = bytes(REQUEST_BYTES_MAX - 200)
+    session.set("/a", full)
+    for write in (
+        lambda: session.set("/a", bytes(1 << 20)),
+        lambda: session.create("/b/c", bytes(REQUEST_BYTES_MAX)),
+        lambda: session.multi([Set("/a", full[:600_000]), Create("/b", full[:500_000]), Delete("/a")]),
+        lambda: session.get("/" + "x" * (1 << 20)),
+    ):
+        with pytest.raises(TooLargeForZooKeeper) as raised:
+            write()
+        assert not raised.value.retriable
+        assert raised.value.facts["limit"] == REQUEST_BYTES_MAX
+    assert session.get("/a")[0] == full
+    assert session.exists("/b") is None
+    assert states == []

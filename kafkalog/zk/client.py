@@ -1,0 +1,135 @@
+"""kazoo's client, with requests that can be taken back: only `session.py` uses it.
+
+Of itself kazoo keeps a request whose caller has given up, and sends it whenever a connection is back, over whatever was
+written meanwhile; it takes requests while there is no connection, any number of them; a caller blocks once its wake-up
+socket is full; and as requests count as pings, it never finds out that a server which is asked often has fallen silent.
+Here a request is taken only while there is a connection, and is either *sent* (from its first byte on, so that its
+outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that it is always known which.
+
+Overrides four methods of kazoo's connection and client, as they are in kazoo 2.10 and 2.11.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import AsyncResult
+from kazoo.protocol.connection import ConnectionHandler
+
+OUTSTANDING_MAX = 10_000
+"""Requests without an answer, queued or sent; one more is refused."""
+
+
+class Refused(Exception):
+    """A request was not taken; the text says why."""
+
+
+class Pending(AsyncResult):
+    """An answer to come. `sent`: the request may have been executed, whatever `get` raises."""
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__(handler)
+        self.sent = False
+
+
+class Client(KazooClient):
+    """A `KazooClient` for `submit` and `take_back`. Of its other calls only start, stop and close are to be used."""
+
+    def __init__(self, **options: Any) -> None:
+        self.lock = Lock()  # guards _queue and _pending, and what is appended to them against the loss of a connection
+        super().__init__(**options)
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    def submit(self, request: Any) -> Pending:
+        """Have a request sent after those before it. Raises Refused: there is no connection, or too many wait."""
+        pending = Pending(self.handler)
+        with self.lock:
+            if not self._live.is_set():
+                raise Refused("there is no connection")
+            if len(self._queue) + len(self._pending) >= OUTSTANDING_MAX:
+                raise Refused(f"{OUTSTANDING_MAX} requests wait for an answer")
+            self._queue.append((request, pending))
+            if len(self._queue) == 1:
+                self._connection.wake()
+        return pending
+
+    def take_back(self, pending: Pending) -> bool:
+        """Give a request up; whether it will surely never be executed, because it was not sent."""
+        with self.lock:
+            if pending.sent:
+                return False
+            for index, (_, queued) in enumerate(self._queue):
+                if queued is pending:
+                    del self._queue[index]
+                    break
+            return True
+
+    def wait_connected(self, seconds: float) -> bool:
+        """Whether there is a connection, or is one within that time."""
+        return bool(self._live.wait(seconds))
+
+    def _notify_pending(self, state: Any) -> None:
+        """The connection is gone, and `_live` cleared: fail everything. Nothing is taken any more, so nothing stays."""
+        with self.lock:
+            super()._notify_pending(state)
+
+
+class _Connection(ConnectionHandler):
+    """Sends what is queued, one request a call, in kazoo's own thread."""
+
+    _xid: int
+    _heard = 0.0
+
+    def start(self) -> None:
+        super().start()
+        self._read_sock.setblocking(False)
+        self._write_sock.setblocking(False)
+
+    def wake(self) -> None:
+        """Have `_send_request` called. What is in the socket says that the queue is not empty, not how long it is."""
+        try:
+            self._write_sock.send(b"\0")
+        except BlockingIOError:
+            pass  # it is full of wake-ups
+
+    def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
+        timeouts = super()._connect(host, hostip, port)
+        self._heard = time.monotonic()
+        return timeouts
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        response = super()._read_socket(read_timeout)
+        self._heard = time.monotonic()
+        return response
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        client = self.client
+        if client._pending and time.monotonic() - self._heard > read_timeout:
+            raise ConnectionDropped(f"no answer to anything for {read_timeout:.1f} s")
+        request = None
+        with client.lock:
+            if client._queue:
+                request, pending = client._queue.popleft()
+                self._xid = (self._xid % 2147483647) + 1
+                xid = self._xid
+                if pending is not None:
+                    pending.sent = True
+                client._pending.append((request, pending, xid))
+            if not client._queue:
+                self._clear_wakes()
+        if request is not None:
+            self._submit(request, connect_timeout, xid)
+
+    def _clear_wakes(self) -> None:
+        """Lock held. `stop` appends and wakes without it: hence the second look."""
+        try:
+            while self._read_sock.recv(4096):
+                pass
+        except OSError:
+            pass
+        if self.client._queue:
+            self.wake()
