@@ -7,6 +7,7 @@ after a fork registers with `after_fork`. Nothing connects at import. Knows no t
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import struct
@@ -17,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerUnreachable,
     Closed,
     InternalError,
     KafkalogError,
     ProtocolError,
     RequestTimedOut,
+    RequestTooLarge,
 )
 from kafkalog.log import get_logger
 from kafkalog.wire import broker_pb2, dataport_pb2
@@ -48,6 +51,7 @@ _BUFFER_SIZE = 64 * 1024
 BODY_LENGTH_MAX = (1 << 31) - 1
 _RPC_MESSAGE_MAX = 64 << 20
 _CHANNEL_END_SECONDS = 0.02
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
 _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 24-bit length is small
 
 
@@ -355,6 +359,9 @@ class ControlConnection:
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
             self.close()
             raise self._diagnosis(error) from None
+        except KafkalogError:  # it is a broker, which is stopping or busy
+            self.close()
+            raise
 
     def call(self, method: str, request: Any, timeout_ms: int) -> Any:
         """One call of the service.
@@ -430,6 +437,12 @@ class ControlConnection:
             return BrokerUnreachable(address=self.address, reason=details or "it is not available")
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimedOut(what=method, address=self.address, timeout_ms=timeout_ms)
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            too_large = _TOO_LARGE.search(details)
+            if too_large is None:  # gRPC's own limit of calls at once, of which the broker's code hears nothing
+                return BrokerBusy(broker=self.address, reason=details or "it has too many calls")
+            size, limit = map(int, too_large.groups())
+            return RequestTooLarge(size=size, setting="message limit over gRPC", limit=limit)
         if code == grpc.StatusCode.CANCELLED:
             return BrokerUnreachable(address=self.address, reason="the connection was closed here")
         if code == grpc.StatusCode.UNIMPLEMENTED:

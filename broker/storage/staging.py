@@ -204,9 +204,8 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files."""
-        with self._lock:
-            return sum(file.size for file in self._files.values())
+        """Bytes of its files. Takes no lock, which is held while the disk is written to: who asks must not wait."""
+        return sum(file.size for file in list(self._files.values()))
 
     def prepared(self, commit_uuid: bytes) -> PreparedSet | None:
         """The prepared set of a commit."""

@@ -4,9 +4,8 @@ Turns messages into calls of `broker/requests` and errors into statuses; knows n
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
-`Pull`s under way, until they are sent, at most 16 MiB. 8 threads answer. At most 4 of them wait for data, for a
-partition's end to move, or for that memory; an `Append` that waits for its flush and a change of topics (10 s) may hold
-any.
+`Pull`s under way, until they are sent, at most 16 MiB. Which threads answer a method is told in `lanes.py`. At most 16
+listings wait for a partition's end to move and 8 `Pull`s for data or memory, which leaves threads to those that do not.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
@@ -28,6 +26,7 @@ from broker.replica.catalog import Catalog
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
+from broker.transport.lanes import LANES, QUEUED_MAX, Lanes, is_refusing
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -48,9 +47,10 @@ from kafkalog.wire.service import METHODS, SERVICE
 log = get_logger(__name__)
 
 ERROR_KEY = "kafkalog-error-bin"
-_THREADS = 8
-_WAITING_MAX = 4
-_CALLS_MAX = 256
+_LISTINGS_WAITING_MAX = 16
+_PULLS_WAITING_MAX = 8
+_CALLS_MAX = len(LANES) * QUEUED_MAX + 512
+"""Beyond what lanes queue, those that are being refused; gRPC itself refuses more, also those of a lane with room."""
 _INLINE_MAX = 2 << 20
 _ANSWERS_MAX = 16 << 20
 _BUSY_SECONDS = 2.0
@@ -59,7 +59,16 @@ _ACK_TIMEOUT_MS = 30_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
 _SENTENCE_MAX = 1000
 
-_INVALID = frozenset({"InvalidTopicName", "InvalidPartitions", "InvalidRequest", "InvalidSetting", "UnknownSetting"})
+_INVALID = frozenset(
+    {
+        "InvalidTopicName",
+        "InvalidPartitions",
+        "InvalidRequest",
+        "InvalidSetting",
+        "TooLargeForZooKeeper",
+        "UnknownSetting",
+    }
+)
 _MISSING = frozenset({"UnknownGroup", "UnknownTopic", "UnknownTopicId", "UnknownPartition"})
 
 
@@ -86,7 +95,8 @@ class BrokerService:
         self._version = version
         self._counters = counters
         self._producer_ids = ProducerIds(catalog.session)
-        self._waiting = threading.BoundedSemaphore(_WAITING_MAX)
+        self._listings_waiting = threading.BoundedSemaphore(_LISTINGS_WAITING_MAX)
+        self._pulls_waiting = threading.BoundedSemaphore(_PULLS_WAITING_MAX)
         self._answers = Budget(_ANSWERS_MAX)
         self._stopping = threading.Event()
         self._staged_jobs = transactions.StagedJobs(catalog.broker_id)
@@ -97,6 +107,22 @@ class BrokerService:
         self._staged_jobs.stop()
         for partition in self._catalog.hosted.values():
             partition.wake_waiters()
+
+    def method(self, name: str, lane: str) -> Callable[[Any, Any], Any]:
+        """A method of the service, to be called in a thread of its lane. What asks ZooKeeper stops as its client gives
+        up. A change of topics, which takes its time anyway, waits for a connection that is away for a moment."""
+        method: Callable[[Any, Any], Any] = getattr(self, name)
+        session = self._catalog.session
+
+        def for_who_waits(request: Any, context: Any) -> Any:
+            with session.on_behalf_of(context.is_active):
+                return method(request, context)
+
+        def patiently(request: Any, context: Any) -> Any:
+            with session.patient():
+                return method(request, context)
+
+        return {"zookeeper": for_who_waits, "producers": for_who_waits, "topics": patiently}.get(lane, method)
 
     def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
         return cluster.describe_cluster(request, self._catalog, self._cluster_id)
@@ -131,7 +157,7 @@ class BrokerService:
         return offsets.delete_records(request, self._catalog)
 
     def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
-        if request.max_wait_ms and self._waiting.acquire(blocking=False):  # else it is answered at once
+        if request.max_wait_ms and self._listings_waiting.acquire(blocking=False):  # else it is answered at once
             try:
                 self._wait(
                     lambda: offsets.has_news(request, self._catalog) or self._stopping.is_set(),
@@ -140,7 +166,7 @@ class BrokerService:
                     context,
                 )
             finally:
-                self._waiting.release()
+                self._listings_waiting.release()
         return offsets.list_offsets(request, self._catalog)
 
     def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:
@@ -211,12 +237,12 @@ class BrokerService:
     def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
         limit = self._settings.pull_max_bytes
         answer = fetch.fetch(request, self._catalog, limit)
-        if not answer.is_enough(request) and self._waiting.acquire(blocking=False):
+        if not answer.is_enough(request) and self._pulls_waiting.acquire(blocking=False):
             try:
                 answer.close()
                 answer = self._wait_for_data(request, limit, context)
             finally:
-                self._waiting.release()
+                self._pulls_waiting.release()
         try:
             self._reserve(answer.length, context)
             body = b"".join(piece.read() for piece in answer.slices)
@@ -228,14 +254,15 @@ class BrokerService:
         """Take memory for an answer until it is sent, or the call has ended otherwise. Raises BrokerBusy."""
         granted = threading.Event()
         reservation = self._answers.reserve(min(length, _ANSWERS_MAX), granted.set)
-        if not reservation.granted and self._waiting.acquire(blocking=False):
+        if not reservation.granted and self._pulls_waiting.acquire(blocking=False):
             try:
                 granted.wait(_BUSY_SECONDS)
             finally:
-                self._waiting.release()
+                self._pulls_waiting.release()
         if not reservation.granted:
             reservation.release()
-            raise BrokerBusy(broker_id=self._catalog.broker_id, limit=_ANSWERS_MAX)
+            reason = f"{_ANSWERS_MAX} bytes of gRPC answers are under way, and the data port knows no such limit"
+            raise BrokerBusy(broker=self._catalog.broker_id, reason=reason)
         if not context.add_callback(reservation.release):  # it has ended already
             reservation.release()
 
@@ -278,33 +305,6 @@ def _seconds_left(context: Any) -> float:
     return math.inf if left is None else float(left)
 
 
-class _Translator(grpc.ServerInterceptor):
-    """Turns what a method raises into a status with the error in its metadata."""
-
-    def __init__(self, broker_id: int) -> None:
-        self._broker_id = broker_id
-        self.stopping = False
-
-    def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = continuation(details)
-        if handler is None or not details.method.startswith(f"/{SERVICE}/"):
-            return handler
-        method = handler.unary_unary
-
-        def answer(request: Message, context: grpc.ServicerContext) -> Message:
-            try:
-                if self.stopping:
-                    raise BrokerStopping(broker_id=self._broker_id)
-                return method(request, context)
-            except KafkalogError as error:
-                _abort(context, error)
-            except Exception as error:  # a defect: told to the client, and logged for us
-                log.exception("request_failed", method=details.method)
-                _abort(context, InternalError(reason=f"{type(error).__name__}: {error}"))
-
-        return grpc.unary_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
-
-
 def _abort(context: grpc.ServicerContext, error: KafkalogError) -> NoReturn:
     name = type(error).__name__
     if name in _INVALID:
@@ -341,26 +341,15 @@ def _cut(fact: Any, limit: int) -> Any:
     return f"{fact[:limit]}... ({len(fact)} characters)"
 
 
-def _handlers(service: BrokerService) -> grpc.GenericRpcHandler:
-    """What gRPC calls for each method of broker.proto."""
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            getattr(service, name), method.request.FromString, method.reply.SerializeToString
-        )
-        for name, method in METHODS.items()
-    }
-    return grpc.method_handlers_generic_handler(SERVICE, handlers)
-
-
 class RpcServer:
     """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
 
     def __init__(self, host: str, port: int, broker_id: int) -> None:
-        self._translator = _Translator(broker_id)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
+        self._broker_id = broker_id
+        self._stopping = False
+        self._lanes = Lanes()
         self._server = grpc.server(
-            self._pool,
-            interceptors=(self._translator,),
+            self._lanes.default,
             maximum_concurrent_rpcs=_CALLS_MAX,
             options=(
                 ("grpc.so_reuseport", 0),  # else a second broker would share the port in silence
@@ -377,7 +366,7 @@ class RpcServer:
         except RuntimeError:
             self.port = 0
         if not self.port:
-            self._pool.shutdown()
+            self._lanes.shut_down()
             raise AddressInUse(address=f"{host}:{port}", setting="grpc.port")
         self._health = health.HealthServicer()
         self._service: BrokerService | None = None
@@ -385,7 +374,13 @@ class RpcServer:
     def start(self, service: BrokerService) -> None:
         """Serve, and say so to health checks."""
         self._service = service
-        self._server.add_generic_rpc_handlers((_handlers(service),))
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._answering(name, service), method.request.FromString, method.reply.SerializeToString
+            )
+            for name, method in METHODS.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -398,11 +393,33 @@ class RpcServer:
         for name in (SERVICE, ""):
             self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
+    def _answering(self, name: str, service: BrokerService) -> Callable[[Any, Any], Any]:
+        """What gRPC calls for a method, in a thread of its lane and unless the client has given up by then. An error
+        becomes a status, with the error in its metadata."""
+        lane, threads = self._lanes.of(name)
+        method = service.method(name, lane)
+
+        def answer(request: Message, context: grpc.ServicerContext) -> Message:
+            try:
+                if self._stopping:
+                    raise BrokerStopping(broker_id=self._broker_id)
+                if is_refusing():
+                    raise BrokerBusy(broker=self._broker_id, reason=f"{QUEUED_MAX} calls like {name} wait already")
+                return method(request, context)
+            except KafkalogError as error:
+                _abort(context, error)
+            except Exception as error:  # a defect: told to the client, and logged for us
+                log.exception("request_failed", method=name)
+                _abort(context, InternalError(reason=f"{type(error).__name__}: {error}"))
+
+        answer.experimental_thread_pool = threads  # type: ignore[attr-defined]
+        return answer
+
     def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, finish those that run. Safe to call before `start`."""
-        self._translator.stopping = True
+        self._stopping = True
         self._health.enter_graceful_shutdown()
         if self._service is not None:
             self._service.stop_waiting()
         self._server.stop(grace_seconds).wait()
-        self._pool.shutdown(wait=True)
+        self._lanes.shut_down()

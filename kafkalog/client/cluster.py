@@ -16,6 +16,7 @@ from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
 from kafkalog.connection import ControlConnection, DataConnection, PendingCall, after_fork, format_address
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerStopping,
     BrokerUnreachable,
     Closed,
@@ -26,6 +27,7 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
+    ZooKeeperUnreachable,
 )
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
@@ -36,7 +38,8 @@ log = get_logger(__name__)
 
 _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
 _SILENT_MS = 10_000  # a first answer that may be awaited for longer than that is worth a word
-_ELSEWHERE = (BrokerUnreachable, BrokerStopping, NoBrokers)
+_REFUSED = (BrokerStopping, BrokerBusy, NoBrokers)
+_ELSEWHERE = (BrokerUnreachable, ZooKeeperUnreachable, *_REFUSED)
 """Failures after which another broker may answer, or the same one later."""
 
 
@@ -256,15 +259,19 @@ class Cluster:
                 continue
             try:
                 return control.call(method, request, self.settings.request_timeout_ms)
-            except (BrokerUnreachable, RequestTimedOut) as error:  # one that is silent would keep the next calls too
-                self._forget(address, control)
+            except (BrokerUnreachable, RequestTimedOut, ZooKeeperUnreachable) as error:
+                if not isinstance(error, ZooKeeperUnreachable):  # one that is silent would keep the next calls too
+                    self._forget(address, control)
                 if not repeatable:
                     raise _NotSure(error) from None
                 failures.append(error)
-            except (BrokerStopping, NoBrokers) as error:
+            except _REFUSED as error:
                 failures.append(error)
         if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
+        for failure in failures:
+            if isinstance(failure, (ZooKeeperUnreachable, BrokerBusy)):  # more to the point than who was not reached
+                raise failure
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -11,16 +11,21 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from broker.transport import rpc
-from kafkalog import errors
+from broker.transport import lanes, rpc
+from broker.zookeeper import EmbeddedZooKeeper
+from kafkalog import Admin, TopicPartition, errors
+from kafkalog.connection import ControlConnection
 from kafkalog.errors import KafkalogError
 from kafkalog.format.batch import iter_batches
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import transactions_pb2
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.wire.service import METHODS
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
+from tests.kafkalog.zk.proxy import Proxy
 from tests.waiting import waited_for
 
 
@@ -331,10 +336,11 @@ def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
 def test_listings_beyond_those_that_may_wait_are_answered_at_once(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=30_000)
-    calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(12)]
+    most = rpc._LISTINGS_WAITING_MAX
+    calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(most + 8)]
     waited_for(lambda: sum(call.done() for call in calls) == 8)
     append(broker, topic, a_batch())
-    assert sorted(call.result().partitions[0].offset for call in calls) == [0] * 8 + [1] * 4
+    assert sorted(call.result().partitions[0].offset for call in calls) == [0] * 8 + [1] * most
 
 
 def test_answers_that_nobody_reads_take_no_more_than_their_budget(
@@ -357,6 +363,268 @@ def test_answers_that_nobody_reads_take_no_more_than_their_budget(
     assert len(stub.Pull(request, timeout=30).body) > 7 << 20
     channel.close()
     waited_for(lambda: answers.used == 0)
+
+
+# --- waiting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["Pull", "ListOffsets", "Append"])
+def test_a_call_that_was_cancelled_lets_go_long_before_its_time_is_over(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    broker = start_broker(**{"fetch.max.wait.ms": 600_000})
+    topic = broker.new_topic(flush_messages=1)
+    monkeypatch.setattr(rpc, "_ACK_TIMEOUT_MS", 600_000)
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    if method == "Append":
+        monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
+    body = a_batch()
+    part = pb.AppendPartition(topic_id=topic, length=len(body))
+    request = {
+        "Pull": pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)], max_wait_ms=600_000, min_bytes=1),
+        "ListOffsets": bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=600_000),
+        "Append": bpb.InlineAppendRequest(
+            request=pb.AppendRequest(acks=1, timeout_ms=600_000, partitions=[part]), body=body
+        ),
+    }[method]
+    call = getattr(broker.stub, method).future(request, timeout=600)
+    waited_for(lambda: partition.waiting > 0)
+    call.cancel()
+    waited_for(lambda: partition.waiting == 0)
+
+
+def test_what_is_appended_between_a_look_and_the_wait_is_seen(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker(**{"fetch.max.wait.ms": 600_000})
+    topic = broker.new_topic()
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    register = partition.register
+
+    def with_an_append_before(wake: Callable[[], None]) -> None:
+        monkeypatch.setattr(partition, "register", register)
+        append(broker, topic, a_batch())
+        register(wake)
+
+    monkeypatch.setattr(partition, "register", with_an_append_before)
+    assert pull(broker, topic, 0, max_wait_ms=600_000, min_bytes=1).body
+    monkeypatch.setattr(partition, "register", with_an_append_before)
+    request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic, known_offset=1)], max_wait_ms=600_000)
+    assert broker.stub.ListOffsets(request, timeout=30).partitions[0].offset == 2
+
+
+def test_a_wake_for_too_little_is_not_the_last(start_broker: StartBroker) -> None:
+    broker = start_broker(**{"fetch.max.wait.ms": 600_000})
+    topic = broker.new_topic()
+    size = len(a_batch())
+    request = pb.FetchRequest(
+        partitions=[pb.FetchPartition(topic_id=topic)], max_wait_ms=600_000, min_bytes=3 * size - 1
+    )
+    call = broker.stub.Pull.future(request, timeout=600)
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    for _ in range(3):
+        waited_for(lambda: partition.waiting > 0)
+        assert not call.done()
+        append(broker, topic, a_batch())
+    assert len(call.result(timeout=30).body) == 3 * size
+
+
+def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBroker) -> None:
+    broker = start_broker(**{"fetch.max.wait.ms": 600_000})
+    topic = broker.new_topic()
+    pulling = broker.stub.Pull.future(
+        pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)], max_wait_ms=600_000, min_bytes=1), timeout=600
+    )
+    listing = broker.stub.ListOffsets.future(
+        bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=600_000), timeout=600
+    )
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    waited_for(lambda: partition.waiting == 2)
+    broker.broker.stop()
+    assert pulling.result(timeout=30).body == b""  # an answer, and no call cut off
+    assert listing.result(timeout=30).partitions[0].offset == 0
+
+
+# --- overload ------------------------------------------------------------------------------------------------------
+
+
+def in_another_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that runs it, and what it returned or raised."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except KafkalogError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_every_method_has_its_lane() -> None:
+    listed = [method for lane in lanes.LANES.values() for method in lane.methods]
+    assert sorted(listed) == sorted(METHODS)
+
+
+@pytest.fixture
+def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[Proxy]:
+    one = Proxy(zookeeper.port)
+    yield one
+    one.close()
+
+
+def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
+    start_broker: StartBroker, proxy: Proxy, chroot: str
+) -> None:
+    through_proxy = f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"
+    broker = start_broker(**{"zookeeper.connect": through_proxy, "zookeeper.session.timeout.ms": 60_000})
+    topic = broker.new_topic()
+    first = broker.stub.InitProducer(bpb.InitProducerRequest(), timeout=30).producer_id
+    proxy.hold()
+    try:
+        commit = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=0)])
+        create = bpb.CreateTopicRequest(name="new", partitions=1)
+        waiting = [broker.stub.CommitOffsets.future(commit, timeout=600) for _ in range(300)]
+        waiting += [broker.stub.CreateTopic.future(create, timeout=600) for _ in range(20)]
+        waited_for(lambda: bool(broker.broker.catalog.session._client._pending))
+        assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
+        assert len(pull(broker, topic, 0).body) > 0
+        assert listed(broker, topic, bpb.ListOffset.LATEST).offset == 1
+        assert broker.described("t").topic_id == topic
+        assert broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30).answering_broker_id == 0
+        assert "staged.bytes" in broker.counters()
+        assert broker.stub.InitProducer(bpb.InitProducerRequest(), timeout=30).producer_id == first + 1
+        assert not all(call.done() for call in waiting)
+    finally:
+        proxy.resume()
+    for call in waiting:
+        call.cancel()
+
+
+def test_slow_work_on_staged_data_holds_up_nobody_else(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    discard = transactions_pb2.DiscardRequest(
+        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    )
+    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:  # as while the disk stands still
+        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(50)]
+        assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
+        assert len(pull(broker, topic, 0).body) > 0
+        assert listed(broker, topic, bpb.ListOffset.LATEST).offset == 1
+        assert "staged.bytes" in broker.counters()
+        commit = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=1)])
+        broker.stub.CommitOffsets(commit, timeout=30)
+        assert not any(call.done() for call in calls)
+    for call in calls:
+        call.result(timeout=30)
+
+
+def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "QUEUED_MAX", 3)
+    topic = broker.new_topic()
+    discard = transactions_pb2.DiscardRequest(
+        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    )
+    room = lanes.LANES["staged"].threads + 3
+    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:
+        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(room + 5)]
+        waited_for(lambda: sum(call.done() for call in calls) >= 5)
+    refusals = [call for call in calls if call.exception(timeout=30) is not None]
+    assert len(refusals) >= 5
+    for call in refusals:
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+        error = error_from_wire(pb.Error.FromString(dict(call.trailing_metadata())[rpc.ERROR_KEY]))
+        assert isinstance(error, errors.BrokerBusy)
+        assert "calls like Discard wait already" in str(error)
+
+
+def test_a_client_tries_again_where_a_broker_was_busy(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.new_topic()
+    refused_once = threading.Event()
+    refusing = rpc.is_refusing
+
+    def noted() -> bool:
+        if refusing():
+            refused_once.set()
+        return refusing()
+
+    with Admin(f"127.0.0.1:{broker.broker.grpc_port}") as admin:
+        admin.describe_cluster()
+        monkeypatch.setattr(rpc, "is_refusing", noted)
+        monkeypatch.setattr(lanes, "QUEUED_MAX", 0)
+        thread, outcome = in_another_thread(admin.topics)
+        assert refused_once.wait(30)
+        monkeypatch.undo()
+        thread.join()
+    assert [topic.name for topic in outcome[0]] == ["t"]
+
+
+def test_what_grpc_itself_refuses_is_busy_or_too_large(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_CALLS_MAX", 0)
+    full = start_broker().broker
+    control = ControlConnection("127.0.0.1", full.grpc_port, connect_timeout_ms=30_000)
+    with pytest.raises(errors.BrokerBusy, match="Concurrent RPC limit exceeded"):
+        control.call("DescribeCluster", bpb.DescribeClusterRequest(), 30_000)
+    control.close()
+    monkeypatch.undo()
+    control = ControlConnection("127.0.0.1", start_broker(1).broker.grpc_port, connect_timeout_ms=30_000)
+    with pytest.raises(errors.RequestTooLarge) as raised:
+        control.call("Append", bpb.InlineAppendRequest(body=bytes(5 << 20)), 30_000)
+    assert raised.value.facts["limit"] == rpc._MESSAGE_MAX
+    assert raised.value.facts["size"] >= 5 << 20
+    control.close()
+
+
+def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    for _ in range(5):
+        append(broker, topic, a_batch())
+    discard = transactions_pb2.DiscardRequest(
+        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    )
+    delete = broker.stub.DeleteRecords
+    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:
+        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
+        given_up = delete.future(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=4), timeout=600)
+        # What comes after it on the connection is answered, so the broker knows of it.
+        broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)
+        given_up.cancel()
+        broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)
+    for call in calls:
+        call.result(timeout=30)
+    assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=1), timeout=30).log_start_offset == 1
+
+
+def test_a_commit_lives_through_a_moment_without_zookeeper(
+    start_broker: StartBroker, proxy: Proxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = TopicPartition("t", 0)
+    broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
+    broker.new_topic()
+    session = broker.broker.catalog.session
+    with Admin(f"127.0.0.1:{broker.broker.grpc_port}") as admin:
+        admin.commit("g", {partition: 1})
+        proxy.cut()
+        waited_for(lambda: not session.connected)
+        refused_once, not_asked = threading.Event(), session._not_asked
+
+        def noted(reason: str) -> errors.ZooKeeperNotAsked:
+            refused_once.set()
+            return not_asked(reason)
+
+        monkeypatch.setattr(session, "_not_asked", noted)
+        thread, outcome = in_another_thread(lambda: admin.commit("g", {partition: 2}))
+        assert refused_once.wait(30)
+        proxy.resume()
+        thread.join()
+        assert outcome == [None]
+        assert admin.committed("g") == {partition: 2}
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------
