@@ -107,6 +107,15 @@ class Batch:
             self.callbacks = []
         self.callbacks.append((index, on_delivery))
 
+    def cut(self) -> None:
+        """Take out what was added of a record whose value, the last of it to be added, was not."""
+        count = len(self.values)
+        for column in (self.timestamps_us, self.keys, self.headers):
+            if column is not None:
+                del column[count:]
+        if self.callbacks is not None:
+            self.callbacks = [each for each in self.callbacks if each[0] < count] or None
+
     def metadata(self, index: int) -> RecordMetadata:
         """Where its record at an index stands."""
         offset = self.base_offset + index if self.base_offset >= 0 else -1
@@ -177,10 +186,28 @@ class PartitionQueue:
 
     def close_batch(self) -> None:
         """Let the open batch, if there is one, be sent."""
-        if self.open is not None:
-            self.open.count = len(self.open.values)
-            self.ready.append(self.open)
-            self.open = None
+        batch = self.open
+        if batch is not None:
+            batch.count = len(batch.values)
+            self.open = None  # nothing can interrupt between this and the next
+            self.ready.append(batch)
+
+    def cut_open_batch(self) -> bool:
+        """Take out of the open batch what was added of a record without its value; whether no record is left."""
+        if self.open is None:
+            return False
+        self.open.cut()
+        return not self.open.values
+
+    def drop_open_batch(self) -> Batch:
+        """Close the open batch, which has no record, and forget it."""
+        assert self.open is not None and not self.open.values
+        batch, self.open = self.open, None
+        return batch
+
+    def unsent_batches(self) -> list[Batch]:
+        """The batches that never left: those that are ready, and the open one."""
+        return [*self.ready, *([self.open] if self.open is not None else [])]
 
     def put(self, batch: Batch) -> None:
         """Add a whole batch behind all others."""

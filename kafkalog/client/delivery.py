@@ -80,8 +80,11 @@ def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
     if all(batch.done for batch in batches):
         return
     outbox: Outbox = batches[0].queue.owner
-    with outbox.lock:
-        for batch in batches:
-            if batch.queue.open is batch:
-                outbox.hurry(batch.queue)
-        outbox.wait_done(reversed(batches), timeout, "a delivery")
+    outbox.lock.run(_hurry_and_wait, outbox, batches, timeout)
+
+
+def _hurry_and_wait(outbox: Outbox, batches: Sequence[Batch], timeout: float | None) -> None:
+    for batch in batches:
+        if batch.queue.open is batch:
+            outbox.hurry(batch.queue)
+    outbox.wait_done(reversed(batches), timeout, "a delivery")

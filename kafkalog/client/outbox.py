@@ -32,9 +32,17 @@ class Outbox:
         max_block_ms: longest wait for room.
         address: of the cluster, for errors.
         hurry: lock held: has a queue's open batch sent without lingering.
+        repair: lock held: called when something is interrupted that was being done under it.
     """
 
-    def __init__(self, memory: int, max_block_ms: int, address: str, hurry: Callable[[PartitionQueue], None]) -> None:
+    def __init__(
+        self,
+        memory: int,
+        max_block_ms: int,
+        address: str,
+        hurry: Callable[[PartitionQueue], None],
+        repair: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
         self.memory = memory
         self.buffered = 0
         self.closed: KafkalogError | None = None
@@ -45,17 +53,26 @@ class Outbox:
         self._unfinished: dict[Batch, None] = {}
         self._failures: deque[Batch] = deque(maxlen=_FAILURES_KEPT)
         self._blocked = 0
+        self._repair = repair
         self.renew_locks()
 
     def renew_locks(self) -> None:
         """At the start, and in a forked child, where nobody is left to release them."""
-        self.lock = Mutex()
+        self.lock = Mutex(self._repair)
         self._room = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._delivered = threading.Condition(self.lock)  # type: ignore[arg-type]
 
     def started(self, batch: Batch) -> None:
         """Lock held: a batch is being filled."""
         self._unfinished[batch] = None
+
+    def forget(self, batch: Batch) -> None:
+        """Lock held: a batch gets no record after all."""
+        self._unfinished.pop(batch, None)
+
+    def count_again(self) -> None:
+        """Lock held: what is buffered, if something was reserved and then not used."""
+        self.buffered = sum(batch.charged for batch in self._unfinished)
 
     def close_batch(self, queue: PartitionQueue) -> None:
         """Lock held: let the open batch be sent, and give back what was reserved for it and not used."""

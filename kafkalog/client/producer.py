@@ -22,7 +22,6 @@ from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, Partiti
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.delivery import Delivery, TableDelivery
-from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key, random_turn
 from kafkalog.client.sender import BrokerLink
@@ -44,6 +43,8 @@ from kafkalog.wire.frames import error_from_wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kafkalog.client.tables import Chunk
 
 log = get_logger(__name__)
 
@@ -127,9 +128,10 @@ class Producer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(values))
         )
-        self._outbox = Outbox(values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry)
+        self._outbox = Outbox(
+            values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry, self._make_whole
+        )
         self._lock = self._outbox.lock  # guards routes and links, and all that the outbox's lock guards
-        self._tokens = self._lock.tokens
         self._routes: dict[str, _Route] = {}
         self._links: dict[int, BrokerLink] = {}
         self._is_stopped = False
@@ -208,12 +210,11 @@ class Producer:
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
             raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
         delivery = Delivery()
-        tokens = self._tokens
+        lock = self._lock
+        held = lock.held
         try:  # the lock, in line: see mutex.py
-            del tokens[0]
-        except IndexError:
-            self._lock.acquire()
-        try:
+            if held.setdefault(0, delivery) is not delivery:
+                lock.wait_for(delivery)
             queue = route.in_turn if in_turn else route.queues[partition]  # type: ignore[index]
             batch = queue.open
             if batch is None or batch.size + size > batch.size_limit:
@@ -222,20 +223,29 @@ class Producer:
                 batch = self._batch_with_room(route, queue, in_turn, size)
             values = batch.values
             delivery.index = index = len(values)
-            values.append(value)
-            batch.timestamps_us.append(timestamp_us)
             batch.size += size
+            batch.timestamps_us.append(timestamp_us)
             if not is_plain or batch.is_mixed:
                 batch.add_key_and_headers(index, key, pairs)
             if on_delivery is not None:
                 batch.add_callback(index, on_delivery)
+            delivery.batch = batch
+            values.append(value)  # last: a record without a value here is not there, whatever interrupts this
             if index == self._last_index:
                 self._hurry(batch.queue)
-        finally:
-            tokens += TOKEN
-            if self._lock.is_wanted:
-                self._lock.wake()
-        delivery.batch = batch
+            del held[0]
+            if lock.waiting:
+                lock.wake()
+        except BaseException as error:
+            try:
+                if held.get(0) is delivery:
+                    self._make_whole(error)
+            finally:
+                if 0 in held and held[0] is delivery:
+                    del held[0]
+                if lock.waiting:
+                    lock.wake()
+            raise
         return delivery
 
     def send_arrow(
@@ -274,22 +284,25 @@ class Producer:
                 message_bytes_max=route.topic.max_message_bytes,
             )
         ]
+        return TableDelivery(self._lock.run(self._put_tables, route, chunks))
+
+    def _put_tables(self, route: _Route, chunks: Iterable[Chunk]) -> list[Batch]:
+        """Lock held: have chunks of tables sent, waiting for room."""
         batches = []
-        with self._lock:
-            for chunk in chunks:
+        for chunk in chunks:
+            self._check_usable(route)
+            while self._reserve(chunk.size):
                 self._check_usable(route)
-                while self._reserve(chunk.size):
-                    self._check_usable(route)
-                queue = route.queues[chunk.partition]
-                batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
-                batch.columns = chunk.columns
-                batch.count = chunk.columns.batch.num_rows
-                batch.size = batch.charged = chunk.size
-                self._outbox.started(batch)
-                queue.put(batch)
-                self._hurry(queue)
-                batches.append(batch)
-        return TableDelivery(batches)
+            queue = route.queues[chunk.partition]
+            batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
+            batch.columns = chunk.columns
+            batch.count = chunk.columns.batch.num_rows
+            batch.size = batch.charged = chunk.size
+            queue.put(batch)
+            self._outbox.started(batch)
+            self._hurry(queue)
+            batches.append(batch)
+        return batches
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before is acknowledged or has failed; nothing of it lingers.
@@ -299,12 +312,14 @@ class Producer:
                 for by the record's handle.
             RequestTimedOut: not within `timeout` seconds.
         """
-        with self._lock:
-            self._close_batches()
-            self._outbox.wait_done(self._outbox.unfinished(), timeout, "a flush")
-            failure = self._outbox.take_failure()
+        failure = self._lock.run(self._flush, timeout)
         if failure is not None:
             raise failure
+
+    def _flush(self, timeout: float | None) -> KafkalogError | None:
+        self._close_batches()
+        self._outbox.wait_done(self._outbox.unfinished(), timeout, "a flush")
+        return self._outbox.take_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then let go of threads and connections. What is not acknowledged within `timeout` seconds fails.
@@ -314,11 +329,8 @@ class Producer:
         """
         if threading.get_ident() in self._outbox.own_threads:
             raise InvalidArgument(reason="close() can not be called in on_delivery: it waits for that thread")
-        with self._lock:
-            if self._outbox.closed is not None:
-                return
-            self._close_batches()  # send() takes a closer look only where it needs a new one
-            self._outbox.close()
+        if not self._lock.run(self._take_no_more):
+            return
         end = None if timeout is None else time.monotonic() + timeout
         failure: KafkalogError | None = None
         try:
@@ -330,25 +342,39 @@ class Producer:
         if failure is not None:
             raise failure
 
+    def _take_no_more(self) -> bool:
+        """Lock held: whether it was open until now."""
+        if self._outbox.closed is not None:
+            return False
+        self._close_batches()  # send() takes a closer look only where it needs a new one
+        self._outbox.close()
+        return True
+
     def _stop(self, join_timeout: float | None) -> None:
-        with self._lock:
-            self._is_stopped = True
-            links = list(self._links.values())
-            for link in links:
-                link.stop()
+        links = self._lock.run(self._stop_links)
         if self._owns_cluster:
             self._cluster.close()  # ends what the links ask of it
         end = None if join_timeout is None else time.monotonic() + join_timeout
         for link in links:  # one that is connecting may be late; it finds that all was given up, and ends
             link.join(None if end is None else max(0.0, end - time.monotonic()))
-        with self._lock:
-            left = self._outbox.unfinished()
-            left.reverse()
-            for batch in left:
-                batch.queue.clear()
-            called = self._outbox.finish([(batch, Closed(what="producer")) for batch in left])
-        self._outbox.call_back(called)
+        self._outbox.call_back(self._lock.run(self._give_up_the_rest))
         _open.discard(self)
+
+    def _stop_links(self) -> list[BrokerLink]:
+        """Lock held."""
+        self._is_stopped = True
+        links = list(self._links.values())
+        for link in links:
+            link.stop()
+        return links
+
+    def _give_up_the_rest(self) -> list[Batch]:
+        """Lock held."""
+        left = self._outbox.unfinished()
+        left.reverse()
+        for batch in left:
+            batch.queue.clear()
+        return self._outbox.finish([(batch, Closed(what="producer")) for batch in left])
 
     # --- filling batches, lock held
 
@@ -382,8 +408,7 @@ class Producer:
 
     def _next_turn(self, route: _Route) -> int:
         """Lock not held: the partition of the next rows that may go to any."""
-        with self._lock:
-            return route.next_turn().topic_partition.partition
+        return self._lock.run(route.next_turn).topic_partition.partition
 
     def _reserve(self, charge: int) -> bool:
         """Reserve memory; whether that had to be waited for. Then it is not reserved: the world may have changed."""
@@ -396,8 +421,29 @@ class Producer:
         return False
 
     def _hurry(self, queue: PartitionQueue) -> None:
-        self._outbox.close_batch(queue)
         self._links[queue.leader].has_work(queue, 0.0)
+        self._outbox.close_batch(queue)
+
+    def _make_whole(self, error: BaseException) -> None:
+        """Lock held: something ended what was being done under it.
+
+        Errors of ours do so where nothing is half done. An interrupt may do so anywhere: records that are there whole
+        stay, and whoever has to know of them is told.
+        """
+        if isinstance(error, KafkalogError):
+            return
+        for link in self._links.values():
+            if not self._is_stopped:
+                link.start()
+        for route in self._routes.values():
+            for queue in route.queues:
+                if queue.cut_open_batch():
+                    self._outbox.forget(queue.drop_open_batch())
+                if not queue.is_idle:
+                    for batch in queue.unsent_batches():
+                        self._outbox.started(batch)
+                    self._links[queue.leader].has_work(queue, 0.0)
+        self._outbox.count_again()
 
     def _close_batches(self) -> None:
         for route in self._routes.values():
@@ -444,13 +490,15 @@ class Producer:
             raise InvalidArgument(reason=f"topic is {type(topic).__name__}, not str")
         self._check_open()
         info = self._cluster.topic(topic)
-        with self._lock:
-            return self._routes.get(topic) or self._new_route(info)
+        return self._lock.run(self._known_or_new_route, info)
 
-    def _new_route(self, info: TopicInfo) -> _Route:
+    def _known_or_new_route(self, info: TopicInfo) -> _Route:
         """Lock held."""
-        route = self._routes[info.name] = _Route(info)
-        self._take_in(route, info)
+        route = self._routes.get(info.name)
+        if route is None:
+            route = _Route(info)
+            self._take_in(route, info)
+            self._routes[info.name] = route
         return route
 
     def _route_with(self, topic: str, partition: object) -> _Route:
@@ -459,13 +507,16 @@ class Producer:
             raise InvalidArgument(reason=f"partition is {partition!r}, not a number")
         assert isinstance(partition, int)
         [info] = self._cluster.describe_topics([topic])
-        with self._lock:
-            route = self._routes.get(topic) or self._new_route(info)
-            called = self._outbox.finish(self._take_in(route, info))
+        route, called = self._lock.run(self._route_and_finished, info)
         self._outbox.call_back(called)
         if not 0 <= partition < route.count:
             raise UnknownPartition(topic=topic, partition=partition, partitions=route.count)
         return route
+
+    def _route_and_finished(self, info: TopicInfo) -> tuple[_Route, list[Batch]]:
+        """Lock held: a topic's route with what the cluster tells of it now, and the batches to call back for."""
+        route = self._known_or_new_route(info)
+        return route, self._outbox.finish(self._take_in(route, info))
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
         """Lock held: what the cluster tells of a topic now. Returns what has no partition any more."""
@@ -494,9 +545,9 @@ class Producer:
             if queue.topic_id != info.topic_id:
                 queue.retarget(info.topic_id)
             if queue.leader != each.leader:
+                self._link(each.leader)
                 self._links[queue.leader].drop(queue)
                 queue.leader = each.leader
-                self._link(each.leader)
                 if not queue.is_idle:
                     self._links[each.leader].has_work(queue, 0.0)
         route.count = len(info.partitions)
@@ -562,7 +613,6 @@ class Producer:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
         self._outbox.renew_locks()
         self._lock = self._outbox.lock
-        self._tokens = self._lock.tokens
         self._outbox.closed = Closed(what="producer, made before a fork (make one in the child),")
         for link in self._links.values():
             link.abandon()

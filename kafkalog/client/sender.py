@@ -122,14 +122,16 @@ class BrokerLink:
     # --- what the producer calls, lock held
 
     def start(self) -> None:
-        self._thread.start()
+        """Start its thread, unless it was started."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def has_work(self, queue: PartitionQueue, at: float) -> None:
         """Something of a queue is to be sent at a time (monotonic)."""
         self._active[queue] = None
         if self._sleeps and (self._sleeps_until is None or at < self._sleeps_until):
-            self._sleeps = False
             self._work.notify()
+            self._sleeps = False  # after that: an interrupt between would leave it asleep for good
 
     def drop(self, queue: PartitionQueue) -> None:
         """A queue that has another leader now."""
@@ -146,7 +148,8 @@ class BrokerLink:
     def join(self, timeout: float | None = None) -> None:
         """Wait until its threads have ended, for `timeout` seconds at most."""
         end = None if timeout is None else time.monotonic() + timeout
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         for reader in self._readers:
             reader.join(None if end is None else max(0.0, end - time.monotonic()))
 

@@ -1,13 +1,17 @@
-"""The producer's lock: one at a time, nobody forgotten, also below conditions."""
+"""The producer's lock: one at a time, nobody forgotten, also below conditions, and whatever interrupts it."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 
 from kafkalog.client.mutex import Mutex
+from tests.interrupts import interrupted_at
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,8 +40,8 @@ def test_one_at_a_time_and_nobody_waits_for_ever() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert counter == 18_000
-    assert mutex.tokens == [None]
-    assert not mutex.is_wanted
+    assert not mutex.held
+    assert not mutex.waiting
 
 
 def test_it_is_not_waited_for_unless_wanted() -> None:
@@ -76,3 +80,96 @@ def test_conditions_wait_for_it_and_give_it_back() -> None:
     assert sorted(taken) == list(range(1500))
     with mutex:
         assert not ready.wait(0.001)
+
+
+# --- interrupts ------------------------------------------------------------------------------------------------------
+
+OURS = "client/mutex.py"
+
+
+def test_an_interrupt_anywhere_leaves_it_free() -> None:
+    mutex = Mutex()
+    ran = 0
+
+    def section() -> None:
+        nonlocal ran
+        assert mutex.held
+        ran += 1
+
+    for number in count():
+        if not interrupted_at(number, lambda: mutex.run(section), OURS):
+            break
+        assert not mutex.held
+    assert number > 3
+    assert ran > 1
+
+
+def test_an_interrupt_of_who_waits_for_it_keeps_no_other_from_it() -> None:
+    mutex = Mutex()
+    for number in count():
+        others = [0]
+        hold, held = threading.Event(), threading.Event()
+
+        def holder(hold: threading.Event = hold, held: threading.Event = held) -> None:
+            def section() -> None:
+                held.set()
+                assert hold.wait(30)
+
+            mutex.run(section)
+
+        def add(others: list[int] = others) -> None:
+            others[0] += 1
+
+        def free_it(hold: threading.Event = hold) -> None:
+            waited_for(lambda: bool(mutex.waiting))
+            hold.set()
+
+        threads = [threading.Thread(target=holder)]
+        threads[0].start()
+        assert held.wait(30)
+        if number % 2:  # somebody waits before us, or else comes behind us
+            threads.append(threading.Thread(target=mutex.run, args=(add,)))
+            threads[-1].start()
+            waited_for(lambda: bool(mutex.waiting))
+        freeing = threading.Thread(target=free_it)
+        freeing.start()
+        was_interrupted = interrupted_at(number // 2, lambda: mutex.run(int), OURS)
+        threads.append(threading.Thread(target=mutex.run, args=(add,)))
+        threads[-1].start()
+        for thread in [*threads, freeing]:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert others == [len(threads) - 1]
+        assert not mutex.held
+        assert not mutex.waiting
+        if not was_interrupted:
+            break
+    assert number > 8
+
+
+@pytest.mark.parametrize("wait", [lambda ready: ready.wait(0.001), lambda ready: ready.wait(0)])
+def test_an_interrupt_of_who_waits_for_a_condition_leaves_it_free(
+    wait: Callable[[threading.Condition], object],
+) -> None:
+    mutex = Mutex()
+    ready = threading.Condition(mutex)  # type: ignore[arg-type]
+    for number in count():
+        if not interrupted_at(number, lambda: mutex.run(wait, ready), OURS):
+            break
+        assert not mutex.held
+        assert not mutex.waiting
+    assert number > 10
+
+
+def test_what_is_interrupted_is_repaired_while_it_is_held_and_no_more_after() -> None:
+    repaired: list[type] = []
+
+    def repair(error: BaseException) -> None:
+        assert mutex.held
+        repaired.append(type(error))
+
+    mutex = Mutex(repair)
+    with pytest.raises(ZeroDivisionError):
+        mutex.run(lambda: 1 // 0)
+    assert repaired == [ZeroDivisionError]
+    assert not mutex.held

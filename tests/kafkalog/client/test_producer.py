@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
+from tests.interrupts import interrupted_at
 from tests.kafkalog.client.proxy import proxied
 
 pytestmark = pytest.mark.timeout(120)
@@ -363,6 +365,82 @@ def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> N
     ]
 
 
+# --- interrupts ------------------------------------------------------------------------------------------------------
+
+OURS = [f"client/{name}.py" for name in ("mutex", "producer", "batcher", "outbox", "sender", "delivery")]
+
+
+def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[int, Any]) -> Callable[[], object]:
+    """Something that a user does, with that number in it; what it returned is put under it."""
+
+    def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
+        assert error is None
+        assert metadata is not None
+        assert metadata.timestamp_us == number
+
+    def send(**more: Any) -> None:
+        placed[number] = producer.send(topic, b"%d" % number, timestamp_us=number, **more)
+
+    def send_table() -> None:
+        table = pa.table({"value": [b"%d" % number], "timestamp": pa.array([number], pa.int64())})
+        placed[number] = producer.send_arrow(topic, table)
+
+    def result() -> None:
+        placed[number] = producer.send(topic, b"%d" % number, timestamp_us=number)
+        placed[number].result(30)
+
+    acts = {
+        "send": send,
+        "send with everything": lambda: send(key=b"k", headers={"h": b"1"}, on_delivery=tell),
+        "send_arrow": send_table,
+        "flush": lambda: (send(), producer.flush(30)),
+        "result": result,
+    }
+    return acts[act]
+
+
+@pytest.mark.parametrize("act", ["send", "send with everything", "send_arrow", "flush", "result"])
+def test_an_interrupt_anywhere_leaves_the_producer_whole(
+    cluster: LocalCluster, admin: Admin, topic: str, act: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    placed: dict[int, Any] = {}
+    numbers = count()
+    with Producer(cluster.bootstrap_servers, batch_records=3, batch_size=400) as producer:
+        for place in count():
+            again = 0
+            for records_before in range(4):  # in an empty batch, and in one that is full by count or by size
+                for _ in range(records_before):
+                    number = next(numbers)
+                    acting(producer, topic, "send", number, placed)()
+                again += interrupted_at(place, acting(producer, topic, act, next(numbers), placed), *OURS)
+                acting(producer, topic, "send", next(numbers), placed)()
+                producer.flush(3)
+                assert producer._outbox.buffered == 0
+            if not again:
+                break
+    assert place > 20
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition(topic, 0): "earliest"})
+        messages = list(consumer.messages(timeout=1))
+    found = [int(message.value or b"") for message in messages]
+    assert found == sorted(set(found)), "records are doubled or out of order"
+    assert [message.timestamp_us for message in messages] == found
+    assert set(placed) <= set(found), "records are lost whose send returned"
+
+
+def test_an_interrupt_of_the_first_send_to_a_topic_leaves_the_producer_whole(cluster: LocalCluster, made: str) -> None:
+    with closing(Cluster(cluster.bootstrap_servers)) as shared:
+        shared.topic(made)
+        for place in count():
+            with Producer(shared) as producer:
+                was_interrupted = interrupted_at(place, lambda: producer.send(made, b"x"), *OURS)
+                assert producer.send(made, b"y").result(30).offset >= 0
+            if not was_interrupted:
+                break
+    assert place > 50
+
+
 # --- errors, each one sentence ---------------------------------------------------------------------------------------
 
 
@@ -658,7 +736,7 @@ def test_a_full_buffer_is_told_after_max_block_ms(cluster: LocalCluster, made: s
         with pytest.raises(BufferExhausted, match=r"buffer\.memory of 20000 bytes stayed full for max\.block\.ms"):
             fill()
         proxy.cut()
-        producer.flush(30)
+        producer.flush(3)
         producer.send(made, b"last", partition=0)
 
 

@@ -1,0 +1,69 @@
+"""Exceptions from nowhere, as a signal handler raises them: at each place where CPython looks for signals."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from kafkalog.client.mutex import Mutex
+
+_LOOKED_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD") if name in dis.opmap}
+
+
+class Interrupted(BaseException):
+    """What a signal handler raised."""
+
+
+def interrupted_at(number: int, call: Callable[[], object], *files: str) -> bool:
+    """Call something, and raise Interrupted from it at the place of that number, counted from 0: where one of its
+    functions begins, after a call, and where a loop begins again.
+
+    Args:
+        files: the ends of the names of the files whose functions count. Beside them those of conditions over our lock
+            do; for the rest of the standard library, as for starting threads, we can do nothing.
+
+    Returns:
+        Whether there was such a place; if not, the call went through.
+    """
+    left = number
+    done: dict[FrameType, int] = {}
+    raised = False
+
+    def place(frame: FrameType) -> None:
+        nonlocal left, raised
+        if left == 0 and not raised:
+            raised = True
+            raise Interrupted(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        left -= 1
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(files):
+            condition = frame.f_locals.get("self")
+            if not isinstance(condition, threading.Condition) or not isinstance(vars(condition).get("_lock"), Mutex):
+                return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "call":
+            place(frame)
+        elif event == "opcode":
+            before = done.get(frame, -1)
+            done[frame] = frame.f_code.co_code[frame.f_lasti]
+            if before in _LOOKED_AFTER:
+                place(frame)
+        elif event == "return":
+            done.pop(frame, None)
+        return trace
+
+    kept = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(kept)
+    return raised
