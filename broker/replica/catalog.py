@@ -449,6 +449,7 @@ class Catalog:
         if state.directory != self._directory_id:
             reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
         elif (topic.topic_id, number) not in self._hosted and not self._directory.has_log(topic.topic_id, number):
+            self._directory.is_whole = False
             reason = f"its folder {folder_name(topic.topic_id, number)} is gone from data directory {here}, or empty"
         else:
             return None

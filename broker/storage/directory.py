@@ -97,6 +97,8 @@ class LogDirectory:
         directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
         lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
             the lock knows that no other process that names the same file is alive.
+        is_whole: set to False by who knows that logs are missing: it is not marked clean at the end then, for nobody
+            knows how those were left that may be put back.
         failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service.
 
@@ -122,6 +124,7 @@ class LogDirectory:
         self.producer_expiration_ms = producer_expiration_ms
         self.check_interval_ms = check_interval_ms
         self.failed: StorageFailed | None = None
+        self.is_whole = True
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
@@ -472,7 +475,7 @@ class LogDirectory:
         try:
             # A log that nobody opened is as it was left: clean only if everything was.
             untouched = {*self.existing()} - {key for key, _ in logs}
-            if all_saved and self.failed is None and (self.was_clean or not untouched):
+            if all_saved and self.is_whole and self.failed is None and (self.was_clean or not untouched):
                 write_atomic(self.disk, self.path / _CLEAN, b"")
         except OSError as error:
             log.warning("clean_stop_not_marked", directory=str(self.path), reason=str(error))
