@@ -106,6 +106,7 @@ class Broker:
             Path(settings.log_dir),
             clock=self._clock,
             producer_batches_remembered=settings.producer_batches_remembered,
+            producer_state_max=settings.producer_state_max,
             producer_expiration_ms=settings.producer_id_expiration_ms,
             check_interval_ms=settings.log_retention_check_interval_ms,
         )

@@ -258,6 +258,14 @@ class SequenceForgotten(KafkalogError):
     message = "producer {producer_id} sent sequence {sequence} to {partition} again, older than those remembered"
 
 
+class TooManyProducers(KafkalogError):
+    """All producers that the partition keeps the state of were active just now; none of them can be forgotten yet."""
+
+    code = 140
+    retriable = True
+    message = "{partition} keeps the state of {limit} producers already, all active lately; raise producer.state.max"
+
+
 class OutcomeUnknown(KafkalogError):
     """The batch may or may not be in the log, and sending it again might double it, so it is given up."""
 

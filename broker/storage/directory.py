@@ -57,6 +57,7 @@ _FLUSHERS = 4
 _WAIT_SECONDS_MAX = 86_400.0
 """Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
 _FULL_LOGGED_EVERY_SECONDS = 60.0
+_FULL_RETRY_SECONDS = 1.0
 
 
 @dataclass(order=True, slots=True)
@@ -87,7 +88,7 @@ class LogDirectory:
     Args:
         path: made if it is missing.
         disk, clock: what stands for the machine.
-        producer_batches_remembered: of each producer and log; see `Producers`.
+        producer_batches_remembered, producer_state_max: of each producer, and of each log; see `Producers`.
         producer_expiration_ms: silent producers are forgotten after that long.
         check_interval_ms: how often retention, rolls by age and checkpoints are looked at.
 
@@ -114,6 +115,7 @@ class LogDirectory:
         disk: Disk | None = None,
         clock: Clock = SYSTEM_CLOCK,
         producer_batches_remembered: int = 128,
+        producer_state_max: int = 10_000,
         producer_expiration_ms: int = 86_400_000,
         check_interval_ms: int = 60_000,
     ) -> None:
@@ -121,6 +123,7 @@ class LogDirectory:
         self.disk = disk or Disk()
         self.clock = clock
         self.producer_batches_remembered = producer_batches_remembered
+        self.producer_state_max = producer_state_max
         self.producer_expiration_ms = producer_expiration_ms
         self.check_interval_ms = check_interval_ms
         self.failed: StorageFailed | None = None
@@ -399,6 +402,9 @@ class LogDirectory:
                 asked.flush()
             except (StorageFailed, Closed):
                 pass  # the failure was told, and a closed log is flushed
+            except DiskFull as full:
+                self.tell_full(full, asked.label)
+                self.flush_within(asked, _FULL_RETRY_SECONDS)
             except Exception:
                 log.exception("flush_failed", partition=asked.label)
 

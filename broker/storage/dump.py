@@ -19,7 +19,7 @@ from broker.storage.directory import is_data_directory, is_log_folder
 from broker.storage.disk import Disk
 from broker.storage.index import Damage, decode_index
 from broker.storage.recovery import Scan, scan
-from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, base_offset_of
+from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, base_offset_of, segment_path
 from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument
 from kafkalog.format.batch import CODEC_NAMES, HEADER, HEADER_SIZE, BatchHeader, header_fault
@@ -384,7 +384,7 @@ class _OfflineLog(NamedTuple):
 def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
     """The logs at a path, by name, of some topics or of all."""
     if path.is_file():
-        if base_offset_of(path.name, LOG_SUFFIX) is None:
+        if not _is_segment(path):
             raise InvalidArgument(reason=f"{path} is no segment: its name is not 20 digits and {LOG_SUFFIX}")
         whole = _log_of(path.parent)
         found = [whole._replace(segments=[segment for segment in whole.segments if segment.path.name == path.name])]
@@ -397,7 +397,7 @@ def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
 
 def _log_folders(path: Path) -> list[Path]:
     """Partitions' folders: a path itself, those in it, or those in the data directories in it."""
-    if is_log_folder(path.name) or any(base_offset_of(sub.name, LOG_SUFFIX) is not None for sub in path.iterdir()):
+    if is_log_folder(path.name) or any(map(_is_segment, path.iterdir())):
         return [path]
     directories = [path, *(sub for sub in path.iterdir() if sub.is_dir())]
     found = [sub for directory in directories for sub in directory.iterdir() if is_log_folder(sub.name)]
@@ -411,12 +411,14 @@ def _log_folders(path: Path) -> list[Path]:
 
 def _log_of(folder: Path) -> _OfflineLog:
     disk = Disk()
-    bases = sorted(base for path in folder.iterdir() if (base := base_offset_of(path.name, LOG_SUFFIX)) is not None)
+    found = sorted((int(path.name[:20]), path.suffix) for path in folder.iterdir() if _is_segment(path))
     checkpoint = read_checkpoint(disk, folder) or Checkpoint()
-    segments = [
-        _OfflineSegment(folder / f"{base:020d}{LOG_SUFFIX}", base, behind, max(*checkpoint, base))
-        for base, behind in zip(bases, [*bases[1:], None], strict=False)
-    ]
+    segments = []
+    for (base, suffix), (behind, its_suffix) in itertools.zip_longest(found, found[1:], fillvalue=(None, None)):
+        assert base is not None and suffix is not None
+        # Before a segment that is named `.next` may be a tail that was never synced.
+        behind = behind if its_suffix == LOG_SUFFIX else None
+        segments.append(_OfflineSegment(segment_path(folder, base, suffix), base, behind, max(*checkpoint, base)))
     return _OfflineLog(folder, read_label(disk, folder), segments)
 
 
@@ -447,3 +449,7 @@ def _of_topics(found: list[_OfflineLog], topics: Topics, path: Path) -> list[_Of
         for topic, number in [there[log.folder]]
         if topic in wanted and (not wanted[topic] or number in wanted[topic])
     ]
+
+
+def _is_segment(path: Path) -> bool:
+    return any(base_offset_of(path.name, suffix) is not None for suffix in (LOG_SUFFIX, NEXT_SUFFIX))

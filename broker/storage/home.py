@@ -26,6 +26,7 @@ class LogHome(Protocol):
     clock: Clock
     path: Path
     producer_batches_remembered: int
+    producer_state_max: int
     failed: StorageFailed | None
 
     def fail(self, error: StorageFailed) -> None:

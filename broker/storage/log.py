@@ -3,9 +3,14 @@
 Offsets are given out here and batches stamped with them. Knows nothing of topics' names beyond its label, nor of who
 leads. Bytes are never kept in memory: a read describes them (`FileSlice`).
 
-Threads: one lock (`_lock`) guards all that changes; appends, rolls and deletions hold it. Reads take no lock: they look
-at one immutable `View`, replaced as a whole after the bytes it speaks of are written. `_flush_lock` comes before
-`_lock`: it lets one fdatasync run at a time while appends go on.
+Threads: one lock (`_lock`) guards all that changes. Appends hold it, and nothing waits for the disk under it but the
+append's own write and the making of a file: what is synced, renamed, saved or deleted is so while appends go on. (A
+truncation is the exception.) Before it comes `_flush_lock`, under which one flush runs at a time, and before that
+`_save_lock`, under which states are saved and segments deleted. Reads take no lock: they look at one immutable `View`,
+replaced as a whole after the bytes it speaks of are written.
+
+A roll only makes the next segment, named `.next`. The flush that follows syncs the full segment and then gives the next
+one its name, so that a name proves what is synced before it (`opening.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.storage.appended import Appended, Batch
 from broker.storage.checkpoint import Checkpoint
@@ -23,11 +29,11 @@ from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
 from broker.storage.marks import KEPT_US, Mark
 from broker.storage.opening import open_folder, open_producers
-from broker.storage.producers import Producers, Remembered
+from broker.storage.producers import Producers, ProducersSnapshot, Remembered
 from broker.storage.reading import UNKNOWN, Reader, View
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.saved import Saved
-from broker.storage.segment import Segment
+from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.staged_writes import StagedWrites
 from broker.storage.staging import Staging
 from kafkalog.config import Values
@@ -38,9 +44,20 @@ from kafkalog.log import get_logger
 log = get_logger(__name__)
 
 _FLUSH_AHEAD_BYTES = 64 << 20
-"""Unflushed bytes that are flushed in any case, in the background: a roll syncs the rest while appends wait."""
+"""Unflushed bytes that are flushed in any case, in the background."""
 _FLUSH_AHEAD_DECIDED = 8 << 20
 """The same while a decided batch is appended: its ack waits for the last flush."""
+_ROLLS_AHEAD_MAX = 8
+"""Rolls that no flush has caught up with. With more, a segment grows beyond segment.bytes rather than wait: each of
+them keeps a file open, and a start reads all of them."""
+
+
+class _Roll(NamedTuple):
+    """A full segment, the one behind it, and what is known of the producers in between."""
+
+    old: Segment
+    new: Segment
+    producers: ProducersSnapshot
 
 
 class Log:
@@ -50,8 +67,8 @@ class Log:
         label: the partition as errors and events name it.
         settings: of the topic, in force; `update_settings` changes them.
         staged: what is staged beside it, until transactions decide.
-        on_flushed: called without arguments, on any thread and with no lock held, after `flushed_offset` moved and when
-            the directory failed.
+        on_flushed: called without arguments, on any thread and with no lock held that an append or a flush needs, after
+            `flushed_offset` moved and when the directory failed.
     """
 
     def __init__(self, home: LogHome, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
@@ -65,11 +82,12 @@ class Log:
         self._clock = home.clock
         self._lock = threading.Lock()  # guards all below, but for reads of _view
         self._flush_lock = threading.Lock()  # one flush at a time; before _lock
+        self._save_lock = threading.Lock()  # guards _saved, and segments against deletion; before _flush_lock
         self._closed = False
         self._flush_asked = False
         self._flush_timed = False
         self._reader = Reader(home.disk, label, self._faults, self._usable_view)
-        self._producers = Producers(label, home.producer_batches_remembered)
+        self._producers = Producers(label, home.producer_batches_remembered, home.producer_state_max, home.clock.now_us)
         self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
         self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
@@ -81,7 +99,8 @@ class Log:
         segments = self._segments
         self._saved = Saved(self._disk, folder, label, checkpoint, self._faults, self._saved_offset)
         self._active = segments[-1]
-        self._next: Segment | None = None  # made by a roll that could not go on
+        self._unsynced_rolls: list[_Roll] = []  # the oldest first
+        self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
@@ -103,6 +122,8 @@ class Log:
         size, end = self._active.size, self._end_offset
         if self._visible_when_flushed:
             visible, visible_position = self._flushed_offset, self._flushed_position
+            if visible < self._active.base_offset:
+                visible_position = UNKNOWN
         else:
             visible, visible_position = end, size
         if self._hidden and (hidden := max(start, min(self._hidden.values()))) < visible:
@@ -229,9 +250,10 @@ class Log:
             return
         active = self._active
         now_us = self._clock.now_us()
-        if self._next is not None or (
+        if (
             active.size
             and (active.size + length > self._segment_bytes or now_us - active.first_append_us >= self._segment_us)
+            and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
         ):
             self._roll()
             active = self._active
@@ -327,41 +349,25 @@ class Log:
             return self._producers.marks.get(producer_id)
 
     def _roll(self) -> None:
-        """Close the active segment, synced and with its index saved, and start one at the end offset.
+        """Start a segment at the end offset; a flush is to sync the one before it, and to name this one.
 
         Raises:
             DiskFull: the next append tries again.
         """
         old = self._active
         assert old.size > 0
-        try:
-            old.sync()
-        except OSError as error:
-            self._faults.fail(error, "fdatasync")
-        self._mark_flushed(self._end_offset, old.size)
-        try:
-            self._saved.save_producers(self._end_offset, self._producers.encode(self._end_offset))
-            old.save_index()
-        except OSError as error:
-            if not passes(error):
-                self._faults.fail(error, "saving an index")
-            log.warning("index_not_saved", partition=self.label, base_offset=old.base_offset)  # it will be rebuilt
-        new = self._next or Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes)
+        new = Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes, NEXT_SUFFIX)
         new.leader_epoch = old.leader_epoch
         try:
-            if self._next is None:
-                new.create()
-                self._next = new  # there, so nothing may be appended to the old one any more
-            self._disk.sync_dir(self.directory)
+            new.create()
         except OSError as error:
             self._faults.refuse(error, "making a segment")
-        self._next = None
+        self._unsynced_rolls.append(_Roll(old, new, self._producers.snapshot(self._end_offset)))
         self._segments.append(new)
         self._active = new
         self._flushed_position = 0
-        old.close()
         self._publish()
-        self._ask_flush()  # what is flushed moved; a flusher thread tells, with no lock held
+        self._ask_flush()
         log.info("segment_rolled", partition=self.label, base_offset=new.base_offset, bytes=old.size)
 
     def roll_if_old(self) -> bool:
@@ -388,31 +394,87 @@ class Log:
     def flush_to(self, offset: int) -> None:
         """`flush`, unless everything before an offset is."""
         if self._flushed_offset < offset:
-            self.flush()
+            self._flush()
 
     def flush(self) -> None:
-        """fdatasync what is appended by now. Raises StorageFailed; the directory is then out of service."""
+        """fdatasync what is appended by now, and save what rolls left to be saved.
+
+        Raises:
+            StorageFailed: the directory is out of service from now on.
+            DiskFull: a segment could not be named; to be tried again.
+        """
+        self._flush()
+        if self._unsaved_rolls and self._save_lock.acquire(blocking=False):  # else somebody saves just now
+            try:
+                self._save_rolls()
+            finally:
+                self._save_lock.release()
+
+    def _flush(self) -> None:
         with self._flush_lock:
             with self._lock:
                 self._check_usable()
                 self._flush_asked = self._flush_timed = False
                 target, segment, position = self._end_offset, self._active, self._active.size
-                file = segment.share_file() if self._flushed_offset < target else None
-            if file is not None:
-                try:
-                    self._disk.sync(file.fd)
-                except OSError as error:
-                    self._faults.fail(error, "fdatasync")
-                finally:
-                    file.release()
+                rolls = list(self._unsynced_rolls)
+                is_flushed = self._flushed_offset >= target
+            for roll in rolls:
+                self._sync_roll(roll)
                 with self._lock:
-                    if segment is self._active:  # else a roll synced it
-                        self._mark_flushed(target, position)
+                    self._roll_synced(roll)
+            if not is_flushed:
+                self._sync(segment)
+                with self._lock:
+                    self._mark_flushed(target, position)
         self.on_flushed()
 
+    def _sync(self, segment: Segment) -> None:
+        file = segment.share_file()
+        try:
+            self._disk.sync(file.fd)
+        except OSError as error:
+            self._faults.fail(error, "fdatasync")
+        finally:
+            file.release()
+
+    def _sync_roll(self, roll: _Roll) -> None:
+        """Sync a full segment, and then name the one behind it for good. Raises StorageFailed, DiskFull."""
+        self._sync(roll.old)
+        try:
+            if roll.new.is_next:
+                roll.new.rename()
+            self._disk.sync_dir(self.directory)
+        except OSError as error:
+            self._faults.refuse(error, "naming a segment")
+
+    def _roll_synced(self, roll: _Roll) -> None:
+        self._unsynced_rolls.remove(roll)
+        self._unsaved_rolls.append(roll)
+        roll.old.close()
+        self._mark_flushed(roll.new.base_offset, 0)
+
+    def _save_rolls(self) -> None:
+        """Save the indexes of full segments, and what is known of the producers; under `_save_lock`. What there is no
+        room for is left to be built anew by a start."""
+        with self._lock:
+            if self._closed or self._home.failed is not None:
+                return
+            rolls, self._unsaved_rolls = self._unsaved_rolls, []
+        for roll in rolls:
+            try:
+                if roll is rolls[-1] and self._saved.producers_at < roll.new.base_offset:
+                    self._saved.save_producers(roll.producers)
+                roll.old.save_index()
+            except OSError as error:
+                if not passes(error):
+                    self._faults.fail(error, "saving an index")
+                log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
+
     def _mark_flushed(self, offset: int, position: int) -> None:
+        """`position`: where that is in the active segment; of no use if a roll came since."""
         if offset > self._flushed_offset:
-            self._flushed_offset, self._flushed_position = offset, position
+            self._flushed_offset = offset
+            self._flushed_position = position if offset >= self._active.base_offset else 0
             if self._visible_when_flushed:
                 self._publish()
             if self._whole:
@@ -424,20 +486,18 @@ class Log:
         Raises:
             StorageFailed, DiskFull: in the second case the start will take longer.
         """
-        with self._lock:
-            self._check_usable()
-            end_offset, active = self._end_offset, self._active
-            if end_offset == self._saved_offset:
-                return
-            producers, summary = self._producers.encode(end_offset), active.summary()
-        self.flush()
-        with self._lock:
-            self._check_usable()
-            if active is not self._active or self._end_offset < end_offset:
-                return  # a roll saved it, or a truncation made it wrong
+        with self._save_lock:
+            with self._lock:
+                self._check_usable()
+                end_offset, active = self._end_offset, self._active
+                if end_offset == self._saved_offset:
+                    return
+                producers, summary = self._producers.snapshot(end_offset), active.summary()
+            self._flush()
+            self._save_rolls()
             try:
-                self._saved.save_producers(end_offset, producers)
-                active.save_index(summary)
+                self._saved.save_producers(producers)
+                active.save_index(summary)  # a roll since then saves it once more, whole
             except OSError as error:
                 self._faults.refuse(error, "saving an index")
             self._saved.write_checkpoint(self._saved.checkpoint._replace(recovery_point=end_offset))
@@ -475,14 +535,16 @@ class Log:
 
     def apply_retention(self) -> int:
         """Delete the segments that are too old or too much; returns how many."""
-        with self._lock:
-            self._check_usable()
-            count = expired(self._segments, self.settings, self._clock.now_us())
-            if not count:
-                return 0
-            if count == len(self._segments):
-                self._roll()
-            self._start_at(self._segments[count].base_offset)
+        with self._save_lock:
+            with self._lock:
+                self._check_usable()
+                count = expired(self._segments, self.settings, self._clock.now_us())
+                if not count:
+                    return 0
+                if count == len(self._segments):
+                    self._roll()
+                start_offset = self._segments[count].base_offset
+            self._start_at(start_offset)
             return count
 
     def delete_before(self, offset: int) -> int:
@@ -494,36 +556,51 @@ class Log:
         Raises:
             OffsetOutOfRange: behind the visible end.
         """
-        with self._lock:
-            self._check_usable()
-            view = self._view
-            if offset > view.visible_offset or offset < 0:
-                raise self._reader.out_of_range(offset, view)
-            if offset > view.start_offset:
-                if offset == self._end_offset and self._active.size:
+        with self._save_lock:
+            with self._lock:
+                self._check_usable()
+                view = self._view
+                if offset > view.visible_offset or offset < 0:
+                    raise self._reader.out_of_range(offset, view)
+                moves = offset > view.start_offset
+                if moves and offset == self._end_offset and self._active.size:
                     self._roll()
+            if moves:
                 self._start_at(offset)
                 log.info("records_deleted", partition=self.label, start_offset=offset)
             return self._saved.checkpoint.start_offset
 
     def _start_at(self, offset: int) -> None:
-        """Move the start offset, for good, and delete the segments before it, which is what a start would do.
+        """Move the start offset, for good, and delete the segments before it, which is what a start would do; under
+        `_save_lock`.
 
         With it the recovery point: what is not read any more may be missing.
         """
+        if self._unsynced_rolls:
+            try:
+                self._flush()
+            except DiskFull:
+                pass  # deleting makes room; what is before the first of them can go
+        self._save_rolls()  # what is about to go says what the producers sent last
+        with self._lock:
+            kept = self._segments[bisect_right([segment.base_offset for segment in self._segments], offset) - 1]
+            if self._unsynced_rolls:
+                kept = min(kept, self._unsynced_rolls[0].old, key=lambda segment: segment.base_offset)
         checkpoint = Checkpoint(offset, max(self._saved.checkpoint.recovery_point, offset))
-        keep = bisect_right([segment.base_offset for segment in self._segments], offset) - 1
-        self._save_marks(self._segments[keep].base_offset)
+        self._save_marks(kept.base_offset)
         written = True
         try:
             self._saved.write_checkpoint(checkpoint)
         except DiskFull as full:
-            if isinstance(full, OutOfFiles) or self._segments[keep].base_offset != offset:
+            if isinstance(full, OutOfFiles) or kept.base_offset != offset:
                 raise
             # Deleting whole segments makes room, and their absence alone says where the log starts.
             self._saved.checkpoint, written = checkpoint, False
-        old, self._segments = self._segments[:keep], self._segments[keep:]
-        self._publish()
+        with self._lock:
+            number = self._segments.index(kept)
+            old, self._segments = self._segments[:number], self._segments[number:]
+            self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old not in old]
+            self._publish()
         try:
             for segment in old:
                 segment.delete()
@@ -535,12 +612,17 @@ class Log:
 
     def _save_marks(self, before_offset: int) -> None:
         """Save the marks of transactions whose batches are about to go: a roll did, unless the disk was full."""
-        if len(self._producers.marks) and self._saved.producers_at < before_offset:
-            try:
-                self._active.sync()
-                self._saved.save_producers(self._end_offset, self._producers.encode(self._end_offset))
-            except OSError as error:
-                self._faults.refuse(error, "saving the marks of transactions")
+        if self._saved.producers_at >= before_offset:
+            return
+        with self._lock:
+            if not self._producers.marks:
+                return
+            producers = self._producers.snapshot(self._end_offset)
+        self._flush()
+        try:
+            self._saved.save_producers(producers)
+        except OSError as error:
+            self._faults.refuse(error, "saving the marks of transactions")
 
     def truncate_to(self, offset: int) -> int:
         """Cut off every batch that holds an offset at or behind the one given, as a follower does.
@@ -551,13 +633,16 @@ class Log:
         Raises:
             OffsetOutOfRange: before the start.
         """
-        with self._flush_lock, self._lock:
+        with self._save_lock, self._flush_lock, self._lock:
             self._check_usable()
             view = self._view
             if offset < view.start_offset:
                 raise self._reader.out_of_range(offset, view)
             if offset >= view.end_offset:
                 return view.end_offset
+            for roll in list(self._unsynced_rolls):
+                self._sync_roll(roll)
+                self._roll_synced(roll)
             try:
                 self._truncate(view, offset)
             except OSError as error:
@@ -572,7 +657,8 @@ class Log:
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
         start_offset = min(self._saved.checkpoint.start_offset, end_offset)
         self._saved.write_checkpoint(Checkpoint(start_offset, min(self._saved.checkpoint.recovery_point, end_offset)))
-        for later in reversed([*self._segments[number + 1 :], *filter(None, [self._next])]):
+        self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments[:number]]
+        for later in reversed(self._segments[number + 1 :]):
             later.delete()
             self._disk.sync_dir(self.directory)
         segment.forget_saved_index()
@@ -582,7 +668,7 @@ class Log:
         segment.open_for_append()
         segment.truncate_to(position, end_offset)
         self._segments = self._segments[: number + 1]
-        self._active, self._next = segment, None
+        self._active = segment
         self._end_offset = self._flushed_offset = self._saved_offset = end_offset
         self._flushed_position = position
         open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
@@ -610,10 +696,10 @@ class Log:
             if clean and not self._closed and self._home.failed is None:
                 self.checkpoint()
         finally:
-            with self._flush_lock, self._lock:
+            with self._save_lock, self._flush_lock, self._lock:
                 if not self._closed:
                     self._closed = True
                     self._home.flush_not(self)
-                    for segment in [*self._segments, *filter(None, [self._next])]:
+                    for segment in self._segments:
                         segment.close()
             self.staged.close()

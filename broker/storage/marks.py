@@ -6,8 +6,11 @@ changes nothing. Of a batch every piece is kept that stands in the log, as range
 machine may leave holes in what it had not synced.
 
 Marks outlive the batches they speak of (retention deletes those): they are saved with the producers' state
-(`producers.py`) and forgotten only when their transaction has been silent for `KEPT_US` and nothing of it is prepared
-here. Saved form, little-endian:
+(`producers.py`). A mark is needed as long as a set of its batch is prepared here: then an apply may come, again too,
+and only the mark keeps it from appending twice. Without a set an apply appends nothing, with or without a mark; the
+mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared.
+Else it is after `KEPT_US` without an append, and the oldest first where there are more than `MARKS_MAX`. Saved form,
+little-endian:
 
     u32 mark_count
     for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
@@ -23,6 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
 
 KEPT_US = 30 * 86_400 * 1_000_000
+MARKS_MAX = 10_000
 _COUNT = struct.Struct("<I")
 _MARK = struct.Struct("<qqqqqiiII")
 _RANGE = struct.Struct("<iii")
@@ -41,14 +45,21 @@ class Mark:
         last_append_us: when that was appended.
     """
 
-    __slots__ = ("_ranges", "batch_id", "end_offset", "first", "last_append_us", "start_offset")
+    __slots__ = ("_ranges", "batch_id", "end_offset", "first", "last_append_us", "snapshots", "start_offset")
 
-    def __init__(self, batch_id: int, start_offset: int, first: tuple[int, int, int]) -> None:
+    def __init__(self, batch_id: int, start_offset: int, first: tuple[int, int, int], snapshots: int = 0) -> None:
         self.batch_id = batch_id
         self.first = first
         self.start_offset = self.end_offset = start_offset
         self.last_append_us = 0
+        self.snapshots = snapshots  # taken when this was made; with more, one of them holds it
         self._ranges: dict[int, list[list[int]]] = {}
+
+    def copy(self, snapshots: int) -> Mark:
+        other = Mark(self.batch_id, self.start_offset, self.first, snapshots)
+        other.end_offset, other.last_append_us = self.end_offset, self.last_append_us
+        other._ranges = {part: [list(each) for each in found] for part, found in self._ranges.items()}
+        return other
 
     def add(self, part: int, first: int, end: int) -> None:
         """Take in batches [first, end) of a part."""
@@ -83,16 +94,29 @@ class Mark:
         return start + b"".join(_RANGE.pack(*each) for each in ranges)
 
 
+class MarksSnapshot:
+    """The marks as they were; see `ProducersSnapshot`."""
+
+    def __init__(self, marks: list[tuple[int, Mark]]) -> None:
+        self._marks = marks
+
+    def encode(self) -> Sequence[bytes]:
+        """The saved form, in pieces."""
+        return [_COUNT.pack(len(self._marks)), *(mark.encode(number) for number, mark in self._marks)]
+
+
 class Marks:
     """The marks of one log, by producer id. Not thread-safe: Log holds the lock."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Mark] = {}
+        self._snapshots = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def get(self, producer_id: int) -> Mark | None:
+        """To be looked at under the log's lock, or as it was: it is not changed once a snapshot was taken."""
         return self._by_id.get(producer_id)
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
@@ -101,18 +125,31 @@ class Marks:
         mark = self._by_id.get(header.producer_id)
         if mark is None or mark.batch_id < header.transaction_batch_id:
             first = header.part, header.base_sequence, header.crc
-            mark = self._by_id[header.producer_id] = Mark(header.transaction_batch_id, base_offset, first)
+            mark = self._by_id[header.producer_id] = Mark(
+                header.transaction_batch_id, base_offset, first, self._snapshots
+            )
         elif mark.batch_id > header.transaction_batch_id:
             return
+        elif mark.snapshots != self._snapshots:
+            mark = self._by_id[header.producer_id] = mark.copy(self._snapshots)
         mark.add(header.part, header.base_sequence, header.base_sequence + 1)
         mark.end_offset = base_offset + header.last_offset_delta + 1
         mark.last_append_us = append_us
 
+    def forget(self, producer_id: int, batch_id: int) -> bool:
+        """Forget a transaction's mark if it is of that batch or of an earlier one; whether there was one."""
+        mark = self._by_id.get(producer_id)
+        if mark is None or mark.batch_id > batch_id:
+            return False
+        del self._by_id[producer_id]
+        return True
+
     def forget_silent(self, before_us: int, keep: Collection[int]) -> int:
-        """Forget the marks whose last append is older, but for some producers'; returns how many."""
-        silent = [
-            number for number, mark in self._by_id.items() if mark.last_append_us < before_us and number not in keep
-        ]
+        """Forget the marks whose last append is older, and the oldest of too many, but for some producers'; returns
+        how many."""
+        by_age = sorted(((mark.last_append_us, number) for number, mark in self._by_id.items() if number not in keep))
+        too_many = len(self._by_id) - MARKS_MAX
+        silent = [number for place, (at_us, number) in enumerate(by_age) if at_us < before_us or place < too_many]
         for number in silent:
             del self._by_id[number]
         return len(silent)
@@ -120,9 +157,9 @@ class Marks:
     def clear(self) -> None:
         self._by_id.clear()
 
-    def encode(self) -> Sequence[bytes]:
-        """The saved form, in pieces."""
-        return [_COUNT.pack(len(self._by_id)), *(mark.encode(number) for number, mark in self._by_id.items())]
+    def snapshot(self) -> MarksSnapshot:
+        self._snapshots += 1
+        return MarksSnapshot(list(self._by_id.items()))
 
     def load(self, data: bytes, at: int) -> None:
         """Become the saved marks at a place in some bytes whose checksum was checked."""
@@ -134,7 +171,7 @@ class Marks:
                 data, at
             )
             at += _MARK.size
-            mark = by_id[number] = Mark(batch_id, start_offset, (first[0], first[1], first[2]))
+            mark = by_id[number] = Mark(batch_id, start_offset, (first[0], first[1], first[2]), self._snapshots)
             mark.end_offset, mark.last_append_us = end_offset, last_append_us
             for _ in range(range_count):
                 mark.add(*_RANGE.unpack_from(data, at))

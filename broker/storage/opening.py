@@ -1,8 +1,11 @@
 """What a start makes of a partition's folder: its segments with their indexes, what is damaged, and its producers.
 
-A segment holds the offsets from its name to the next segment's name, so what is missing of them is known to be missing.
-Every segment but the last was synced when it was rolled and is opened by its saved index; of the last one, what its
-saved index does not describe is read (`recovery.py`) and synced. A clean stop leaves nothing to read.
+A segment holds the offsets from its name to the next segment's name, so what is missing of them is known to be
+missing. Every segment before one that is named `.log` was synced, and is opened by its saved index; of the last of
+them, what its saved index does not describe is read (`recovery.py`) and synced. Segments named `.next` stand behind it
+where a roll was not synced yet: each belongs to the log if the one before it ends where it begins, and is then the last
+one itself; from the first gap on nothing of them was ever promised, and they are removed. A clean stop leaves nothing
+to read.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, re
 from broker.storage.disk import Disk, is_full
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
-from broker.storage.segment import LOG_SUFFIX, Segment, base_offset_of
+from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
@@ -39,13 +42,19 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
     for name in names:
         if name.endswith(TEMPORARY):
             disk.unlink(folder / name)
-    bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
+    bases = {
+        base: suffix
+        for suffix in (NEXT_SUFFIX, LOG_SUFFIX)
+        for name in names
+        if (base := base_offset_of(name, suffix)) is not None
+    }
     stored = read_checkpoint(disk, folder)
     checkpoint = stored or Checkpoint()
     if stored is None and bases:
         log.warning("checkpoint_missing", partition=label, folder=str(folder))
-    segments = [Segment(disk, folder, base, index_interval_bytes) for base in bases]
+    segments = [Segment(disk, folder, base, index_interval_bytes, bases[base]) for base in sorted(bases)]
     segments = _without_deleted(segments, checkpoint.start_offset)
+    segments, unsynced = _proven(disk, folder, segments)
     synced = max(checkpoint)
     indexed_offset = synced
     fresh = not segments
@@ -53,7 +62,7 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
         for segment, behind in itertools.pairwise(segments):
             _open_closed(segment, behind.base_offset, label)
         if segments:
-            indexed_offset = _open_last(disk, folder, segments, synced, label)
+            indexed_offset = _open_end(disk, folder, segments, unsynced, synced, label)
         else:
             segments = [Segment(disk, folder, synced, index_interval_bytes)]
             segments[0].create()
@@ -66,7 +75,7 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
             disk.sync_dir(folder)  # for the segment's name
         producers_at = open_producers(disk, folder, segments, producers, label)
     except BaseException:
-        for segment in segments:
+        for segment in [*segments, *unsynced]:
             segment.close()
         raise
     return Opened(segments, found, min(indexed_offset, producers_at))
@@ -118,9 +127,61 @@ def _open_closed(segment: Segment, next_segment: int, label: str) -> None:
     _unless_full(segment.save_index)
 
 
-def _open_last(disk: Disk, folder: Path, segments: list[Segment], synced: int, label: str) -> int:
-    """Open the last segment, and one behind it if its tail is damaged; returns up to where it was described."""
-    segment = segments[-1]
+def _proven(disk: Disk, folder: Path, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """The segments up to the last one that proves that all before it was synced, named so; and those behind it. A log
+    begins with its first segment, whatever its name."""
+    count = max((number + 1 for number, segment in enumerate(segments) if not segment.is_next), default=1)
+    unnamed = [segment for segment in segments[:count] if segment.is_next]
+    for segment in unnamed:
+        segment.rename()
+    if unnamed:
+        disk.sync_dir(folder)
+    return segments[:count], segments[count:]
+
+
+def _open_end(
+    disk: Disk, folder: Path, segments: list[Segment], unsynced: list[Segment], synced: int, label: str
+) -> int:
+    """Open the last segment, and take in those behind it that follow on it without a gap, or a new one if its tail is
+    damaged; returns up to where the last one was described."""
+    indexed_offset, tail_damaged = _open_last(
+        segments[-1], synced, unsynced[0].base_offset if unsynced else None, label
+    )
+    while unsynced and unsynced[0].base_offset == segments[-1].end_offset:
+        segment = unsynced.pop(0)
+        segment.rename()
+        disk.sync_dir(folder)
+        _unless_full(segments[-1].save_index)
+        segments[-1].close()
+        segments.append(segment)
+        behind = unsynced[0].base_offset if unsynced else None
+        indexed_offset, tail_damaged = _open_last(segment, synced, behind, label)
+    if unsynced:
+        for segment in reversed(unsynced):
+            log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
+            segment.delete()
+        unsynced.clear()
+        disk.sync_dir(folder)  # before anything is appended that it could be taken to follow on
+    if tail_damaged:
+        # Where the next batch would belong is not known, and the offsets of the damage stay taken: a segment named
+        # by the first free one keeps that.
+        segment = segments[-1]
+        _unless_full(segment.save_index)
+        segment.close()
+        segments.append(_new_segment(disk, folder, segment.end_offset, segment.index.interval_bytes))
+        indexed_offset = segment.end_offset
+    return indexed_offset
+
+
+def _open_last(segment: Segment, synced: int, behind: int | None, label: str) -> tuple[int, bool]:
+    """Open a segment that may be torn; returns up to where it was described, and whether its tail is damaged.
+
+    Args:
+        synced: everything before it was synced.
+        behind: where an unsynced segment behind it begins.
+    """
+    if behind is not None:
+        synced = min(synced, behind)
     segment.open_for_append()
     size = segment.size
     if not segment.load_index(whole=False):
@@ -135,14 +196,7 @@ def _open_last(disk: Disk, folder: Path, segments: list[Segment], synced: int, l
         segment.cut(found.end_position)
     elif described < size:
         segment.sync()  # a killed process leaves bytes that only the page cache has
-    if found.tail_damaged:
-        # Where the next batch would belong is not known, and the offsets of the damage stay taken: a segment named
-        # by the first free one keeps that.
-        _unless_full(segment.save_index)
-        segment.close()
-        segments.append(_new_segment(disk, folder, segment.end_offset, segment.index.interval_bytes))
-        indexed_offset = segment.end_offset
-    return indexed_offset
+    return indexed_offset, found.tail_damaged
 
 
 def _tell_damage(segment: Segment, label: str) -> None:

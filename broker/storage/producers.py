@@ -4,11 +4,15 @@ A batch of a producer carries its id, its epoch and the sequence number of its f
 last one. Seen before: one of the last `remembered` batches of its producer, answered as it was the first time. A gap:
 an earlier batch is missing, the producer has to send again from there. A new epoch starts at sequence 0.
 
+A producer that was forgotten and goes on is told of a gap. It then starts an epoch, and gives up what it had sent and
+had no answer for (OutcomeUnknown): that may be in the log, and nobody knows any more. So nothing is doubled.
+
 The state is a function of the log, saved now and then (`%020d.producers`, named by the offset that it is true at) so
 that a start reads only the log behind it. Saved form, little-endian, the CRC-32C of the rest at the end:
 
     4s "KLPR", u32 version 1, i64 offset, u32 producer_count
-    for each producer:  i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
+    for each producer, that of the last append last:
+                        i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
     for each batch:     i32 base_sequence, i32 record_count, i64 base_offset, i64 end_offset, i64 append_us
     marks               as `marks.py` saves them
     u32 crc
@@ -17,13 +21,14 @@ that a start reads only the log behind it. Saved form, little-endian, the CRC-32
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.marks import Marks
-from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch
+from broker.storage.marks import Marks, MarksSnapshot
+from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
 from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
 
 PRODUCERS_SUFFIX = ".producers"
@@ -34,6 +39,8 @@ _CRC = struct.Struct("<I")
 assert (_START.size, _PRODUCER.size, _BATCH.size) == (20, 24, 32)
 _MAGIC = b"KLPR"
 _VERSION, _WITHOUT_MARKS = 2, 1
+_MAY_SEND_AGAIN_US = 300_000_000
+"""How long after its last append a producer may still send a batch again: more than twice a delivery.timeout.ms."""
 
 
 class Remembered(NamedTuple):
@@ -47,13 +54,52 @@ class Remembered(NamedTuple):
 
 
 class _Producer:
-    __slots__ = ("batches", "epoch", "last_append_us", "next_sequence")
+    """`batches`: the remembered ones as they are saved, for a packed one takes 32 bytes and a tuple of it 250.
+    `snapshots`: how many had been taken when this was made; with more, one of them holds it, and it is not changed."""
 
-    def __init__(self, epoch: int, remembered: int) -> None:
+    __slots__ = ("batches", "epoch", "last_append_us", "next_sequence", "snapshots")
+
+    def __init__(self, epoch: int, snapshots: int) -> None:
         self.epoch = epoch
         self.next_sequence = 0
         self.last_append_us = 0
-        self.batches: deque[Remembered] = deque(maxlen=remembered)
+        self.batches = bytearray()
+        self.snapshots = snapshots
+
+    def copy(self, snapshots: int) -> _Producer:
+        other = _Producer(self.epoch, snapshots)
+        other.next_sequence, other.last_append_us = self.next_sequence, self.last_append_us
+        other.batches += self.batches
+        return other
+
+
+class ProducersSnapshot:
+    """The state as it was at an offset. Taken under the log's lock, at the price of two lists; encoded without it."""
+
+    def __init__(self, offset: int, numbers: list[int], producers: list[_Producer], marks: MarksSnapshot) -> None:
+        self.offset = offset
+        self._numbers = numbers
+        self._producers = producers
+        self._marks = marks
+
+    def encode(self) -> bytes:
+        """The saved form."""
+        parts: list[bytes | bytearray] = [_START.pack(_MAGIC, _VERSION, self.offset, len(self._producers))]
+        for number, producer in zip(self._numbers, self._producers, strict=True):
+            batches = producer.batches
+            parts.append(
+                _PRODUCER.pack(
+                    number,
+                    producer.epoch,
+                    producer.next_sequence,
+                    producer.last_append_us,
+                    len(batches) // _BATCH.size,
+                )
+            )
+            parts.append(batches)
+        parts.extend(self._marks.encode())
+        data = b"".join(parts)
+        return data + _CRC.pack(crc32c(data))
 
 
 class Producers:
@@ -62,15 +108,21 @@ class Producers:
     Args:
         label: the partition, as errors name it.
         remembered: batches of a producer that are known again.
+        state_max: producers that are kept. For another one that which has been silent longest is forgotten, unless it
+            appended in the last five minutes: then the new one is refused, for that one may send a batch again.
+        now_us: the time, as appends are stamped with it.
 
     Attributes:
         marks: of the transactions.
     """
 
-    def __init__(self, label: str, remembered: int) -> None:
+    def __init__(self, label: str, remembered: int, state_max: int, now_us: Callable[[], int]) -> None:
         self._label = label
-        self._remembered = remembered
-        self._by_id: dict[int, _Producer] = {}
+        self._remembered_bytes = remembered * _BATCH.size
+        self._state_max = state_max
+        self._now_us = now_us
+        self._by_id: OrderedDict[int, _Producer] = OrderedDict()  # in the order of their last appends
+        self._snapshots = 0
         self.marks = Marks()
 
     def __len__(self) -> int:
@@ -82,7 +134,11 @@ class Producers:
         if producer is None or header.producer_epoch > producer.epoch:
             # Of a producer that is not known (any more) only the beginning is in order: an earlier batch of its may
             # have been refused, or may still be on its way.
-            return None if header.base_sequence == 0 else self._gap(header, 0)
+            if header.base_sequence:
+                return self._gap(header, 0)
+            if producer is None and len(self._by_id) >= self._state_max and not self._oldest_may_go(self._now_us()):
+                return TooManyProducers(partition=self._label, limit=self._state_max)
+            return None
         if header.producer_epoch < producer.epoch:
             return StaleProducerEpoch(
                 producer_id=header.producer_id,
@@ -92,7 +148,8 @@ class Producers:
             )
         if header.base_sequence == producer.next_sequence:
             return None
-        for batch in reversed(producer.batches):
+        for at in range(len(producer.batches) - _BATCH.size, -1, -_BATCH.size):
+            batch = Remembered._make(_BATCH.unpack_from(producer.batches, at))
             if batch.base_sequence == header.base_sequence and batch.record_count == header.record_count:
                 return batch
         behind = (producer.next_sequence - header.base_sequence) % SEQUENCE_MODULUS
@@ -117,13 +174,23 @@ class Producers:
             return
         producer = self._by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch:
-            producer = self._by_id[header.producer_id] = _Producer(header.producer_epoch, self._remembered)
+            if producer is None and len(self._by_id) >= self._state_max and self._oldest_may_go(append_us):
+                self._by_id.popitem(last=False)
+            producer = self._by_id[header.producer_id] = _Producer(header.producer_epoch, self._snapshots)
+        elif producer.snapshots != self._snapshots:
+            producer = self._by_id[header.producer_id] = producer.copy(self._snapshots)
+        self._by_id.move_to_end(header.producer_id)
         producer.next_sequence = header.end_sequence
         producer.last_append_us = append_us
         end_offset = base_offset + header.last_offset_delta + 1
-        producer.batches.append(
-            Remembered(header.base_sequence, header.record_count, base_offset, end_offset, append_us)
-        )
+        batches = producer.batches
+        batches += _BATCH.pack(header.base_sequence, header.record_count, base_offset, end_offset, append_us)
+        if len(batches) > self._remembered_bytes:
+            del batches[: -self._remembered_bytes]
+
+    def _oldest_may_go(self, now_us: int) -> bool:
+        oldest = next(iter(self._by_id.values()))
+        return not 0 <= now_us - oldest.last_append_us < _MAY_SEND_AGAIN_US
 
     def replay(self, header: BatchHeader) -> None:
         """Take in a batch that stands in the log."""
@@ -132,28 +199,20 @@ class Producers:
 
     def forget_silent(self, before_us: int) -> int:
         """Forget the producers whose last append is older; returns how many."""
-        silent = [number for number, producer in self._by_id.items() if producer.last_append_us < before_us]
-        for number in silent:
-            del self._by_id[number]
-        return len(silent)
+        count = 0
+        while self._by_id and next(iter(self._by_id.values())).last_append_us < before_us:
+            self._by_id.popitem(last=False)
+            count += 1
+        return count
 
     def clear(self) -> None:
         self._by_id.clear()
         self.marks.clear()
 
-    def encode(self, offset: int) -> bytes:
-        """The saved form of the state, which is true at an offset."""
-        parts = [_START.pack(_MAGIC, _VERSION, offset, len(self._by_id))]
-        for number, producer in self._by_id.items():
-            parts.append(
-                _PRODUCER.pack(
-                    number, producer.epoch, producer.next_sequence, producer.last_append_us, len(producer.batches)
-                )
-            )
-            parts.extend(_BATCH.pack(*batch) for batch in producer.batches)
-        parts.extend(self.marks.encode())
-        data = b"".join(parts)
-        return data + _CRC.pack(crc32c(data))
+    def snapshot(self, offset: int) -> ProducersSnapshot:
+        """The state now, which is true at an offset."""
+        self._snapshots += 1
+        return ProducersSnapshot(offset, list(self._by_id), list(self._by_id.values()), self.marks.snapshot())
 
     def load(self, data: bytes, offset: int) -> bool:
         """Become the saved state. False, and nothing changed, if it is damaged or of another offset."""
@@ -165,16 +224,16 @@ class Producers:
         magic, version, true_at, count = _START.unpack_from(data)
         if (magic, true_at) != (_MAGIC, offset) or version not in (_VERSION, _WITHOUT_MARKS):
             return False
-        by_id: dict[int, _Producer] = {}
+        by_id: OrderedDict[int, _Producer] = OrderedDict()
         at = _START.size
         for _ in range(count):
             number, epoch, next_sequence, last_append_us, batch_count = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
-            producer = by_id[number] = _Producer(epoch, self._remembered)
+            producer = by_id[number] = _Producer(epoch, self._snapshots)
             producer.next_sequence, producer.last_append_us = next_sequence, last_append_us
-            for _ in range(batch_count):
-                producer.batches.append(Remembered._make(_BATCH.unpack_from(data, at)))
-                at += _BATCH.size
+            end = at + batch_count * _BATCH.size
+            producer.batches += data[max(at, end - self._remembered_bytes) : end]
+            at = end
         self._by_id = by_id
         self.marks.clear()
         if version != _WITHOUT_MARKS:

@@ -1,5 +1,5 @@
 """What a partition saves beside its segments, to shorten the next start and to outlive them: the checkpoint and the
-states of its producers. Knows the files, not when they are due. Not thread-safe: Log holds the lock.
+states of its producers. Knows the files, not when they are due. Not thread-safe: Log holds its save lock.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
 from broker.storage.disk import Disk
 from broker.storage.faults import Faults
 from broker.storage.opening import snapshot_offsets, snapshot_path
+from broker.storage.producers import ProducersSnapshot
 
 _SNAPSHOTS_KEPT = 2
 
@@ -41,10 +42,10 @@ class Saved:
             self._faults.refuse(error, "writing a checkpoint")
         self.checkpoint = checkpoint
 
-    def save_producers(self, offset: int, data: bytes) -> None:
-        """Save their state, true at an offset; of older ones one is kept. Raises OSError."""
-        write_atomic(self._disk, snapshot_path(self._folder, offset), data)
-        self.producers_at = offset
+    def save_producers(self, producers: ProducersSnapshot) -> None:
+        """Save their state, up to the end of which the log is synced; of older ones one is kept. Raises OSError."""
+        write_atomic(self._disk, snapshot_path(self._folder, producers.offset), producers.encode())
+        self.producers_at = producers.offset
         for old in snapshot_offsets(self._disk, self._folder)[_SNAPSHOTS_KEPT:]:
             self._disk.unlink(snapshot_path(self._folder, old))
 

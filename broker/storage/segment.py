@@ -21,6 +21,9 @@ from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
+NEXT_SUFFIX = ".next"
+"""Ending of a segment's file while the one before it is not synced yet. A name that ends in `.log` proves that every
+segment before it was."""
 _FIRST_READ = 4096
 _NEXT_READ = 1 << 16
 _CHECKED = struct.Struct("<qiiqI")  # what header_crc covers, and header_crc
@@ -35,8 +38,8 @@ class BadHeader(Exception):
         super().__init__(f"no batch header at {position}")
 
 
-def segment_path(folder: Path, base_offset: int) -> Path:
-    return folder / f"{base_offset:020d}{LOG_SUFFIX}"
+def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
+    return folder / f"{base_offset:020d}{suffix}"
 
 
 def base_offset_of(name: str, suffix: str) -> int | None:
@@ -48,9 +51,11 @@ def base_offset_of(name: str, suffix: str) -> int | None:
 class Segment:
     """A segment's file, index and totals. `end_offset` is kept by whoever appends or recovers."""
 
-    def __init__(self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int, suffix: str = LOG_SUFFIX
+    ) -> None:
         self._disk = disk
-        self.path = segment_path(folder, base_offset)
+        self.path = segment_path(folder, base_offset, suffix)
         self.base_offset = base_offset
         self.index = Index(base_offset, index_interval_bytes)
         self.damaged: tuple[Damage, ...] = ()
@@ -62,6 +67,17 @@ class Segment:
     def create(self) -> None:
         """Make the file; its name is durable once its folder is synced."""
         self._file = SharedFile(self._disk, self._disk.create(self.path))
+
+    @property
+    def is_next(self) -> bool:
+        """Whether its name says that the segment before it may not be synced."""
+        return self.path.suffix == NEXT_SUFFIX
+
+    def rename(self) -> None:
+        """Give it the name that proves that all before it is synced; durable once its folder is synced."""
+        path = self.path.with_suffix(LOG_SUFFIX)
+        self._disk.rename(self.path, path)
+        self.path = path
 
     def open_for_append(self) -> None:
         self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))

@@ -63,6 +63,7 @@ def _image(clean: bool) -> MemoryDisk:
         for offset in range(base, base + PER_SEGMENT, RECORDS):
             log.append([numbered(offset, RECORDS, 8, producer=(PRODUCER, 0, offset), timestamps_us=offset)])
         log.delete_before(START)
+    log.flush()
     if clean:
         directory.close()
     image = disk.after_kill()

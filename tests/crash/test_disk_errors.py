@@ -154,6 +154,7 @@ def test_read_without_a_descriptor_is_refused_and_appends_go_on() -> None:
     log = open_log(open_directory(disk))
     for offset in range(30):
         log.append([numbered(offset)])
+    log.flush()  # until then the full segments are open
     for ask in (lambda: log.read(0, 100), lambda: log.offset_for_timestamp(0)):
         disk.first = disk.tried
         with pytest.raises(OutOfFiles, match="cannot open a file of /data now: reading for t-0: Too many open files"):

@@ -166,7 +166,7 @@ class Workload(Promises):
                     for offset in range(outcome.base_offset, outcome.end_offset):
                         self.written[offset] = self.in_flight.pop(offset)
             if self.flush:
-                log.flush()
+                self._insist(log.flush)
                 self.flushed_to = self.end
 
     def _checkpoint(self, log: Log) -> None:

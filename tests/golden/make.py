@@ -91,7 +91,7 @@ PRODUCERS_AT = 600
 
 
 def make_producers() -> Producers:
-    producers = Producers("t-0", 5)
+    producers = Producers("t-0", 5, 1000, lambda: 0)
     header = read_header(make_batch(**BATCHES["idempotent"]))
     for number in range(7):  # two more than are remembered
         producers.record(header._replace(base_sequence=100 * number), 500 + 100 * number, TIME + number)
@@ -136,7 +136,7 @@ def main() -> None:
     wanted = {f"batch-1-{name}.bin": make_batch(**what) for name, what in BATCHES.items()}
     wanted["index-1.bin"] = encode_index(make_index(), INDEX_SUMMARY)
     wanted["checkpoint-2.txt"] = seal(CHECKPOINT)
-    wanted["producers-2.bin"] = make_producers_with_marks().encode(PRODUCERS_AT)
+    wanted["producers-2.bin"] = make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
     wanted["staged-1.bin"] = make_staged()
     for name, data in wanted.items():
         if not (GOLDEN / name).exists():

@@ -204,7 +204,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def segments(self) -> list[tuple[int, int]]:
         """(base offset, bytes) of each segment's file."""
-        names = [name for name in self.disk.names(self.log.directory) if name.endswith(".log")]
+        names = [name for name in self.disk.names(self.log.directory) if name.endswith((".log", ".next"))]
         return [(int(name[:20]), self.disk.file_size(self.log.directory / name)) for name in names]
 
     def kept(self, segments: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
@@ -255,7 +255,8 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        assert self.disk.open_files == 2, "the lock and the last segment"
+        unsynced = [name for name in self.disk.names(self.log.directory) if name.endswith(".next")]
+        assert self.disk.open_files == 2 + len(unsynced), "the lock, the last segment, and those that are not synced"
         self.disk = self.disk.after_kill()
         self.open()
         assert self.log.flushed_offset == len(self.records)

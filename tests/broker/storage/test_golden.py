@@ -38,16 +38,18 @@ def test_index_version_1() -> None:
 def test_producers_version_1() -> None:
     """It had no marks of transactions."""
     data = (GOLDEN / "producers-1.bin").read_bytes()
-    producers = Producers("t-0", 5)
+    producers = Producers("t-0", 5, 1000, lambda: 0)
     assert producers.load(data, PRODUCERS_AT)
-    assert producers.encode(PRODUCERS_AT) == make_producers().encode(PRODUCERS_AT)
+    assert producers.snapshot(PRODUCERS_AT).encode() == make_producers().snapshot(PRODUCERS_AT).encode()
 
 
 def test_producers_version_2() -> None:
     data = (GOLDEN / "producers-2.bin").read_bytes()
-    producers = Producers("t-0", 5)
+    producers = Producers("t-0", 5, 1000, lambda: 0)
     assert producers.load(data, PRODUCERS_AT)
-    assert producers.encode(PRODUCERS_AT) == data == make_producers_with_marks().encode(PRODUCERS_AT)
+    assert (
+        producers.snapshot(PRODUCERS_AT).encode() == data == make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
+    )
     mark = producers.marks.get(PREPARED.producer_id)
     assert mark is not None
     assert (mark.batch_id, mark.start_offset, mark.end_offset) == (12, 1200, 1208)

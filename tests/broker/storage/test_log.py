@@ -3,8 +3,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,13 @@ from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
+from broker.storage.producers import ProducersSnapshot
 from broker.storage.reading import reach
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
 from kafkalog.format.batch import check_batch
-from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, read_batches, topic, values_of
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, read_batches, topic, values_of
 
 WAIT_SECONDS = 50
 
@@ -109,6 +111,7 @@ def test_leader_epoch_never_falls_behind_that_of_the_log(tmp_path: Path) -> None
 def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory) -> None:
     log = open_log(directory)
     log.append([numbered(offset) for offset in range(60)])
+    log.flush()
     sizes = {path.name: path.stat().st_size for path in log.directory.glob("*.log")}
     assert len(sizes) > 3
     assert max(sizes.values()) <= 4096
@@ -118,6 +121,9 @@ def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory
 def test_batch_larger_than_a_segment_gets_one_of_its_own(directory: LogDirectory) -> None:
     log = open_log(directory)
     log.append([numbered(0), numbered(1, 3, 3000), numbered(4)])
+    names = sorted(path.name for path in log.directory.iterdir() if path.name != "checkpoint")
+    assert names == [f"{0:020d}.log", f"{1:020d}.next", f"{4:020d}.next"]  # none is known to be synced
+    log.flush()
     names = sorted(path.name for path in log.directory.glob("*.log"))
     assert names == [f"{offset:020d}.log" for offset in (0, 1, 4)]
     assert len(read_all(log)) == 5
@@ -475,8 +481,123 @@ def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> 
     fill(log, 2)
     clock.advance(2)
     assert log.roll_if_old()
-    assert log.visible_offset == 2
     assert told.wait(WAIT_SECONDS)
+    assert log.visible_offset == 2
+
+
+# --- appends while the disk is slow ----------------------------------------------------------------------------------
+
+
+def appended_meanwhile(disk: CountingDisk, log: Log, action: Callable[[], object]) -> bool:
+    """Whether an append comes through while `action`, on another thread, waits for an fdatasync; both are ended."""
+    disk.syncing.clear()
+    disk.may_sync.clear()
+    acting = threading.Thread(target=action)
+    appending = threading.Thread(target=log.append, args=([numbered(1000)],))
+    acting.start()
+    try:
+        assert disk.syncing.wait(WAIT_SECONDS)
+        appending.start()
+        appending.join(5)
+        return not appending.is_alive()
+    finally:
+        disk.may_sync.set()
+        acting.join(WAIT_SECONDS)
+        appending.join(WAIT_SECONDS)
+
+
+def test_appends_that_roll_segments_wait_for_no_sync(directory: LogDirectory, disk: CountingDisk) -> None:
+    log = open_log(directory)
+    disk.may_sync.clear()
+    appending = threading.Thread(target=lambda: [log.append([numbered(offset, size=1500)]) for offset in range(7)])
+    appending.start()
+    appending.join(5)
+    assert not appending.is_alive()
+    assert len(log.view.segments) == 4
+    assert log.flushed_offset == 0
+    disk.may_sync.set()
+    appending.join(WAIT_SECONDS)
+    log.flush()
+    assert log.flushed_offset == 7
+    assert not list(log.directory.glob("*.next"))
+    assert len(list(log.directory.glob("*.index"))) == 3
+
+
+@pytest.mark.parametrize("action", ["flush", "checkpoint", "apply_retention", "delete_before"])
+def test_appends_go_on_while_a_sync_of_whatever_kind_is_waited_for(
+    directory: LogDirectory, disk: CountingDisk, clock: ManualClock, action: str
+) -> None:
+    log = open_log(directory, topic(retention_ms=1000))
+    for offset in range(6):
+        log.append([numbered(offset, size=1500)])
+    clock.advance(2)
+    actions = {"delete_before": lambda: log.delete_before(3)}
+    assert appended_meanwhile(disk, log, actions.get(action, getattr(log, action)))
+    # All syncs of it are waited for, not only the first.
+    log.append([numbered(offset, size=1500) for offset in range(6, 10)])
+    assert log.end_offset == 11
+    log.flush()
+    assert log.flushed_offset == 11
+
+
+def test_every_sync_of_a_checkpoint_and_of_a_deletion_lets_appends_through(
+    directory: LogDirectory, disk: CountingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    blocked: list[str] = []
+    real_sync, real_sync_dir = disk.sync, disk.sync_dir
+
+    def checked(real: Callable[[Any], None]) -> Callable[[Any], None]:
+        def sync(what: Any) -> None:
+            if not log._lock.acquire(timeout=5):
+                blocked.append(str(what))
+            else:
+                log._lock.release()
+            real(what)
+
+        return sync
+
+    real_encode = ProducersSnapshot.encode
+    monkeypatch.setattr(
+        ProducersSnapshot, "encode", lambda self: checked(lambda _: None)("encode") or real_encode(self)
+    )
+    for offset in range(6):
+        log.append([numbered(offset, size=1500, producer=(7, 0, offset))])
+    log.append_decided([make_batch([b"x"], producer=(8, 0, 0), transaction=(1, 0))])
+    monkeypatch.setattr(disk, "sync", checked(real_sync))
+    monkeypatch.setattr(disk, "sync_dir", checked(real_sync_dir))
+    log.checkpoint()
+    log.delete_before(5)
+    log.append([numbered(7, size=3500)])
+    log.append([numbered(8, size=3500)])
+    log.flush()
+    assert not blocked
+
+
+def test_segment_grows_rather_than_wait_when_no_flush_catches_up(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(40):
+        log.append([numbered(offset, size=3000)])
+    assert len(log.view.segments) == 9  # eight rolls that nobody synced
+    log.flush()
+    log.append([numbered(40, size=3000)])
+    assert len(log.view.segments) == 10
+    assert len(read_all(log)) == 41
+
+
+def test_acks_of_a_full_segment_wait_for_its_sync(directory: LogDirectory, disk: CountingDisk) -> None:
+    log = open_log(directory, topic(flush_messages=1))
+    log.append([numbered(offset, size=3000) for offset in range(3)])
+    assert log.flushed_offset == 0  # rolled twice, and nothing of it outlives a power cut
+    disk.may_sync.clear()
+    disk.syncing.clear()
+    flushing = threading.Thread(target=log.flush)
+    flushing.start()
+    assert disk.syncing.wait(WAIT_SECONDS)
+    assert log.flushed_offset == 0
+    disk.may_sync.set()
+    flushing.join(WAIT_SECONDS)
+    assert log.flushed_offset == 3
 
 
 # --- rolls, retention, cuts ------------------------------------------------------------------------------------------
@@ -492,6 +613,7 @@ def test_segment_rolls_by_age_at_the_next_append_and_in_the_background(
     fill(log, 1)
     clock.advance(0.1)
     fill(log, 1)  # the first batch is a second old: this one goes to a new segment
+    log.flush()
     assert [path.name for path in sorted(log.directory.glob("*.log"))] == [f"{o:020d}.log" for o in (0, 2)]
     clock.advance(1)
     directory.tidy()

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from broker.storage.producers import Producers, Remembered
-from kafkalog.errors import OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch
+from kafkalog.clock import ManualClock
+from kafkalog.errors import OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
 from kafkalog.format.batch import SEQUENCE_MODULUS, BatchHeader
-from tests.broker.storage.batches import numbered
+from tests.broker.storage.batches import make_batch, numbered
 
 
 def header(sequence: int, count: int = 1, *, epoch: int = 0, producer: int = 7) -> BatchHeader:
@@ -14,7 +15,7 @@ def header(sequence: int, count: int = 1, *, epoch: int = 0, producer: int = 7) 
 
 def after(*sequences: int, epoch: int = 0, remembered: int = 5) -> Producers:
     """One producer whose batches of one record were appended at offsets 100, 101 ..., at times 0, 1 ..."""
-    producers = Producers("t-0", remembered)
+    producers = Producers("t-0", remembered, 1000, lambda: 0)
     for number, sequence in enumerate(sequences):
         producers.record(header(sequence, epoch=epoch), 100 + number, number)
     return producers
@@ -62,7 +63,7 @@ def test_newer_epoch_begins_at_zero_and_shuts_the_older_one_out() -> None:
 
 def test_sequence_wraps_to_zero() -> None:
     last = SEQUENCE_MODULUS - 1
-    producers = Producers("t-0", 5)
+    producers = Producers("t-0", 5, 1000, lambda: 0)
     producers.record(header(last - 1), 1, 0)
     assert producers.verdict(header(last, 2)) is None
     producers.record(header(last, 2), 2, 0)
@@ -82,23 +83,86 @@ def test_silent_producer_is_forgotten() -> None:
 def test_saved_state_comes_back_and_damage_is_refused() -> None:
     producers = after(*range(8))
     producers.record(header(0, producer=8), 300, 4)
-    data = producers.encode(301)
-    loaded = Producers("t-0", 5)
+    data = producers.snapshot(301).encode()
+    loaded = Producers("t-0", 5, 1000, lambda: 0)
     assert loaded.load(data, 301)
-    assert loaded.encode(301) == data
+    assert loaded.snapshot(301).encode() == data
     for at in range(len(data)):
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
-        assert not Producers("t-0", 5).load(bytes(flipped), 301)
-        assert not Producers("t-0", 5).load(data[:at], 301)
+        assert not Producers("t-0", 5, 1000, lambda: 0).load(bytes(flipped), 301)
+        assert not Producers("t-0", 5, 1000, lambda: 0).load(data[:at], 301)
     assert not loaded.load(data, 300)
     assert len(loaded) == 2
 
 
 @pytest.mark.parametrize("fewer", [1, 3])
 def test_saved_state_fits_a_smaller_window(fewer: int) -> None:
-    loaded = Producers("t-0", fewer)
-    assert loaded.load(after(*range(5)).encode(105), 105)
+    loaded = Producers("t-0", fewer, 1000, lambda: 0)
+    assert loaded.load(after(*range(5)).snapshot(105).encode(), 105)
     assert loaded.verdict(header(5)) is None
     assert isinstance(loaded.verdict(header(4)), Remembered)
     assert isinstance(loaded.verdict(header(4 - fewer)), SequenceForgotten)
+
+
+def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_may_send_again() -> None:
+    clock = ManualClock()
+    producers = Producers("t-0", 5, 3, clock.now_us)
+
+    def append(producer: int, sequence: int = 0) -> None:
+        assert producers.verdict(header(sequence, producer=producer)) is None
+        producers.record(header(sequence, producer=producer), 0, clock.now_us())
+
+    for producer in (1, 2, 3):
+        append(producer)
+        clock.advance(100)
+    append(1, 1)
+    refused = producers.verdict(header(0, producer=4))
+    assert isinstance(refused, TooManyProducers) and refused.retriable
+    assert str(refused) == "t-0 keeps the state of 3 producers already, all active lately; raise producer.state.max"
+    assert len(producers) == 3
+    clock.advance(101)  # 2 appended last five minutes ago
+    append(4)
+    assert len(producers) == 3
+    assert isinstance(producers.verdict(header(1, producer=2)), OutOfOrderSequence)  # a gap: it starts an epoch
+    for producer, sequence in ((1, 2), (3, 1), (4, 1)):
+        assert producers.verdict(header(sequence, producer=producer)) is None
+    clock.advance(-86_400)  # times ahead of the clock keep nobody out
+    append(5)
+    assert len(producers) == 3
+
+
+def test_ids_that_clients_invent_take_no_more_than_the_limit() -> None:
+    clock = ManualClock()
+    producers = Producers("t-0", 5, 100, clock.now_us)
+    for producer in range(2000):
+        clock.advance(4)
+        producers.record(header(0, producer=producer), producer, clock.now_us())
+    assert len(producers) == 100
+    data = producers.snapshot(2000).encode()
+    again = Producers("t-0", 5, 100, clock.now_us)
+    assert again.load(data, 2000)
+    assert again.snapshot(2000).encode() == data
+
+
+def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
+    producers = after(*range(4))
+    producers.record(transactional(0), 200, 5)
+    before = producers.snapshot(300)
+    expected = before.encode()
+    for sequence in range(4, 9):
+        producers.record(header(sequence), 300 + sequence, sequence)
+    producers.record(header(0, producer=8), 310, 9)
+    producers.record(transactional(1), 311, 9)
+    producers.forget_silent(before_us=100)
+    producers.marks.forget(9, 1)
+    assert before.encode() == expected
+    loaded = Producers("t-0", 5, 1000, lambda: 0)
+    assert loaded.load(expected, 300)
+    assert loaded.verdict(header(3)) == Remembered(3, 1, 103, 104, 3)
+    mark = loaded.marks.get(9)
+    assert mark is not None and mark.has(0, 0) and not mark.has(0, 1)
+
+
+def transactional(number: int) -> BatchHeader:
+    return make_batch([b"x"], producer=(9, 0, number), transaction=(1, 0))[0]
