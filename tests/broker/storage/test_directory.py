@@ -13,7 +13,7 @@ import pytest
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from kafkalog.clock import ManualClock
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, OutOfFiles, StorageFailed
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, OutOfFiles, StorageFailed
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,6 +129,28 @@ def test_log_made_in_the_place_of_another_begins_where_it_is_told_and_keeps_the_
     assert (tmp_path / f"{folder.name}.set-aside-1" / "note").read_text() == "kept"
     assert (tmp_path / f"{folder.name}.set-aside-2").is_dir()
     assert directory.existing() == [(TOPIC_ID, 0)]
+    directory.close()
+
+
+def test_log_that_could_not_be_made_for_lack_of_space_is_made_at_the_next_try(tmp_path: Path) -> None:
+    class FullDisk(Disk):
+        room = 0
+
+        def create(self, path: Path) -> int:
+            self.room -= 1
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return super().create(path)
+
+    disk = FullDisk()
+    directory = LogDirectory(tmp_path, disk=disk)
+    for disk.room in (0, 1):
+        with pytest.raises(DiskFull):
+            directory.replace_log(TOPIC_ID, 0, "t-0", 70)
+        assert not directory.has_log(TOPIC_ID, 0)
+    disk.room = 100
+    directory.replace_log(TOPIC_ID, 0, "t-0", 70)
+    assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).end_offset == 70
     directory.close()
 
 
