@@ -88,6 +88,22 @@ def test_a_topic_deleted_while_a_broker_was_down_is_removed_when_it_is_back(star
     assert registry.deleted_topics(session) == set()
 
 
+def test_a_deletion_takes_the_logs_of_its_topic_and_no_other(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    gone, kept = broker.new_topic("gone", partitions=2), broker.new_topic("kept", partitions=2)
+    with broker.client() as client:
+        for partition in (0, 1):
+            client.append(kept, a_batch(), partition=partition)
+    folders = {topic: broker.broker.catalog.leader_of(topic, 0).log.directory for topic in (gone, kept)}
+    session = broker.broker.catalog.session
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="gone"), timeout=60)
+    while registry.deleted_topics(session):
+        broker.broker.catalog.wait_until(lambda: False, 0.1)
+    assert [folder.exists() for folder in folders.values()] == [False, True]
+    with broker.client() as client:
+        assert [client.append(kept, a_batch(), partition=number).base_offset for number in (0, 1)] == [1, 1]
+
+
 def test_logs_of_a_topic_that_nobody_deleted_are_kept_and_told(
     start_broker: StartBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
