@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bench.measure import by_turns, fresh_topic, ratio, seconds
@@ -32,9 +31,8 @@ from kafkalog import Admin
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 REUSE = "spark.python.worker.reuse"
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-TRACEBACK = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
 POLLING = "spark.sql.streaming.pollingDelay"
-MEASURED = (SOCKETS, REUSE, BATCH_ROWS, TRACEBACK, POLLING)
+MEASURED = (SOCKETS, REUSE, BATCH_ROWS, POLLING)
 
 PARTITIONS = 4
 
@@ -66,7 +64,6 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 scale,
                 before=lambda: fresh_topic(admin, "written", PARTITIONS),
             )
-        yield of_sql(TRACEBACK, "false", "lines of a wrong option's error", spark, error_lines, 0, unit="lines")
         idle = partial(idle_cpu, servers=servers, window=max(1.0, 10 * scale))
         yield of_sql(POLLING, "100ms", "an idle stream, of one core", spark, idle, scale, unit="%")
 
@@ -184,15 +181,6 @@ def write(spark: SparkSession, servers: str, count: int, value_bytes: int) -> fl
     rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {value_bytes}) AS binary) AS value")
     writer = rows.write.format("kafkalog").options(**{"kafkalog.bootstrap.servers": servers, "topic": "written"})
     return seconds(lambda: writer.mode("append").save())
-
-
-def error_lines(spark: SparkSession) -> float:
-    """Lines of the error of a read without the servers' addresses."""
-    try:
-        spark.read.format("kafkalog").option("subscribe", "written").load()
-    except PySparkException as error:
-        return len(str(error).strip().splitlines())
-    raise AssertionError("a read without addresses was taken")
 
 
 def idle_cpu(spark: SparkSession, servers: str, window: float) -> float:

@@ -148,8 +148,6 @@ def spark_session() -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", PARTITIONS)
-        # Over Unix sockets, as in conf/, a Python worker may print a BrokenPipeError when Spark ends it.
-        .config("spark.python.unix.domain.socket.enabled", "false")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

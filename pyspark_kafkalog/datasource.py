@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from pyspark_kafkalog.sentences import in_sentences
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark_kafkalog.source import BatchReader, StreamReader
 
 
+@in_sentences
 class KafkalogDataSource(DataSource):
     """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (docs/SPARK.md)."""
 

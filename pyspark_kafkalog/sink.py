@@ -15,6 +15,7 @@ from pyspark_kafkalog import staged
 from pyspark_kafkalog.columns import sink_columns
 from pyspark_kafkalog.direct import write_rows
 from pyspark_kafkalog.fingerprint import fingerprint
+from pyspark_kafkalog.sentences import in_sentences
 from pyspark_kafkalog.sink_options import parse_sink
 from pyspark_kafkalog.staged import Transaction
 
@@ -26,6 +27,7 @@ Messages = list[WriterCommitMessage | None]
 """One for each of Spark's partitions; None for a task that failed, or never ran."""
 
 
+@in_sentences
 class BatchWriter(DataSourceArrowWriter):
     """One batch write. Pickled whole into every task, and into the process that commits."""
 
@@ -53,6 +55,7 @@ class BatchWriter(DataSourceArrowWriter):
         staged.discard(messages, self._options)
 
 
+@in_sentences
 class StreamWriter(DataSourceStreamArrowWriter):
     """One stream's write; micro-batches in complete mode are written whole each time, as by the Kafka sink.
 

@@ -48,6 +48,7 @@ from pyspark_kafkalog.offsets import (
 from pyspark_kafkalog.options import SourceOptions, parse_source
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.reading import PlannedRange, read_ranges
+from pyspark_kafkalog.sentences import in_sentences
 from pyspark_kafkalog.splitting import Split, pack, split, split_late_bound
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ LoggedOffsets = dict[str, dict[str, int]]
 """Offsets as `offsets.to_log` makes them."""
 
 
+@in_sentences
 class BatchReader(DataSourceReader):
     """One batch read. Pickled whole into every task."""
 
@@ -128,6 +130,7 @@ def _records(ranges: Sequence[InputRange]) -> int:
     return sum(max(0, each.end - each.start) for each in ranges)
 
 
+@in_sentences
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream's read. An instance lives in the source's own process on the driver, copies of it in the tasks.
 

@@ -92,6 +92,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", "pyspark_kafkalog.daemon")
     )
     session = _started(builder)
     session.sparkContext.setLogLevel("OFF")

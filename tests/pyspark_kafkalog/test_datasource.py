@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 from broker.local import LocalCluster
 from kafkalog import Admin
@@ -98,6 +100,40 @@ def test_a_wrong_write_is_told_before_any_task(
     with pytest.raises(AnalysisException) as raised:
         writer.option("kafkalog.bootstrap.servers", SERVERS).options(**options).save()
     assert says in str(raised.value)
+
+
+def test_errors_of_ours_are_sentences_and_all_others_keep_their_frames(
+    cluster: LocalCluster, spark: SparkSession, topic: str
+) -> None:
+    """Without a setting of Spark's, and although workers are used again."""
+    options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "fetchOffset.retryIntervalMs": "1"}
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic)
+
+    def read(**given: str) -> None:
+        spark.read.format("kafkalog").options(**options, **given).load().collect()
+
+    def write(**given: str) -> None:
+        values = spark.range(1).selectExpr("'v' AS value")
+        values.write.format("kafkalog").options(**options, **given).mode("append").save()
+
+    beyond = {"startingOffsets": json.dumps({topic: {"0": 0}}), "endingOffsets": json.dumps({topic: {"0": 9}})}
+    for fails, says in (
+        (lambda: read(subscribes=topic), "has no option 'subscribes'; did you mean 'subscribe'?"),
+        (lambda: read(subscribe=topic, startingOffsets="now"), "startingOffsets='now' is not valid"),
+        (lambda: read(subscribe="not.there"), "there is no topic 'not.there'"),
+        (lambda: read(subscribe=topic, **beyond), "ends at offset 0 and was to be read up to 9"),
+        (lambda: write(topics=topic), "did you mean 'topic'?"),
+        (lambda: write(topic="not.there"), "there is no topic 'not.there'"),
+    ):
+        with pytest.raises(PySparkException) as raised:
+            fails()
+        assert says in str(raised.value)
+        assert "Traceback" not in str(raised.value)
+        assert 'File "' not in str(raised.value)
+    with pytest.raises(PySparkException, match="ZeroDivisionError") as raised:
+        spark.range(1).select(udf(lambda number: 1 // number)("id")).collect()
+    assert "Traceback" in str(raised.value)
 
 
 def test_the_argument_of_load_and_save_is_the_topic(cluster: LocalCluster, spark: SparkSession, topic: str) -> None:

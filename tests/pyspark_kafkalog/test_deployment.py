@@ -102,8 +102,9 @@ def test_local_cluster_by_spark_submit_with_conf_and_separate_environments(
     assert found["prefixes"] == [str(executors.parent)]
     assert [package.startswith(str(executors.parent)) for package in found["packages"]] == [True]
     started = {tuple(line.split(" ", 1)) for line in told.read_text().splitlines()}
-    of_data_sources = {(prefix, line) for prefix, line in started if "-m pyspark." in line}
-    tasks = {(prefix, line) for prefix, line in of_data_sources if line.endswith("pyspark.daemon pyspark.worker")}
+    of_data_sources = {(prefix, line) for prefix, line in started if "-m pyspark" in line}
+    daemon = "pyspark_kafkalog.daemon pyspark.worker"
+    tasks = {(prefix, line) for prefix, line in of_data_sources if line.endswith(daemon)}
     assert {prefix for prefix, _ in tasks} == {str(executors.parent)}
     planners = of_data_sources - tasks
     assert {prefix for prefix, _ in planners} == {str(driver.parent)}
