@@ -152,6 +152,15 @@ def test_a_time_is_compared_with_a_time_only(start: Bound, end: Bound) -> None:
     offsets.check_batch_bounds(start, end)
 
 
+def test_listed_positions_name_the_symbols_that_may_stand_for_offsets_and_for_no_times() -> None:
+    with pytest.raises(InvalidArgument, match="-2 for earliest, -1 for latest"):
+        offsets.position_of_each(Bound("startingOffsets", {A0: 3}), [A0, A1])
+    with pytest.raises(InvalidArgument) as refused:
+        offsets.position_of_each(by_time("startingTimestamp", {A0: 3}), [A0, A1])
+    assert "for earliest" not in str(refused.value) and "startingTimestamp" in str(refused.value)
+    assert offsets.partition_names([]) == "none"
+
+
 def test_a_wrong_end_is_seen_behind_a_start_by_time() -> None:
     with pytest.raises(InvalidArgument, match="endingOffsets of a batch read can not be earliest"):
         offsets.check_batch_bounds(by_time("startingTimestamp", 5), Bound("endingOffsets", EARLIEST))

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,17 +120,34 @@ class Copy:
         with (folder / "tests" / "conftest.py").open("a") as file:
             file.write(_NO_CLUSTER)
 
-    def run(self, *names: str) -> list[Score]:
-        """Make the mistakes (all of them, or those named) and run the tests; the modules' scores."""
-        chosen = names or [pattern for module in self.modules for pattern in _patterns(module)]
-        self._mutmut("run", *chosen)
-        states = re.findall(r"^ +(\S+): (.+)$", self._mutmut("results", "--all", "true"), re.MULTILINE)
+    def run(self, sample: int | None = None, seed: int = 0) -> list[Score]:
+        """Make the mistakes and run the tests; the modules' scores.
+
+        Args:
+            sample: only so many of each module, chosen by the seed.
+        """
+        patterns = [pattern for module in self.modules for pattern in _patterns(module)]
+        if sample is None:
+            self._mutmut("run", *patterns)
+        else:
+            # It makes them all and finds out which tests concern which, whatever it is to run: one of each function.
+            self._mutmut("run", patterns[-1] + "mutmut_1")
+            dice, chosen = random.Random(seed), []
+            for module in self.modules:
+                names = [name for name, _ in self._states() if any(fnmatch(name, each) for each in _patterns(module))]
+                chosen += dice.sample(names, min(sample, len(names)))
+            self._mutmut("run", *chosen)
         found: dict[str, tuple[list[str], list[str]]] = {module: ([], []) for module in self.modules}
-        for name, state in states:
+        for name, state in self._states():
             module = name.rpartition(".")[0].replace(".", "/") + ".py"
-            if not name.startswith(AT_IMPORT) and (state in _SEEN or state in _UNSEEN):
+            if state in _SEEN or state in _UNSEEN:
                 found[module][state in _UNSEEN].append(name)
         return [Score(module, len(seen), tuple(unseen)) for module, (seen, unseen) in found.items()]
+
+    def _states(self) -> list[tuple[str, str]]:
+        """Each mistake's name and what became of it; those that no process could see are left out."""
+        told = re.findall(r"^ +(\S+): (.+)$", self._mutmut("results", "--all", "true"), re.MULTILINE)
+        return [(name, state) for name, state in told if not name.startswith(AT_IMPORT)]
 
     def difference(self, name: str) -> str:
         """A mistake, as the difference that it makes to its module."""
@@ -170,10 +189,12 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", help=f"some of {', '.join(MODULES)}; all if none is named")
     parser.add_argument("--folder", type=Path, help="keep the copy there, for `mutmut browse`")
     parser.add_argument("--survivors", action="store_true", help="show what no test saw")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mistakes of each module")
+    parser.add_argument("--seed", type=int, default=0, help="which (default 0)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kafkalog-mutations-") as temporary:
         copy = Copy(given.folder or Path(temporary), given.modules or MODULES)
-        scores = copy.run()
+        scores = copy.run(given.sample, given.seed)
         print(table(scores))
         if given.survivors:
             for score in scores:

@@ -7,7 +7,8 @@ import pytest
 from broker.storage import recovery
 from broker.storage.index import Damage
 from broker.storage.recovery import Scan, scan
-from kafkalog.format.batch import HEADER_SIZE, check_batch, stamp
+from kafkalog.format.batch import HEADER_SIZE, check_batch, encode_batch, stamp
+from kafkalog.format.columns import columns_from_lists, encode_columns
 from tests.broker.storage.batches import numbered
 
 
@@ -112,6 +113,40 @@ def test_destroyed_header_before_the_recovery_point_needs_a_chain_up_to_it() -> 
     found, result = scanned(data, synced=3)
     assert found == [0, 2]
     assert result == Scan(3, 3 * SIZE, 2, (Damage(1, 2, SIZE, 2 * SIZE),), False, SIZE)
+
+
+def test_a_body_that_holds_batches_is_skipped_to_its_own_end() -> None:
+    """The checksum goes on over each of them; none is taken for a batch although they chain to the next."""
+    inner = bytes(segment([1, 2, 3]))
+    columns = columns_from_lists([inner], 5)
+    outer = bytearray(
+        encode_batch(
+            encode_columns(columns.batch, 0), codec=0, attributes=columns.attributes, record_count=1,
+            min_timestamp_us=5, max_timestamp_us=5,
+        ).tobytes()
+    )  # fmt: skip
+    stamp(outer, 1, 2, 5)
+    assert inner in outer and outer.index(inner) % 8 == 0
+    outer[3] ^= 1  # its header is bad, its body whole
+    found, result = scanned(segment([0]) + outer + segment([2, 3]))
+    assert found == [0, 2, 3]
+    assert result.damaged == (Damage(1, 2, SIZE, SIZE + len(outer)),)
+
+
+@pytest.mark.parametrize(("offset", "epoch"), [(2, 1), (1, 3)], ids=["to an older epoch", "to the same offset"])
+def test_what_goes_back_is_no_link_of_a_chain(offset: int, epoch: int) -> None:
+    data = segment([0, 7], epoch=1) + segment([1], epoch=2) + segment([offset], epoch=epoch)
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    found, result = scanned(data)
+    assert found == [0, offset]
+    assert result.damaged == (Damage(1, offset, SIZE, 3 * SIZE),)  # the last alone reaches the end
+
+
+def test_a_batch_of_the_next_segment_is_not_believed_behind_damage() -> None:
+    data = segment([0, 7, 1, 2])
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    assert scanned(data)[0] == [0, 1, 2]
+    assert scanned(data, next_segment=2)[0] == [0]  # the offset 2 is the next one's
 
 
 def test_torn_tail_is_cut_and_counted() -> None:

@@ -378,6 +378,48 @@ def test_pauses_double_up_to_the_largest_and_an_ack_ends_them() -> None:
     assert queue.wake_at() == now + 1.0
 
 
+def test_keys_and_headers_stand_at_their_records_indices() -> None:
+    """None where a record has none, also for those that came before the first that has one."""
+    batch = make_queue().start_batch(0.0, TIMEOUT)
+    assert (batch.is_mixed, batch.keys, batch.headers, batch.callbacks) == (False, None, None, None)
+    batch.add_key_and_headers(2, b"k", None)
+    assert (batch.is_mixed, batch.keys, batch.headers) == (True, [None, None, b"k"], None)
+    batch.add_key_and_headers(3, None, [("h", b"1")])
+    batch.add_key_and_headers(4, b"", None)
+    assert batch.keys == [None, None, b"k", None, b""]
+    assert batch.headers == [None, None, None, [("h", b"1")], None]
+    told: list[object] = []
+    batch.add_callback(2, lambda *outcome: told.append(outcome))
+    batch.add_callback(4, lambda *outcome: told.append(outcome))
+    assert batch.callbacks is not None and [index for index, _ in batch.callbacks] == [2, 4]
+
+
+def test_a_records_metadata_counts_from_its_batch() -> None:
+    batch = make_queue().start_batch(0.0, TIMEOUT)
+    batch.timestamps_us += [11, 12, 13]
+    assert batch.metadata(2) == ("t", 0, -1, 13)  # acks=0: nobody told where
+    batch.base_offset = 0
+    assert batch.metadata(1) == ("t", 0, 1, 12)
+
+
+def test_a_whole_batch_is_put_behind_the_open_one() -> None:
+    queue = make_queue()
+    first = queue.start_batch(0.0, TIMEOUT)
+    first.values.append(b"v")
+    whole = Batch(queue, 0.0, TIMEOUT)
+    queue.put(whole)
+    assert list(queue.ready) == [first, whole] and queue.open is None and first.count == 1
+
+
+def test_holding_pauses_as_a_failed_send_does() -> None:
+    queue = make_queue()
+    add(queue)
+    queue.hold(LOST, now=5.0)
+    assert queue.last_failure is LOST
+    assert queue.is_held(5.9) and not queue.is_held(6.0)
+    assert not queue.can_send(5.9) and queue.can_send(6.0)
+
+
 def test_what_falls_due_first_is_what_the_link_wakes_for() -> None:
     queue = make_queue(window=1)
     assert queue.wake_at() is None
