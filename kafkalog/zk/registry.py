@@ -6,7 +6,6 @@ Contents are JSON objects with the fields of `paths.py`; unknown fields of a new
 
 from __future__ import annotations
 
-import itertools
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from kafkalog.zk import paths
 from kafkalog.zk.session import (
     MULTI_MAX,
     BadVersion,
+    Check,
     Create,
     Delete,
     NodeExists,
@@ -332,33 +332,33 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
 
 def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
     """Remove a deleted topic's znodes, leaves first. Several may do so at once, and a leader that has not seen the
-    deletion may still write a state."""
-    states = [paths.partition_state(topic.name, number) for number in range(len(topic.replicas))]
-    for attempt in itertools.count():
+    deletion may still write a state. Nothing is removed once the topic's own znode is: one of that name may be made
+    anew while this goes on, or while a request that nobody waits for any more is on its way."""
+    numbers, attempt = range(len(topic.replicas)), 0
+    while True:
+        current = read_topic(session, topic.name)
+        if current is None or not current.deleted or current.topic_id != topic.topic_id:
+            return  # another one finished it
+        guard = Check(paths.topic(topic.name), current.version)
         try:
-            _delete_all(session, states)
-            _delete_all(session, [paths.partition(topic.name, number) for number in range(len(topic.replicas))])
-            _delete_all(session, [paths.partitions(topic.name)])
-            current = read_topic(session, topic.name)
-            if current is not None and current.deleted and current.topic_id == topic.topic_id:
-                session.delete(paths.topic(topic.name), current.version)
+            _delete_all(session, guard, [paths.partition_state(topic.name, number) for number in numbers])
+            _delete_all(session, guard, [paths.partition(topic.name, number) for number in numbers])
+            _delete_all(session, guard, [paths.partitions(topic.name)])
+            session.delete(paths.topic(topic.name), current.version)
             return
+        except (NoNode, BadVersion):  # another one removes them too, and got on
+            continue
         except NotEmpty:
+            attempt += 1
             if attempt == _TAKE_DOWN_ATTEMPTS:
                 raise
-        except (NoNode, BadVersion):
-            return  # another one finished it
 
 
-def _delete_all(session: ZooKeeperSession, gone: Sequence[str]) -> None:
+def _delete_all(session: ZooKeeperSession, guard: Check, gone: Sequence[str]) -> None:
+    """Remove those that are there. Raises NoNode, BadVersion: somebody else removes them too, or has come further."""
     present = [path for path, found in zip(gone, session.get_many(gone), strict=True) if found is not None]
     for start in range(0, len(present), MULTI_MAX):
-        chunk = present[start : start + MULTI_MAX]
-        try:
-            session.multi([Delete(path) for path in chunk])
-        except NoNode:
-            for path in chunk:
-                session.delete_tree(path)
+        session.multi([guard, *(Delete(path) for path in present[start : start + MULTI_MAX])])
 
 
 def deleted_topics(session: ZooKeeperSession, watch: Watch | None = None) -> set[bytes]:

@@ -22,6 +22,8 @@ from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.wire.service import METHODS
+from kafkalog.zk.client import Client
+from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
@@ -625,6 +627,84 @@ def test_a_commit_lives_through_a_moment_without_zookeeper(
         thread.join()
         assert outcome == [None]
         assert admin.committed("g") == {partition: 2}
+
+
+def test_a_start_and_a_change_of_topics_wait_for_a_zookeeper_that_is_away_for_a_moment(
+    start_broker: StartBroker, proxy: Proxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away: list[bool] = []
+    start, wait = ZooKeeperSession.start, Client.wait_connected
+
+    def cut(session: ZooKeeperSession) -> None:
+        proxy.cut()
+        waited_for(lambda: not session.connected)
+        away.append(True)
+
+    def start_and_cut(session: ZooKeeperSession) -> None:
+        start(session)
+        cut(session)
+
+    def come_back_and_wait(client: Client, seconds: float) -> bool:
+        if away:
+            away.clear()
+            proxy.resume()
+        return wait(client, seconds)
+
+    monkeypatch.setattr(ZooKeeperSession, "start", start_and_cut)
+    monkeypatch.setattr(Client, "wait_connected", come_back_and_wait)
+    broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
+    cut(broker.broker.catalog.session)
+    topic = broker.new_topic()
+    assert broker.described("t").topic_id == topic
+
+
+def test_a_commit_is_not_written_once_its_client_has_given_up(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic()
+    session = broker.broker.catalog.session
+    committed = bpb.CommittedOffsetsRequest(group="g")
+    standing_still, go_on = threading.Event(), threading.Event()
+    read, refuse = session.get_many, session._not_asked
+    not_asked: list[str] = []
+
+    def slowly(wanted: list[str], watch: Any = None) -> list[Any]:
+        monkeypatch.setattr(session, "get_many", read)
+        found = read(wanted, watch)
+        standing_still.set()
+        assert go_on.wait(60)
+        return found
+
+    def noted(reason: str) -> errors.ZooKeeperNotAsked:
+        not_asked.append(reason)
+        return refuse(reason)
+
+    monkeypatch.setattr(session, "get_many", slowly)
+    monkeypatch.setattr(session, "_not_asked", noted)
+    request = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=1)])
+    call = broker.stub.CommitOffsets.future(request, timeout=600)
+    assert standing_still.wait(60)
+    call.cancel()
+    broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)  # comes after it on the connection
+    go_on.set()
+    waited_for(lambda: bool(not_asked))
+    assert not broker.stub.CommittedOffsets(committed, timeout=30).offsets
+
+
+def test_memory_granted_to_an_answer_whose_client_has_gone_is_given_back(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_BUSY_SECONDS", 600)
+    topic = broker.new_topic()
+    append(broker, topic, a_batch())
+    answers = broker.broker.rpc_service._answers
+    held = answers.reserve(answers.limit, lambda: None)
+    call = broker.stub.Pull.future(pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)]), timeout=600)
+    waited_for(lambda: answers.is_wanted)
+    call.cancel()
+    broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)
+    held.release()
+    waited_for(lambda: answers.used == 0)
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------

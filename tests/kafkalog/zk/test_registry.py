@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import Check, Delete, Operation, ZooKeeperSession
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
 
@@ -207,14 +207,38 @@ def test_a_state_written_while_its_topic_is_taken_down_goes_too(
     registry.create_topic(cluster, A_TOPIC)
     delete_all, late = registry._delete_all, [paths.partition_state("t", 1)]
 
-    def racing(session: ZooKeeperSession, gone: list[str]) -> None:
-        delete_all(session, gone)
+    def racing(session: ZooKeeperSession, guard: Check, gone: list[str]) -> None:
+        delete_all(session, guard, gone)
         if late:
             session.ensure([late.pop()])
 
     monkeypatch.setattr(registry, "_delete_all", racing)
     registry.delete_topic(cluster, "t")
     assert registry.topic_names(cluster) == []
+
+
+def test_a_deletion_that_is_late_spares_the_topic_made_anew(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    state = PartitionState(0, 0, (0,), "disk-0")
+    registry.write_states(cluster, A_TOPIC, {0: state})
+    other, send = new_session(), cluster.multi
+    again = replace(A_TOPIC, topic_id=b"another id......")
+
+    def after_it_was_made_anew(operations: Sequence[Operation]) -> None:
+        if any(isinstance(each, Delete) for each in operations):
+            monkeypatch.setattr(cluster, "multi", send)
+            registry.create_topic(other, again)  # finishes the deletion first
+            registry.write_states(other, again, {0: state})
+        send(operations)
+
+    monkeypatch.setattr(cluster, "multi", after_it_was_made_anew)
+    registry.delete_topic(cluster, "t")
+    made = registry.read_topic(cluster, "t")
+    assert made is not None
+    assert made.topic_id == again.topic_id
+    assert list(made.states) == [0]
 
 
 def test_two_deletions_at_once_delete_once(

@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,27 @@ def test_watches_tell_of_a_change_a_making_and_a_new_child_once(
     other.set("/w/there", b"y")
     session.get("/w")  # answers come in order, so a second event would be here by now
     assert changed.empty()
+
+
+def test_a_znode_made_between_the_read_and_the_watch_is_read(
+    new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = new_session(), new_session()
+    read = session._call_all
+
+    def and_then_it_is_made(wanted: Sequence[object]) -> list[object]:
+        monkeypatch.setattr(session, "_call_all", read)
+        found = read(wanted)
+        other.create("/late", b"x")
+        return found
+
+    monkeypatch.setattr(session, "_call_all", and_then_it_is_made)
+    changed: queue.Queue[str] = queue.Queue()
+    [found] = session.get_many(["/late"], changed.put)
+    assert found is not None
+    assert found[0] == b"x"
+    other.set("/late", b"y")
+    assert changed.get(timeout=30) == "/late"
 
 
 def test_ephemeral_znodes_go_with_their_session(new_session: Callable[[], ZooKeeperSession]) -> None:
