@@ -1,35 +1,134 @@
 """What a checkpoint says of a batch's input, as a hash: tells a stream that was started again from a copy of it.
 
 Before a micro-batch runs, Spark writes which offsets it reads, and when it was planned, to
-`<checkpointLocation>/offsets/<batch id>`. A query that is started again reuses the file; one that runs on a copy of the
-checkpoint and plans the batch itself writes another. Knows no broker.
+`<checkpoint>/offsets/<batch id>`. A query that is started again reuses the file; one that runs on a copy of the
+checkpoint and plans the batch itself writes another. Where the checkpoint is, only tasks know, unless the write was
+told; what is on no disk of the driver's is read as Spark does (`hadoop.py`). Knows no broker.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafkalog.log import get_logger
+from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+
+log = get_logger(__name__)
 
 UNKNOWN = b""
 
+CONFIGURED = "spark.sql.streaming.checkpointLocation"
+_HADOOP = "spark.hadoop."
+_JARS = ("spark.jars", "spark.repl.local.jars")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//[^/]*)?")
 
 
-def fingerprint(checkpoint_location: str | None, batch_id: int) -> bytes:
-    """SHA-256 of the batch's file; UNKNOWN where the sink was not told of a checkpoint, or can not read it.
+class Checkpoint(NamedTuple):
+    """Where a query's checkpoint is, and what it takes to read it.
+
+    Attributes:
+        location: as Spark was told it, with the query's name where that is part of it; empty: nobody said.
+        hadoop: the application's settings for file systems, sorted.
+        jars: paths with commas between.
+    """
+
+    location: str
+    query_id: str
+    hadoop: tuple[tuple[str, str], ...] = ()
+    jars: str = ""
+
+
+def checkpoint_of(task: TaskContext, query_id: str, option: str | None) -> Checkpoint:
+    """The checkpoint of the query that a task is part of.
 
     Args:
-        checkpoint_location: the stream's option, a local path or a `file:` address; other file systems are not read.
+        option: the write's own `checkpointLocation`.
     """
-    if not checkpoint_location:
+    properties: Mapping[str, str] = task._localProperties  # type: ignore[attr-defined]
+    location = option or _configured(properties)
+    hadoop = sorted((name[len(_HADOOP) :], text) for name, text in properties.items() if name.startswith(_HADOOP))
+    jars = ",".join(properties[name] for name in _JARS if properties.get(name))
+    return Checkpoint(location, query_id, tuple(hadoop), jars)
+
+
+def _configured(properties: Mapping[str, str]) -> str:
+    """Of a query with a name, in the folder that the session is configured with; one without has a new checkpoint at
+    each start, which nobody copies."""
+    root = properties.get(CONFIGURED, "")
+    name = properties.get("spark.job.description", "").partition("\n")[0]
+    if not root or not name or name.startswith("id = "):
+        return ""
+    return f"{root.rstrip('/')}/{name}"
+
+
+class Fingerprints:
+    """Reads checkpoints in the process that commits. What can not be read is logged once for each checkpoint."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+        self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | HadoopUnavailable] = {}
+
+    def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
+        """SHA-256 of the batch's file; UNKNOWN where it is not known where the checkpoint is, or it can not be read."""
+        if not checkpoint.location:
+            return self._unknown(checkpoint, "where it is was not said")
+        try:
+            metadata, offsets = self._read(checkpoint, ("metadata", f"offsets/{batch_id}"))
+            if json.loads(metadata).get("id") != checkpoint.query_id:
+                return self._unknown(checkpoint, "it is another query's")
+        except FileNotFoundError as missing:
+            return self._unknown(checkpoint, f"there is no {missing}")
+        except (OSError, ValueError, HadoopUnavailable) as error:
+            return self._unknown(checkpoint, str(error))
+        return hashlib.sha256(offsets).digest()
+
+    def _read(self, checkpoint: Checkpoint, names: Iterable[str]) -> list[bytes]:
+        names = list(names)
+        scheme = _SCHEME.match(checkpoint.location)
+        if scheme is None or scheme[1].lower() == "file":
+            path = Path(checkpoint.location[scheme.end() :] if scheme else checkpoint.location)
+            if scheme or (path / "metadata").exists():  # else it may be in the default file system
+                return [(path / name).read_bytes() for name in names]
+        files = self._hadoop(checkpoint)
+        return [files.read(f"{checkpoint.location.rstrip('/')}/{name}") for name in names]
+
+    def _hadoop(self, checkpoint: Checkpoint) -> HadoopFiles:
+        key = checkpoint.hadoop, checkpoint.jars
+        files = self._files.get(key)
+        if files is None:
+            try:
+                files = HadoopFiles(dict(checkpoint.hadoop), checkpoint.jars)
+            except HadoopUnavailable as error:
+                files = error
+            self._files[key] = files
+        if isinstance(files, HadoopUnavailable):  # not started again at each batch
+            raise files
+        return files
+
+    def _unknown(self, checkpoint: Checkpoint, reason: str) -> bytes:
+        if (key := f"{checkpoint.query_id} {checkpoint.location}") not in self._warned:
+            self._warned.add(key)
+            log.warning(
+                "checkpoint_not_read",
+                query_id=checkpoint.query_id,
+                checkpoint=checkpoint.location,
+                reason=f"{reason}; a query that is started on a copy of this checkpoint one batch old will not be "
+                "noticed, and its rows of that batch are lost: give checkpointLocation as an option of the write, on a "
+                "file system that the driver can read",
+            )
         return UNKNOWN
-    scheme = _SCHEME.match(checkpoint_location)
-    if scheme and scheme[1].lower() != "file":
-        return UNKNOWN
-    path = checkpoint_location[scheme.end() :] if scheme else checkpoint_location
-    try:
-        text = Path(path, "offsets", str(batch_id)).read_bytes()
-    except OSError:
-        return UNKNOWN
-    return hashlib.sha256(text).digest()
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        for files in self._files.values():
+            if isinstance(files, HadoopFiles):
+                files.close()
+        self._files.clear()

@@ -14,7 +14,7 @@ from kafkalog.errors import InvalidArgument
 from pyspark_kafkalog import staged
 from pyspark_kafkalog.columns import sink_columns
 from pyspark_kafkalog.direct import write_rows
-from pyspark_kafkalog.fingerprint import fingerprint
+from pyspark_kafkalog.fingerprint import checkpoint_of
 from pyspark_kafkalog.sentences import in_sentences
 from pyspark_kafkalog.sink_options import parse_sink
 from pyspark_kafkalog.staged import Transaction
@@ -72,10 +72,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return write_rows(iterator, self._options, self._columns)
         task = staged.task_context()
         transaction = staged.stream_transaction(task)
-        return staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
+        message = staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
+        message.checkpoint = checkpoint_of(task, transaction.query_id, self._checkpoint)
+        return message
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        staged.commit(messages, self._options, fingerprint(self._checkpoint, batchId))
+        staged.commit(messages, self._options, staged.fingerprint(messages, batchId))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         staged.discard(messages, self._options)

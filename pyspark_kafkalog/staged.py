@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from kafkalog.log import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
-from pyspark_kafkalog.fingerprint import UNKNOWN
+from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint, Fingerprints
 from pyspark_kafkalog.sink_options import SinkOptions, TxnVersion
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _RUN_ID = re.compile(r"^runId = (\S+)$", re.MULTILINE)
 
 _committers: dict[Key, Committer] = {}
 _warned: set[str] = set()  # queries by id
+_fingerprints = Fingerprints()
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Staged(WriterCommitMessage):
     """What a task staged, as it tells the driver: of one transaction, or of one for each topic of a numbered write."""
 
     batches: tuple[StagedBatch, ...]
+    checkpoint: Checkpoint | None = None  # of a stream
 
 
 def task_context() -> TaskContext:
@@ -190,6 +192,13 @@ def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions,
     _check_counts(by_transaction, numbered=options.txn is not None)
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
         _commit(transaction, found, options, fingerprint)
+
+
+def fingerprint(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> bytes:
+    """What the checkpoint says of a stream's batch, as far as tasks told where it is."""
+    staged = [message for message in _staged(messages) if any(batch.parts for batch in message.batches)]
+    checkpoint = next((message.checkpoint for message in staged if message.checkpoint is not None), None)
+    return _fingerprints.of(checkpoint, batch_id) if checkpoint is not None else UNKNOWN
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:

@@ -25,6 +25,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.errors import RunSuperseded
 from kafkalog.wire import transactions_pb2
 from pyspark_kafkalog import staged
+from pyspark_kafkalog.fingerprint import CONFIGURED
 from pyspark_kafkalog.sink_options import SinkOptions, parse_sink
 from pyspark_kafkalog.staged import Staged, Transaction
 from tests.waiting import waited_for
@@ -78,9 +79,12 @@ class Stream:
         os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes files by their times
         hidden.rename(self._input / hidden.name)
 
+    def rows(self) -> DataFrame:
+        return self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._input))
+
     def run(self, checkpoint: Path | None = None, where: str = "true", **more: str) -> StreamingQuery:
         """All that is there. Raises what fails the query."""
-        rows = self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._input)).where(where)
+        rows = self.rows().where(where)
         location = str(checkpoint or self.checkpoint)
         writer = rows.writeStream.format("kafkalog").options(**{**self._options, **more}, checkpointLocation=location)
         query = writer.trigger(availableNow=True).start()
@@ -339,6 +343,35 @@ def test_a_copy_of_a_live_checkpoint_fails_although_its_batch_bears_the_same_num
     stream.run()
     with pytest.raises(StreamingQueryException, match="batch 1 of transaction 'spark-stream-"):
         stream.run(tmp_path / "copy")
+    assert texts(messages_in(topic)) == ["a", "b"]
+
+
+def test_a_copy_of_a_checkpoint_that_the_session_names_fails_too(
+    spark: SparkSession,
+    stream: Stream,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic)
+
+    def run_in(root: Path) -> None:
+        spark.conf.set(CONFIGURED, str(root))
+        try:
+            writer = stream.rows().writeStream.format("kafkalog").options(**options).queryName("named")
+            assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        finally:
+            spark.conf.unset(CONFIGURED)
+
+    stream.add("a")
+    run_in(tmp_path / "root")
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    stream.add("b")
+    run_in(tmp_path / "root")
+    with pytest.raises(StreamingQueryException, match="batch 1 of transaction 'spark-stream-"):
+        run_in(tmp_path / "copy")
     assert texts(messages_in(topic)) == ["a", "b"]
 
 

@@ -2,38 +2,102 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import TaskContext
 
-from pyspark_kafkalog.fingerprint import UNKNOWN, fingerprint
+from pyspark_kafkalog.fingerprint import CONFIGURED, UNKNOWN, Checkpoint, Fingerprints, checkpoint_of
+from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "check point"
-    (folder / "offsets").mkdir(parents=True)
-    (folder / "offsets" / "7").write_text("v1\n{}\n{}")
-    return folder
+def folder(tmp_path: Path) -> Path:
+    """Of a checkpoint."""
+    made = tmp_path / "check point"
+    (made / "offsets").mkdir(parents=True)
+    (made / "metadata").write_text(json.dumps({"id": "query"}))
+    (made / "offsets" / "7").write_text("v1\n{}\n{}")
+    return made
 
 
-def test_it_tells_what_is_planned_and_not_where_the_checkpoint_is(checkpoint: Path, tmp_path: Path) -> None:
-    first = fingerprint(str(checkpoint), 7)
+@pytest.fixture
+def fingerprints() -> Iterator[Fingerprints]:
+    made = Fingerprints()
+    yield made
+    made.close()
+
+
+def at(location: object) -> Checkpoint:
+    return Checkpoint(str(location), "query")
+
+
+def test_it_tells_what_is_planned_and_not_where_the_checkpoint_is(
+    folder: Path, tmp_path: Path, fingerprints: Fingerprints
+) -> None:
+    first = fingerprints.of(at(folder), 7)
     assert len(first) == 32
-    assert fingerprint(str(checkpoint.rename(tmp_path / "moved")), 7) == first
+    assert fingerprints.of(at(folder.rename(tmp_path / "moved")), 7) == first
     (tmp_path / "moved" / "offsets" / "7").write_text("v1\n{}\n{later}")
-    assert fingerprint(str(tmp_path / "moved"), 7) not in (first, UNKNOWN)
+    assert fingerprints.of(at(tmp_path / "moved"), 7) not in (first, UNKNOWN)
 
 
-def test_a_file_address_is_read_as_the_path_is(checkpoint: Path) -> None:
-    assert (
-        fingerprint(f"file://{checkpoint}", 7)
-        == fingerprint(f"file:{checkpoint}/", 7)
-        == fingerprint(str(checkpoint), 7)
-    )
+def test_a_file_address_is_read_as_the_path_is(folder: Path, fingerprints: Fingerprints) -> None:
+    found = {fingerprints.of(at(each), 7) for each in (f"file://{folder}", f"file:{folder}/", folder)}
+    assert len(found) == 1
+    assert UNKNOWN not in found
 
 
-def test_what_can_not_be_read_is_unknown(checkpoint: Path) -> None:
-    for location in (None, "", f"hdfs://host:1{checkpoint}", f"s3a://bucket{checkpoint}", str(checkpoint / "no")):
-        assert fingerprint(location, 7) == UNKNOWN
-    assert fingerprint(str(checkpoint), 8) == UNKNOWN
+def test_another_file_system_is_read_as_spark_does(folder: Path, fingerprints: Fingerprints) -> None:
+    hadoop = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
+    local = fingerprints.of(at(folder), 7)
+    for location in (f"viewfs://c/mounted/{folder.name}/", f"/mounted/{folder.name}"):
+        assert fingerprints.of(Checkpoint(location, "query", hadoop), 7) == local
+    assert fingerprints.of(Checkpoint("viewfs://c/mounted/no", "query", hadoop), 7) == UNKNOWN
+
+
+def test_what_can_not_be_read_is_unknown_and_warned_of_once(
+    folder: Path, fingerprints: Fingerprints, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(checkpoint: Checkpoint, batch_id: int = 7) -> list[str]:
+        caplog.clear()
+        assert fingerprints.of(checkpoint, batch_id) == UNKNOWN
+        return [record.message for record in caplog.records if "checkpoint_not_read" in record.message]
+
+    for checkpoint, reason in (
+        (at(""), "where it is was not said"),
+        (at(f"file:{folder}/no"), "No such file"),
+        (at("nosuch://place/checkpoint"), 'No FileSystem for scheme "nosuch"'.replace('"', '\\"')),
+        (Checkpoint(str(folder), "other"), "it is another query's"),
+    ):
+        [warning] = said(checkpoint)
+        assert reason in warning
+        assert "give checkpointLocation as an option of the write" in warning
+        assert said(checkpoint, 8) == []
+
+
+def test_a_java_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(HadoopUnavailable, match="bin/java: No such file"):
+        HadoopFiles({})
+
+
+@pytest.mark.parametrize(
+    ("properties", "option", "location"),
+    [
+        ({}, "/given", "/given"),
+        ({CONFIGURED: "/root", "spark.job.description": "named\nid = 1\nrunId = 2"}, "/given", "/given"),
+        ({CONFIGURED: "/root/", "spark.job.description": "named\nid = 1\nrunId = 2"}, None, "/root/named"),
+        ({CONFIGURED: "/root", "spark.job.description": "id = 1\nrunId = 2"}, None, ""),
+        ({"spark.job.description": "named\nid = 1\nrunId = 2"}, None, ""),
+    ],
+)
+def test_it_is_where_the_write_or_the_session_says(
+    properties: dict[str, str], option: str | None, location: str
+) -> None:
+    task = TaskContext()
+    more = {"spark.hadoop.fs.s3a.endpoint": "e", "spark.jars": "file:/a.jar", "spark.app.id": "x"}
+    task._localProperties = {**properties, **more}
+    assert checkpoint_of(task, "q", option) == Checkpoint(location, "q", (("fs.s3a.endpoint", "e"),), "file:/a.jar")
