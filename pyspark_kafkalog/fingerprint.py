@@ -52,7 +52,7 @@ def checkpoint_of(task: TaskContext, query_id: str, option: str | None) -> Check
     Args:
         option: the write's own `checkpointLocation`.
     """
-    properties: Mapping[str, str] = task._localProperties  # type: ignore[attr-defined]
+    properties: Mapping[str, str] = task._localProperties or {}
     location = option or _configured(properties)
     hadoop = sorted((name[len(_HADOOP) :], text) for name, text in properties.items() if name.startswith(_HADOOP))
     jars = ",".join(properties[name] for name in _JARS if properties.get(name))
