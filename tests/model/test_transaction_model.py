@@ -19,6 +19,8 @@ WORLDS = {
     "prepared sets that time out": World(timeouts=2),
     "a copy of the checkpoint": World(batches=2, restarts=0, copies=1),
     "aborts, and an old znode": World(discards=True, expires=True),
+    "numbered writes of two queries": World(batches=2, restarts=0, copies=1, numbered=True),
+    "a commit that is given up": World(parts=2, gives_up=True, timeouts=1),
 }
 
 WITHOUT = {
@@ -45,6 +47,10 @@ WITHOUT = {
     "done_before_next": ("a zombie over two batches", "out of order"),
     "abort_spares_prepared": ("aborts, and an old znode", "lost: decided"),
     "streams_never_expire": ("aborts, and an old znode", "lost: decided"),
+    "query_beside_version": ("numbered writes of two queries", "of another input"),
+    "fence_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
+    "look_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
+    "deadline_by_progress": ("a commit that is given up", "while a leader gets on with it"),
 }
 """The world in which a rule is missed, and what goes wrong there first."""
 
@@ -53,6 +59,8 @@ ENDS = {
     "a disk that goes bad": {"end", "lost"},
     "a disk that goes bad amid an apply": {"end", "lost"},
     "a copy of the checkpoint": {"end", "superseded", "copied"},
+    "numbered writes of two queries": {"end", "superseded", "another's"},
+    "a commit that is given up": {"end", "given up", "given up, decided"},
 }
 """Ends that have to be reached, or else a world shows less than it seems to."""
 

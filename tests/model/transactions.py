@@ -41,6 +41,10 @@ RULES = {
     "done_before_next": "a batch is decided only after the one before is done",
     "abort_spares_prepared": "discard never removes a prepared part",
     "streams_never_expire": "the znode of a stream is not forgotten",
+    "query_beside_version": "a numbered write skips a version only where the same query recorded it",
+    "fence_before_giving_up": "a commit that asked for its decision raises the version before it says 'not decided'",
+    "look_before_giving_up": "a commit that is given up looks whether it is decided before it says that it is not",
+    "deadline_by_progress": "a commit is given up only while no leader gets on with it",
 }
 
 
@@ -54,7 +58,9 @@ class World:
     twins: int = 1  # attempts of each task
     batches: int = 1  # of the query
     restarts: int = 1  # drivers after the first, over the same checkpoint
-    copies: int = 0  # drivers over a copy of the checkpoint
+    copies: int = 0  # drivers over a copy of the checkpoint; of numbered writes: of another query under the same name
+    numbered: bool = False  # the driver writes versions in foreachBatch: what was written is skipped
+    gives_up: bool = False  # a driver may give a commit up; a batch given up as undecided is written again elsewhere
     reaps: int = 0
     overdue: int = 0  # the retention of staged parts passes, by their own age, while tasks run
     damages: int = 0  # what is staged goes bad on the disk
@@ -95,6 +101,7 @@ class Driver(NamedTuple):
     version: int = -1
     target: tuple[int, int] = (-1, -1)  # what is rolled forward: driver, batch
     recorded: bool = False  # whether this process has seen its own run recorded
+    asked: int = -2  # the version that its decision was last asked for at, where that matters
 
 
 class State(NamedTuple):
@@ -176,7 +183,8 @@ class Model:
             wanted = {("prepared", number, batch, driver.version, leader) for leader in range(self.world.leaders)}
             if wanted <= state.network:
                 decide = ("decide", number, batch, driver.version)
-                yield f"decides at {driver.version}", to("decide", frozenset({decide}))
+                asked = driver.version if self.world.gives_up else -2
+                yield f"decides at {driver.version}", to("decide", frozenset({decide}), asked=asked)
         elif phase == "decide":  # answered or not: it reads again, and finds its uuid or another version
             now = state.znode
             undecided = now.batch < batch and (now.batch < 0 or now.done)
@@ -200,8 +208,32 @@ class Model:
                 yield "done", self._returned(state, number, driver)
             else:
                 yield self._read(state, number, driver, to)
+        if self.world.gives_up:
+            yield from self._give_up(state, number, driver, to)
         if self.world.discards and phase in ("prepare", "decide", "apply"):
             yield "fails and aborts", to("failed", frozenset({("discard", number, batch)}))
+
+    def _give_up(self, state: State, number: int, driver: Driver, to: Any) -> Iterator[tuple[str, State]]:
+        """The time of a commit is over. In `given up` its rows are written again, by a transaction of their own."""
+        now, batch, phase = state.znode, driver.batch, driver.phase
+        if phase not in ("prepare", "decide", "apply"):
+            return
+        decided = (now.uuid, now.batch) == (number, batch)
+        if phase == "apply" and driver.target == (number, batch):
+            works = any(leader.applying is not None for leader in state.leaders)
+            if works and self.has("deadline_by_progress"):
+                return
+            if works:
+                raise Violation(
+                    f"the commit of batch {batch} fails while a leader gets on with it: a large one never ends"
+                )
+        if decided and self.has("look_before_giving_up"):
+            yield "gives up, decided", to("given up, decided")
+        elif decided or not self.has("fence_before_giving_up") or now.version != driver.asked:
+            yield "gives up", to("given up")
+        else:
+            fenced = to("given up")
+            yield "gives up and raises the version", fenced._replace(znode=now._replace(version=now.version + 1))
 
     def _is_applied(self, state: State, batch: int) -> bool:
         """Whether every leader can acknowledge it: what is synced stays, so when it is asked does not matter."""
@@ -287,6 +319,10 @@ class Model:
             return f"rolls {target} forward", to("apply", target=target, task=driver.task, recorded=recorded)
         if mine:
             return "finds its own done", self._returned(state, number, driver)
+        if self.world.numbered and now.batch >= batch:
+            if self.has("query_beside_version") and self.input_of(now.uuid) != self.input_of(number):
+                return "finds another query's version", to("another's")
+            return "skips", self._returned(state, number, driver)
         if now.batch == batch and self.has("roll_forward_recorded"):
             if self.has("fingerprint") and self.input_of(now.uuid) != self.input_of(number):
                 return "finds the batch with another input", to("copied")
@@ -390,7 +426,7 @@ class Model:
         begun = leader._replace(applying=(driver, batch, leader.mark[1] if resumes else 0))
         if leader.damaged and self.has("whole_set_checked") and self._is_damaged(begun):
             return self._found_lost(begun)._asdict()
-        if not self.world.kills and not self.world.power_losses:
+        if not self.world.kills and not self.world.power_losses and not self.world.gives_up:
             while begun.applying is not None:
                 begun = self._go_on(begun)
         return begun._asdict()
@@ -533,6 +569,11 @@ class Model:
     def check(self, state: State) -> None:
         """What has to hold in every state. Raises Violation."""
         now = state.znode
+        for number, driver in enumerate(state.drivers):
+            if driver.phase == "given up" and (now.uuid, now.batch) == (number, driver.batch):
+                raise Violation(
+                    f"batch {driver.batch} appears although it was given up as undecided: a retry doubles it"
+                )
         attempts: dict[int, int] = {}
         for leader in state.leaders:
             for batch, driver, _ in leader.log:
