@@ -32,6 +32,15 @@ def test_unknown_producer_must_begin_at_zero() -> None:
     assert str(refused) == "producer 7 sent sequence 5 to t-0 where 0 comes next"
 
 
+@pytest.mark.parametrize("producer", [0, 7])
+def test_a_replayed_batch_is_known_again_the_first_producers_too(producer: int) -> None:
+    producers = after()
+    producers.replay(header(0, producer=producer)._replace(base_offset=40))
+    again = producers.verdict(header(0, producer=producer))
+    assert isinstance(again, Remembered) and again.base_offset == 40
+    assert producers.verdict(header(1, producer=producer)) is None
+
+
 def test_gap_is_refused_with_what_comes_next() -> None:
     refused = after(0, 1).verdict(header(3))
     assert isinstance(refused, OutOfOrderSequence)

@@ -39,6 +39,14 @@ def test_segments_appended_to_last_too_long_ago_are_old(ages: list[float | None]
     assert expired([segment(100, age) for age in ages], topic(retention_ms=-1), NOW_US) == 0
 
 
+def test_no_time_at_all_is_a_time_and_1970_is_one_too() -> None:
+    assert expired([segment(100, 1), segment(100, 0)], topic(retention_ms=0), NOW_US) == 1
+    of_1970 = segment(100, NOW_US / 1_000_000)
+    assert of_1970.last_append_us == 0
+    assert expired([of_1970, segment(100, 0)], topic(retention_ms=10_000), NOW_US) == 1
+    assert roll_is_due(of_1970, topic(segment_ms=10_000), NOW_US)
+
+
 @pytest.mark.parametrize(("limit", "old"), [(-1, 0), (0, 2), (99, 2), (100, 2), (199, 2), (200, 1), (299, 1), (300, 0)])
 def test_oldest_segments_go_while_the_partition_is_larger(limit: int, old: int) -> None:
     assert expired([segment(100, 1)] * 3, topic(retention_bytes=limit, retention_ms=-1), NOW_US) == old

@@ -71,13 +71,15 @@ def test_what_comes_next_by_the_decision(decision: Decision, batch: CommitBatch,
 
 
 def test_a_later_batch_in_the_topic_fails_the_commit() -> None:
-    with pytest.raises(CheckpointCopied, match="batch 6 is in the topic already, written by run older"):
+    with pytest.raises(CheckpointCopied, match="batch 6 is in the topic already, written by run older") as copied:
         next_step(replace(RECORDED, batch_id=6), BATCH, UUID)
+    assert (copied.value.facts["batch_id"], copied.value.facts["transactional_id"]) == (5, "tx")
 
 
 def test_the_same_batch_of_another_input_fails_the_commit() -> None:
-    with pytest.raises(CheckpointCopied, match="wrote a batch of this number from another input"):
+    with pytest.raises(CheckpointCopied, match="wrote a batch of this number from another input") as copied:
         next_step(replace(RECORDED, fingerprint=b"other"), BATCH, UUID)
+    assert (copied.value.facts["batch_id"], copied.value.facts["transactional_id"]) == (5, "tx")
 
 
 def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
@@ -114,8 +116,9 @@ def test_a_batch_whose_run_is_not_known_replaces_no_run() -> None:
 
 
 def test_a_transaction_that_was_forgotten_takes_no_batch_any_more() -> None:
-    with pytest.raises(CountMoved, match="its count was forgotten"):
+    with pytest.raises(CountMoved, match="its count was forgotten") as moved:
         next_step(Decision("tx", 4, is_stream=True, forgotten=True), BATCH, UUID)
+    assert moved.value.facts == {"transactional_id": "tx", "version": 5}
 
 
 def test_a_decision_remembers_the_last_20_runs_that_were_replaced() -> None:

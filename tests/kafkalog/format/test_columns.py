@@ -110,6 +110,12 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert full.batch.schema == SCHEMAS[full.attributes]
 
 
+def test_a_codec_compresses_and_none_does_not() -> None:
+    columns = columns_from_lists([b"a" * 100_000], 5)
+    plain, *compressed = (len(encode_columns(columns.batch, CODECS[name])) for name in ("none", "lz4", "zstd"))
+    assert plain > 100_000 and all(length < 10_000 for length in compressed)
+
+
 def test_decoding_copies_nothing() -> None:
     header, batch = batch_of(columns_from_lists([b"value" * 100], 5))
     column = decode_columns(header, batch).column("value")
