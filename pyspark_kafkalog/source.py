@@ -225,7 +225,6 @@ class _Session:
         self._outdated: dict[TopicPartition, bytes] = {}  # what the group has of topics that were deleted, by their ids
         # Where the topics start that the last look found made anew; of those partitions that the position has.
         self._again: PartitionOffsets = {}
-        self._wrote_back = False
         self._may_wait = False
         self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
@@ -272,8 +271,6 @@ class _Session:
             self._answered_s = time.monotonic()
 
     def _next_position(self, position: PartitionOffsets, max_offsets: int, everything: bool) -> PartitionOffsets:
-        if self._wrote_back:
-            self._forget_outdated()  # by now the checkpoint has it that their topics were begun anew
         self._is_unread = position == self._initial and not self._went_on
         latest = self._look(position)
         self._went_on = True
@@ -288,7 +285,7 @@ class _Session:
                 return {**position, **{partition: latest[partition] for partition in fixed}}
         if (back := self._gone_back(position, latest)) != position:
             return back
-        self._forget_outdated()  # the checkpoint's position is at their topics' start already
+        self._forget_outdated()  # by now the checkpoint has it that their topics were begun anew
         if everything:
             return latest or position
         if not self.available_now:
@@ -339,8 +336,7 @@ class _Session:
         anything of them is read, whatever the limits say."""
         if not self._again:
             return position
-        self._wrote_back = True
-        return {p: self._again.get(p, min(offset, latest[p])) for p, offset in position.items() if p in latest}
+        return {p: self._again.get(p, offset) for p, offset in position.items() if p in latest}
 
     def has_ended(self, position: PartitionOffsets, end: PartitionOffsets) -> bool:
         """Whether this is AvailableNow's last call: Spark ends this process once it has its answer. The first one of a

@@ -11,6 +11,7 @@ from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, OffsetOutOfRa
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.lookup import Lookup
 from pyspark_kafkalog.offsets import LATEST
+from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, read_between, rows
 
@@ -225,11 +226,24 @@ def test_nothing_is_said_of_a_topic_of_which_the_group_has_nothing_or_the_new_on
     topic = live.topic(3)
     made_anew(live, topic, 5)
     assert live.stream(subscribe=topic).latestOffset({topic: {"0": 3}}, EVERYTHING) == {topic: {"0": 5}}
-    other = live.topic(3)
+    other = live.topic(3, 3)
     ran(live, other)
-    made_anew(live, other, 5)
-    live.admin.commit(f"spark-{other}", {TopicPartition(other, 0): 1})
-    assert live.stream(subscribe=other).latestOffset({other: {"0": 3}}, EVERYTHING) == {other: {"0": 5}}
+    made_anew(live, other, 5, 5)
+    live.admin.commit(f"spark-{other}", {TopicPartition(other, 1): 1})  # somebody of the group is in the new one
+    at = {other: {"0": 3, "1": 3}}
+    assert live.stream(subscribe=other).latestOffset(at, EVERYTHING) == {other: {"0": 5, "1": 5}}
+
+
+def test_a_topic_is_begun_anew_once_although_nothing_could_be_published_since(live: Live, monkeypatch: Any) -> None:
+    topic = live.topic(3)
+    end = ran(live, topic)
+    made_anew(live, topic, 5)
+    monkeypatch.setattr(Progress, "at", lambda *given: None)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false")
+    back = stream.latestOffset(end, EVERYTHING)
+    after = stream.latestOffset(back, EVERYTHING)
+    assert (back, after) == ({topic: {"0": 0}}, {topic: {"0": 5}})
+    assert live.stream(subscribe=topic).latestOffset(after, EVERYTHING) == after
 
 
 def test_a_new_checkpoint_is_not_taken_for_one_of_the_topic_before(live: Live) -> None:
