@@ -237,6 +237,7 @@ _SINK_TYPES = {
     "topic": ("string",),
     "partition": ("int",),
     "headers": (HEADERS_TYPE,),
+    "timestamp": ("timestamp",),
 }
 
 

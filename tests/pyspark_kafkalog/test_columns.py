@@ -248,7 +248,7 @@ def test_a_row_without_a_topic_is_an_error() -> None:
 def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
     schema = StructType([StructField("n", IntegerType()), StructField("value", StringType()), FULL["key"]])
     assert columns.sink_columns(schema, "out") == ("value", "key")
-    assert columns.sink_columns(FULL, None) == ("key", "value", "topic", "partition", "headers")
+    assert columns.sink_columns(FULL, None) == ("key", "value", "topic", "partition", "timestamp", "headers")
     assert "topic" not in columns.sink_columns(FULL, "out")
 
 
@@ -264,6 +264,11 @@ def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
         ([FULL["value"], StructField("topic", BinaryType())], None, "'topic' is of type binary; it must be string"),
         ([FULL["value"], StructField("partition", LongType())], "out", "'partition' is of type bigint; it must be int"),
         ([FULL["value"], StructField("headers", StringType())], "out", "'headers' is of type string"),
+        (
+            [FULL["value"], StructField("timestamp", LongType())],
+            "out",
+            "'timestamp' is of type bigint; it must be times",
+        ),
     ],
 )
 def test_wrong_columns_to_write_are_named(fields: list[StructField], topic: str | None, says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,37 @@ def test_rows_of_a_task_keep_their_order_whatever_they_name(
         stored[message.partition].append(int(message.value or b""))
     assert all(numbers == sorted(numbers) for numbers in stored.values())
     assert sorted(number for numbers in stored.values() for number in numbers) == list(range(1, 25_000, 2))
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_records_bear_the_time_of_their_row_or_that_of_writing(
+    spark: SparkSession,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    delivery: str,
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic)
+    rows = spark.sql(
+        "SELECT * FROM VALUES ('a', timestamp_micros(7)), ('b', null), ('c', timestamp_micros(-3)) "
+        "AS (value, timestamp)"
+    )
+    before = time.time_ns() // 1000
+    rows.coalesce(1).write.format("kafkalog").options(**options, delivery=delivery).mode("append").save()
+    stamps = [message.timestamp_us for message in messages_in(topic)]
+    assert (stamps[0], stamps[2]) == (7, -3)
+    assert before <= stamps[1] <= time.time_ns() // 1000
+
+    copy = f"{topic}.copy"
+    admin.create_topic(copy)
+    reading = {"subscribe": topic, "startingOffsets": "earliest", **options}
+    del reading["topic"]
+    stream = spark.readStream.format("kafkalog").options(**reading).load().writeStream.format("kafkalog")
+    writing = {**options, "topic": copy, "delivery": delivery, "checkpointLocation": str(tmp_path / "checkpoint")}
+    stream.options(**writing).trigger(availableNow=True).start().awaitTermination()
+    assert [message.timestamp_us for message in messages_in(copy)] == stamps
 
 
 def test_rows_without_keys_are_spread(
