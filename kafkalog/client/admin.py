@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from kafkalog.client import arguments
 from kafkalog.client.cluster import Cluster, ClusterInfo, TopicInfo, topic_info
 from kafkalog.client.groups import (
     GroupInfo,
@@ -215,7 +216,7 @@ class Admin:
         """Some topics, in the order asked; every one if `names` is None. Raises UnknownTopic."""
         if names is None:
             return self.topics()
-        names = list(names)
+        names = arguments.texts("names", names)
         return self._cluster.describe_topics(names) if names else []
 
     def create_topic(
@@ -230,7 +231,8 @@ class Admin:
         Raises:
             TopicExists, InvalidTopicName, InvalidPartitions, UnknownSetting, InvalidSetting.
         """
-        request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts(config))
+        arguments.text("name", name)
+        request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
         return topic_info(self._cluster.call("CreateTopic", request, repeatable=False))
 
     def alter_topic(
@@ -246,7 +248,13 @@ class Admin:
             UnknownTopic, UnknownSetting, InvalidSetting.
             InvalidPartitions: fewer than there are.
         """
-        request = pb.AlterTopicRequest(name=name, set=_texts(set), unset=list(unset), partitions=_positive(partitions))
+        arguments.text("name", name)
+        request = pb.AlterTopicRequest(
+            name=name,
+            set=_texts("set", set),
+            unset=arguments.texts("unset", unset),
+            partitions=_positive(partitions),
+        )
         topic = topic_info(self._cluster.call("AlterTopic", request, repeatable=False))
         self._cluster.remember(topic)
         return topic
@@ -302,6 +310,7 @@ class Admin:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises UnknownTopic."""
+        arguments.text("name", name)
         self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
         self._cluster.forget(name)
 
@@ -315,7 +324,8 @@ class Admin:
             UnknownTopic, UnknownPartition.
             OffsetOutOfRange: an offset is past the end.
         """
-        return {partition: self._delete_before(partition, offset) for partition, offset in before.items()}
+        wanted = arguments.offsets("before", before)
+        return {partition: self._delete_before(partition, offset) for partition, offset in wanted.items()}
 
     def _delete_before(self, partition: TopicPartition, offset: int) -> int:
         def attempt() -> int:
@@ -335,15 +345,17 @@ class Admin:
         Raises:
             UnknownTopic, UnknownPartition, LeaderNotAvailable.
         """
-        return list_offsets(self._cluster, wanted)
+        return list_offsets(self._cluster, arguments.by_partition("wanted", wanted))
 
     def committed(self, group: str, topics: Iterable[str] = ()) -> dict[TopicPartition, int]:
         """A group's offsets, of every topic if none is named; partitions without one are left out."""
-        return committed_offsets(self._cluster, group, topics)
+        arguments.text("group", group)
+        return committed_offsets(self._cluster, group, arguments.texts("topics", topics))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Write a group's offsets, each the next to be consumed. Raises UnknownTopic, UnknownPartition."""
-        commit_offsets(self._cluster, group, offsets)
+        arguments.text("group", group)
+        commit_offsets(self._cluster, group, arguments.offsets("offsets", offsets))
 
     def groups(self) -> list[GroupSummary]:
         """Every group that has offsets or live members, by name."""
@@ -351,7 +363,7 @@ class Admin:
 
     def describe_group(self, group: str) -> GroupInfo:
         """A group's offsets and live members. Raises UnknownGroup."""
-        return describe_group(self._cluster, group)
+        return describe_group(self._cluster, arguments.text("group", group))
 
     def reset_offsets(
         self, group: str, to: Mapping[TopicPartition, str | int | AtTimestamp], force: bool = False
@@ -369,6 +381,8 @@ class Admin:
             OffsetOutOfRange: an offset is not in the log; nothing was written.
             UnknownGroup, UnknownTopic, UnknownPartition.
         """
+        arguments.text("group", group)
+        to = arguments.by_partition("to", to)
         ends = self.list_offsets(dict.fromkeys(to, "latest"))
         starts = self.list_offsets(dict.fromkeys(to, "earliest"))
         listed = self.list_offsets({partition: at for partition, at in to.items() if not isinstance(at, int)})
@@ -389,13 +403,12 @@ class Admin:
 def _positive(partitions: int | None) -> int:
     if partitions is None:
         return 0
-    if not 1 <= partitions < 1 << 31:
+    if not 1 <= arguments.whole_number("partitions", partitions) < 1 << 31:
         raise InvalidArgument(reason=f"{partitions} is not a number of partitions: it must be at least 1")
     return partitions
 
 
-def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
+def _texts(what: str, config: Mapping[str, Any] | None) -> dict[str, str]:
     """Settings as the wire has them: booleans in lower case, the rest as they print."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (config or {}).items()
-    }
+    given = {} if config is None else arguments.settings(what, config)
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

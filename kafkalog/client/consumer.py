@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
@@ -171,7 +172,7 @@ class Consumer:
         self, bootstrap_servers: str | Iterable[str] | Cluster, group: str | None = None, **settings: Any
     ) -> None:
         self._settings = CONSUMER_SETTINGS.parse(settings)
-        self._group = group
+        self._group = None if group is None else arguments.text("group", group)
         self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
         self._cluster = (
             bootstrap_servers
@@ -216,7 +217,7 @@ class Consumer:
             NoCommittedOffset: by "committed", with committed.fallback=error.
         """
         self._check_open()
-        offsets = self._resolved({TopicPartition(*partition): start for partition, start in starts.items()})
+        offsets = self._resolved(arguments.by_partition("starts", starts))
         cursors = {}
         for partition, offset in offsets.items():
             topic = self._cluster.topic(partition.topic)
@@ -253,9 +254,10 @@ class Consumer:
             return cursor.position()
 
     def _cursor(self, partition: TopicPartition) -> _Cursor:
-        cursor = self._cursors.get(TopicPartition(*partition))
+        partition = arguments.partition(partition)
+        cursor = self._cursors.get(partition)
         if cursor is None:
-            raise InvalidArgument(reason=f"{TopicPartition(*partition)} is not assigned to this consumer (any more)")
+            raise InvalidArgument(reason=f"{partition} is not assigned to this consumer (any more)")
         return cursor
 
     def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
@@ -313,7 +315,7 @@ class Consumer:
         elif isinstance(done, Message):
             offsets = {TopicPartition(done.topic, done.partition): done.offset + 1}
         elif isinstance(done, Mapping):
-            offsets = done
+            offsets = arguments.offsets("done", done)
         else:
             offsets = _behind(done)
         if offsets:
@@ -322,7 +324,7 @@ class Consumer:
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of some partitions, the assigned ones if None. Those without are left out."""
         group = self._group_or_error()
-        wanted = [TopicPartition(*partition) for partition in (self._cursors if partitions is None else partitions)]
+        wanted = arguments.partitions("partitions", self._cursors if partitions is None else partitions)
         if not wanted:
             return {}
         found = committed_offsets(self._cluster, group, sorted({partition.topic for partition in wanted}))
@@ -362,6 +364,9 @@ class Consumer:
         self, only: TopicPartition | None, max_messages: int | None, timeout: float | None
     ) -> Iterator[Message]:
         self._check_open()
+        arguments.seconds("timeout", timeout)
+        if max_messages is not None:
+            arguments.whole_number("max_messages", max_messages)
         hand = _Hand()
         try:
             if max_messages is None:
@@ -396,6 +401,7 @@ class Consumer:
             As `messages`.
         """
         self._check_open()
+        arguments.seconds("timeout", timeout)
         hand = _Hand()
         try:
             while (batch := self._next_arrow(timeout, hand)) is not None:
@@ -488,6 +494,12 @@ class Consumer:
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
-    """The offset behind an Arrow batch of `arrow_batches`, in its partition."""
+    """The offset behind an Arrow batch of `arrow_batches`, in its partition. Raises InvalidArgument."""
+    names = getattr(getattr(batch, "schema", None), "names", ())
+    if not {"topic", "partition", "offset"} <= set(names):
+        raise InvalidArgument(
+            reason=f"done is a {type(batch).__name__}, not a message, an Arrow batch of this consumer's, or a dict of "
+            "offsets by TopicPartition"
+        )
     last = batch.slice(batch.num_rows - 1).select(["topic", "partition", "offset"]).to_pylist()
     return {TopicPartition(each["topic"], each["partition"]): each["offset"] + 1 for each in last}

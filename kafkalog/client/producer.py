@@ -18,6 +18,7 @@ from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.client import arguments
 from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, PartitionQueue
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
@@ -183,7 +184,7 @@ class Producer:
         """
         try:
             route = self._routes[topic]
-        except KeyError:
+        except (KeyError, TypeError):  # no topic that was sent to; no topic at all
             route = self._route(topic)
         size = _RECORD_SIZE
         if value is not None:
@@ -209,6 +210,8 @@ class Producer:
             timestamp_us = time_ns() // 1000
         elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
             raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
+        if on_delivery is not None and not callable(on_delivery):
+            raise InvalidArgument(reason=f"on_delivery is {on_delivery!r}, not a function of (error, metadata)")
         delivery = Delivery()
         lock = self._lock
         held = lock.held
@@ -265,7 +268,7 @@ class Producer:
         """
         from kafkalog.client import tables
 
-        route = self._routes.get(topic) or self._route(topic)
+        route = self._routes.get(arguments.text("topic", topic)) or self._route(topic)
         if partition is not None and (partition.__class__ is not int or not 0 <= partition < route.count):
             route = self._route_with(topic, partition)
         chunks = [
@@ -312,7 +315,7 @@ class Producer:
                 for by the record's handle.
             RequestTimedOut: not within `timeout` seconds.
         """
-        failure = self._lock.run(self._flush, timeout)
+        failure = self._lock.run(self._flush, arguments.seconds("timeout", timeout))
         if failure is not None:
             raise failure
 
@@ -329,6 +332,7 @@ class Producer:
         """
         if threading.get_ident() in self._outbox.own_threads:
             raise InvalidArgument(reason="close() can not be called in on_delivery: it waits for that thread")
+        arguments.seconds("timeout", timeout)
         if not self._lock.run(self._take_no_more):
             return
         end = None if timeout is None else time.monotonic() + timeout
@@ -486,8 +490,7 @@ class Producer:
 
     def _route(self, topic: str) -> _Route:
         """The route to a topic that was not sent to before. Raises UnknownTopic, BrokerUnreachable."""
-        if topic.__class__ is not str:
-            raise InvalidArgument(reason=f"topic is {type(topic).__name__}, not str")
+        arguments.text("topic", topic)
         self._check_open()
         info = self._cluster.topic(topic)
         return self._lock.run(self._known_or_new_route, info)

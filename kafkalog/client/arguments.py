@@ -1,0 +1,77 @@
+"""What callers give, checked: a wrong Python type is told in one sentence, not by a TypeError from our depths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from kafkalog.errors import InvalidArgument
+from kafkalog.records import TopicPartition
+
+_Value = TypeVar("_Value")
+
+
+def text(what: str, given: object) -> str:
+    """A name. Raises InvalidArgument."""
+    if not isinstance(given, str):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not a str")
+    return given
+
+
+def texts(what: str, given: Iterable[str]) -> list[str]:
+    """Names; one alone is no list of them. Raises InvalidArgument."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not a list of str")
+    return [text(f"one of {what}", each) for each in given]
+
+
+def whole_number(what: str, given: object) -> int:
+    """An int. Raises InvalidArgument."""
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not an int")
+    return given
+
+
+def seconds(what: str, given: object) -> float | None:
+    """How long to wait; None for ever. Raises InvalidArgument."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
+        return given
+    raise InvalidArgument(reason=f"{what} is {given!r}, not a number of seconds or None")
+
+
+def partition(given: object) -> TopicPartition:
+    """A TopicPartition, or the two as a tuple. Raises InvalidArgument."""
+    if isinstance(given, tuple) and len(given) == 2:
+        topic, number = given
+        if isinstance(topic, str) and isinstance(number, int) and not isinstance(number, bool):
+            return TopicPartition(topic, number)
+    raise InvalidArgument(reason=f"{given!r} is no partition: give TopicPartition(topic, number)")
+
+
+def partitions(what: str, given: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Partitions; one alone is no list of them. Raises InvalidArgument."""
+    if isinstance(given, TopicPartition | str | bytes) or not isinstance(given, Iterable):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not a list of TopicPartition")
+    return [partition(each) for each in given]
+
+
+def by_partition(what: str, given: Mapping[TopicPartition, _Value]) -> dict[TopicPartition, _Value]:
+    """A mapping by partition. Raises InvalidArgument."""
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not a dict by TopicPartition")
+    return {partition(each): value for each, value in given.items()}
+
+
+def offsets(what: str, given: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Offsets by partition. Raises InvalidArgument."""
+    found = by_partition(what, given)
+    for each, offset in found.items():
+        whole_number(f"the offset of {each}", offset)
+    return found
+
+
+def settings(what: str, given: object) -> dict[str, object]:
+    """Settings by dotted name. Raises InvalidArgument."""
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(reason=f"{what} is {given!r}, not a dict of settings by name")
+    return {text(f"a setting's name in {what}", name): value for name, value in given.items()}
