@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
 from kafkalog.connection import ControlConnection, DataConnection, PendingCall, after_fork, format_address
@@ -211,7 +212,7 @@ class Cluster:
         settings = self.settings
         started = time.monotonic()
         pause = settings.retry_backoff_ms / 1000
-        is_told = False
+        complaint = Complaint(log, "no_broker_answers_yet" if not self._ever_answered else "call_held_up")
         while True:
             try:
                 return attempt()
@@ -223,9 +224,8 @@ class Cluster:
                     raise Closed(what="client") from None
                 if time.monotonic() + pause >= started + limit_ms / 1000:
                     raise error from None
-                if limit_ms > _SILENT_MS and not (self._ever_answered or is_told):  # it may be the wrong address
-                    is_told = True
-                    log.warning("no_broker_answers_yet", reason=str(error), given_up_after_s=limit_ms / 1000)
+                if limit_ms > _SILENT_MS:
+                    complaint.failed(error, started + limit_ms / 1000)
             self.pause(pause)
             pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
 

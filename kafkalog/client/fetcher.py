@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
+from kafkalog.client.complaints import Complaint
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerStopping,
@@ -32,9 +33,12 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
+from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
+
+log = get_logger(__name__)
 
 TRY_AGAIN = (
     BrokerUnreachable,
@@ -234,6 +238,7 @@ class _RangeFetch:
         self._correlation_id = 0
         self._asked_offset = self._position = reader.offset
         self._stuck_since: float | None = None
+        self._complaint = Complaint(log, "fetching_held_up")
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
 
     def run(self) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
@@ -360,6 +365,9 @@ class _RangeFetch:
         self._drop()
         if self._stuck_for() + self._pause > self._patience():
             raise error
+        assert self._stuck_since is not None
+        until = self._stuck_since + self._patience()
+        self._complaint.failed(error, until, partition=str(self._reader.topic_partition))
         self._cluster.pause(self._pause)
         self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
         try:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.complaints import Complaint
 from kafkalog.connection import after_fork
 from kafkalog.errors import KafkalogError, LeaderNotAvailable, RequestTimedOut, UnknownTopic, UnknownTopicId
 from kafkalog.log import get_logger
@@ -45,6 +46,7 @@ class Patience:
         self._clock = clock
         self._seconds = seconds
         self._since = clock()
+        self._complaint = Complaint(log, "commit_held_up", clock)
         self._seen: dict[Place, int] = {}
         self._finished: set[tuple[str, Place]] = set()
 
@@ -67,6 +69,7 @@ class Patience:
         """Raises OutOfPatience where the time would be over after a pause."""
         if self._clock() + pause > self._since + self._seconds:
             raise OutOfPatience(error)
+        self._complaint.failed(error, self._since + self._seconds)
 
 
 class Place(NamedTuple):

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.encoder import Body, encode_records
 from kafkalog.client.outbox import Outbox
 from kafkalog.connection import DataConnection
@@ -115,6 +116,7 @@ class BrokerLink:
         self._stopping = False
         self._stale = False  # what is known of the cluster is in doubt
         self._refresh_at = time.monotonic() + cluster.settings.metadata_max_age_ms / 1000
+        self._complaint = Complaint(log, "records_held_up")
         self._next_correlation_id = 1
         self._readers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_id}", daemon=True)
@@ -265,6 +267,8 @@ class BrokerLink:
             except KafkalogError as error:
                 with self._outbox.lock:
                     queue.hold(error, time.monotonic())
+                    for batch in queue.unsent_batches()[:1]:
+                        self._held_up(error, batch)
                 continue
             with self._outbox.lock:
                 queue.identity = identity
@@ -405,8 +409,8 @@ class BrokerLink:
             self._stale = True
             for queue, batches in _by_queue(requests).items():
                 failed += queue.unsent(batches, error, now)
+            self._held_up(error, requests[0].batches[0])
             called = self._outbox.finish(failed)
-        log.debug("broker_not_reached", broker_id=self.broker_id, reason=str(error))
         self._outbox.call_back(called)
 
     def _not_encoded(self, refused: Failed, held: dict[PartitionQueue, list[Batch]]) -> None:
@@ -447,7 +451,15 @@ class BrokerLink:
             self.has_work(queue, now)
         if not self._stopping:  # else it was us
             log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
+            if lost:
+                self._held_up(error, lost[0].batches[0])
         return failed
+
+    def _held_up(self, error: KafkalogError, batch: Batch) -> None:
+        """Lock held: a batch, and perhaps others of this broker, will be sent again."""
+        if not self._stopping:
+            partition = str(batch.queue.topic_partition)
+            self._complaint.failed(error, batch.deadline, broker_id=self.broker_id, partition=partition)
 
     def _fail_everything(self, error: KafkalogError) -> None:
         with self._outbox.lock:
@@ -533,7 +545,8 @@ class BrokerLink:
             return outcomes
         error = error_from_wire(refusal)
         self._stale = self._stale or not isinstance(error, OutOfOrderSequence)
-        log.debug("append_refused", partition=str(queue.topic_partition), reason=str(error), batches=len(batches))
+        if error.retriable:
+            self._held_up(error, batches[0])
         if len(batches) == 1:
             outcomes += queue.refused(batches[0], error, now)
         else:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.fetcher import TRY_AGAIN, FetchedBatch, PartitionReader, split_body
 from kafkalog.config import Values
 from kafkalog.connection import DataConnection
@@ -133,9 +134,10 @@ class FetchSession:
         self._cluster = cluster
         self._settings = settings
         self._retry_timeout = settings.retry_timeout_ms / 1000
-        self._links: dict[int, _Link] = {}  # the driving thread's own, as the next three
+        self._links: dict[int, _Link] = {}  # the driving thread's own, as the next four
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
+        self._complaint = Complaint(log, "fetching_held_up")
         self._late_error: KafkalogError | None = None
         self._left_at = time.monotonic()  # when the last thread stopped driving
         self.closed = False
@@ -450,11 +452,11 @@ class FetchSession:
         trouble = self._troubles.get(broker_id)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(now, settings.retry_backoff_ms / 1000)
-            if not self.closed:  # else it was us
-                log.info("fetch_failed", broker_id=broker_id, reason=str(error))
         elif now > trouble.since + self._retry_timeout:
             del self._troubles[broker_id]
             raise error
+        if not self.closed:  # else it was us
+            self._complaint.failed(error, trouble.since + self._retry_timeout, broker_id=broker_id)
         self._stale = True
         trouble.retry_at = now + trouble.pause
         trouble.pause = min(trouble.pause * 2, settings.retry_backoff_max_ms / 1000)

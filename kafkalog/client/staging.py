@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kafkalog.client import tables
 from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.renewal import Renewal
 from kafkalog.config import Values
 from kafkalog.connection import DataConnection
@@ -124,6 +125,7 @@ class PartStager:
         self._links: dict[int, _Link] = {}
         self._in_flight = 0
         self._stuck_since: float | None = None
+        self._complaint = Complaint(log, "staging_held_up")
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
         self._renewal = Renewal(cluster, producer_id, batch_id)
 
@@ -303,7 +305,6 @@ class PartStager:
         while True:
             if not error.retriable:
                 raise error
-            log.debug("staging_interrupted", part=self._part, reason=str(error))
             self._drop_links()
             now = time.monotonic()
             if self._stuck_since is None:
@@ -315,6 +316,8 @@ class PartStager:
                     timeout_ms=self._settings.delivery_timeout_ms,
                     reason=str(error),
                 )
+            until = self._stuck_since + self._settings.delivery_timeout_ms / 1000
+            self._complaint.failed(error, until, batch_id=self._batch_id, part=self._part)
             self._cluster.pause(self._pause)
             self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
             try:

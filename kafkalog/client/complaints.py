@@ -1,0 +1,63 @@
+"""Saying that something is tried again and again: a warning at the first failure, and one a minute while it lasts.
+
+Whoever tries again calls `failed` each time; nothing is to be said when it succeeds. Knows no broker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kafkalog.errors import KafkalogError, LeaderNotAvailable, NotLeader, OutOfOrderSequence
+from kafkalog.log import EventLogger
+
+EVERY_SECONDS = 60.0
+_QUIET_SECONDS = 5.0  # without a failure: what comes then is a new trouble. Pauses between tries are shorter.
+_PASSING = (NotLeader, LeaderNotAvailable, OutOfOrderSequence)
+"""Failures that a change of leaders brings with it; they are said only when they last."""
+_PASSING_SECONDS = 2.0
+
+
+class Complaint:
+    """One thing that is tried again, for as long as it takes. Not thread-safe: whoever tries again is one thread.
+
+    Args:
+        log: of the module that tries.
+        event: the warning's name.
+        clock: seconds that never go back.
+    """
+
+    __slots__ = ("_clock", "_event", "_last", "_log", "_said", "_since")
+
+    def __init__(self, log: EventLogger, event: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._event = event
+        self._clock = clock
+        self._since: float | None = None
+        self._last = 0.0
+        self._said: float | None = None
+
+    def failed(self, error: KafkalogError, until: float, **facts: object) -> None:
+        """It failed and is tried again.
+
+        Args:
+            until: when it is given up, by the monotonic clock in seconds.
+            **facts: said too.
+        """
+        now = self._clock()
+        if self._since is None or now - self._last > _QUIET_SECONDS:
+            self._since, self._said = now, None
+        self._last = now
+        if self._said is None:
+            if isinstance(error, _PASSING) and now - self._since < _PASSING_SECONDS:
+                return
+        elif now - self._said < EVERY_SECONDS:
+            return
+        self._said = now
+        self._log.warning(
+            self._event,
+            **facts,
+            reason=str(error),
+            failing_for_s=round(now - self._since),
+            given_up_in_s=max(0, round(until - now)),
+        )
