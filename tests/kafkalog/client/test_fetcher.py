@@ -15,6 +15,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import CLIENT_SETTINGS
 from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
@@ -317,3 +318,36 @@ def test_batches_that_go_back_are_refused() -> None:
     reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
     assert taken(reader, batches(3) + batches(2)) == [(0, 3)]
     assert reader.offset == 3
+
+
+@pytest.mark.parametrize("policy, asked, follows", [
+    ("compact", 10, True),  # compaction left a gap in the answer
+    ("compact", 20, False),  # the answer before was taken in, and not handed out
+    ("delete", 10, False),
+])  # fmt: skip
+def test_a_gap_is_compactions_or_a_loss(policy: str, asked: int, follows: bool) -> None:
+    topic = SimpleNamespace(effective={"cleanup.policy": policy})
+    cluster: Any = SimpleNamespace(topic=lambda name: topic, settings=CLIENT_SETTINGS.parse({}))
+    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 10)
+    fetch = fetcher._RangeFetch(cluster, reader, 100, 1 << 20, None, False)
+    fetch._asked_offset = asked
+    header: Any = SimpleNamespace(end_offset=30)
+    found = [FetchedBatch(header, memoryview(b""), 20)]
+    if follows:
+        fetch._check_follows(found)
+        assert fetch._position == 30
+    else:
+        with pytest.raises(DataLost, match="t-0 goes on at offset 20 where 10 comes next"):
+            fetch._check_follows(found)
+
+
+def test_a_range_that_is_left_leaves_no_connection_with_an_answer_outstanding_to_the_next(
+    cluster: LocalCluster, filled: TopicPartition
+) -> None:
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, _):
+        left = fetch_range(behind, filled, None, 0, COUNT, max_bytes=1)
+        next(left)  # what comes next is asked for already
+        left.close()
+        assert not any(behind._idle.values())
+        assert read(behind, filled, 0, COUNT) == list(range(COUNT))
+        assert len(behind._idle[0]) == 1

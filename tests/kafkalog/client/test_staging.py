@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
+from kafkalog.client import staging
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
@@ -292,3 +295,48 @@ def test_a_leader_that_stays_away_fails_the_task_within_the_delivery_timeout(
 def stage_and_finish(task: PartStager, topic: str) -> None:
     task.stage(topic, table(rows(1)))
     task.finish()
+
+
+def test_interruptions_with_acks_between_do_not_add_up(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create(cluster, topic)
+    passed = 0.0
+    passing = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr(staging, "time", passing)
+    port = cluster.brokers[0].data_port
+    with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
+        for number in range(3):
+            proxy.cut_after(100)
+            task.stage(topic, table(rows(number)))
+            parts = task.finish()
+            passed += 1000.0  # delivery.timeout.ms is 120 s
+        assert proxy.accepted == 4
+    assert [part.batches for part in parts] == [3] * PARTITIONS
+
+
+def test_a_task_that_fails_leaves_no_connection_with_an_answer_outstanding_to_the_next(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = create(cluster, topic)
+    port = cluster.brokers[0].data_port
+    with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy):
+        with stager(behind, name) as task:
+            task.stage(topic, table(rows(0)))
+            task.finish()
+        assert proxy.accepted == 1
+        proxy.hold_answers()
+        with pytest.raises(ZeroDivisionError), stager(behind, name, part=1) as task:  # on the same connection
+            fail_while_staging(task, topic)
+        assert proxy.accepted == 1
+        assert not any(behind._idle.values())
+        proxy.cut()
+        with stager(behind, name, part=2) as task:
+            task.stage(topic, table(rows(2)))
+            assert [part.records for part in task.finish()] == [4] * PARTITIONS
+        assert proxy.accepted == 2
+
+
+def fail_while_staging(task: PartStager, topic: str) -> None:
+    task.stage(topic, table(rows(1)))
+    raise ZeroDivisionError
