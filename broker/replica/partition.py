@@ -129,10 +129,10 @@ class Partition:
         self.wake_waiters()
         return dropped
 
-    def release(self, transactional_id: str, batch_id: int) -> None:
-        """Forget what is staged of a transaction up to a batch that is done."""
+    def release(self, transactional_id: str, batch_id: int, last: bool) -> None:
+        """Forget what is staged of a transaction up to a batch that is done, the last one of it or not."""
         with self._hosted():
-            self.log.staged.release(transactional_id, batch_id)
+            self.log.staged.release(transactional_id, batch_id, last)
 
     def discard(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""

@@ -210,8 +210,8 @@ def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:
     return pb.ReleaseReply()
 
 
-def _released(request: pb.ReleaseRequest) -> tuple[str, int]:
-    return request.transactional_id, request.batch_id
+def _released(request: pb.ReleaseRequest) -> tuple[str, int, bool]:
+    return request.transactional_id, request.batch_id, request.last
 
 
 def discard(request: pb.DiscardRequest, catalog: Catalog) -> pb.DiscardReply:

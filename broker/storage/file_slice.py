@@ -7,8 +7,9 @@ descriptor name another file. A truncation of the log's tail can make the file e
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
 
@@ -52,13 +53,23 @@ class FileSlice:
     """Bytes [position, position + length) of a segment file; whole batches, but for the last one, which may be cut.
 
     To be closed, or used as a context manager. `length` 0: there is nothing (yet), and no file.
+
+    Args:
+        failed: what to do with an error of a read: it raises StorageFailed or DiskFull, as any read of the log does.
     """
 
-    __slots__ = ("_disk", "_file", "length", "position", "segment_base_offset")
+    __slots__ = ("_disk", "_failed", "_file", "length", "position", "segment_base_offset")
 
     def __init__(
-        self, disk: Disk, file: SharedFile | None, segment_base_offset: int, position: int, length: int
+        self,
+        disk: Disk,
+        file: SharedFile | None,
+        segment_base_offset: int,
+        position: int,
+        length: int,
+        failed: Callable[[OSError], NoReturn],
     ) -> None:
+        self._failed = failed
         self._disk = disk
         self._file = file
         self.segment_base_offset = segment_base_offset
@@ -72,7 +83,16 @@ class FileSlice:
 
     def read(self) -> bytes:
         """The bytes themselves, where they have to be in memory."""
-        return self._disk.read(self._file.fd, self.length, self.position) if self._file is not None else b""
+        if self._file is None:
+            return b""
+        try:
+            return self._disk.read(self._file.fd, self.length, self.position)
+        except OSError as error:
+            self.failed(error)
+
+    def failed(self, error: OSError) -> NoReturn:
+        """The bytes could not be read, here or by sendfile. Raises StorageFailed: the directory is out of service."""
+        self._failed(error)
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -27,7 +27,7 @@ from broker.storage.disk import Buffer, TruncateFailed, passes, storage_error
 from broker.storage.faults import Faults
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
-from broker.storage.marks import KEPT_US, Mark
+from broker.storage.marks import Mark
 from broker.storage.opening import open_folder, open_producers
 from broker.storage.producers import Producers, ProducersSnapshot, Remembered
 from broker.storage.reading import UNKNOWN, Reader, View
@@ -342,6 +342,11 @@ class Log:
             self._whole.pop(key, None)
         if was_hidden:
             self._publish()
+
+    def transaction_done(self, producer_id: int, batch_id: int) -> None:
+        """Forget how far a transaction came in a while: that was its last batch, and it is done everywhere."""
+        with self._lock:
+            self._producers.marks.done(producer_id, batch_id)
 
     def mark(self, producer_id: int) -> Mark | None:
         """How far a transaction's last batch came into the log."""
@@ -680,7 +685,7 @@ class Log:
         """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
         keep = self.staged.producer_ids()
         with self._lock:
-            self._producers.marks.forget_silent(self._clock.now_us() - KEPT_US, keep)
+            self._producers.marks.forget_silent(self._clock.now_us(), keep)
             return self._producers.forget_silent(before_us)
 
     def close(self, clean: bool = True) -> None:

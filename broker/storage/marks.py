@@ -9,8 +9,9 @@ Marks outlive the batches they speak of (retention deletes those): they are save
 (`producers.py`). A mark is needed as long as a set of its batch is prepared here: then an apply may come, again too,
 and only the mark keeps it from appending twice. Without a set an apply appends nothing, with or without a mark; the
 mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared.
-Else it is after `KEPT_US` without an append, and the oldest first where there are more than `MARKS_MAX`. Saved form,
-little-endian:
+Else it is an hour after its last append where the transaction is done and was a write of its own, that no other batch
+will follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`. Saved
+form, little-endian:
 
     u32 mark_count
     for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
@@ -26,6 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
 
 KEPT_US = 30 * 86_400 * 1_000_000
+DONE_KEPT_US = 3_600_000_000
 MARKS_MAX = 10_000
 _COUNT = struct.Struct("<I")
 _MARK = struct.Struct("<qqqqqiiII")
@@ -110,6 +112,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Mark] = {}
+        self._done: set[int] = set()
         self._snapshots = 0
 
     def __len__(self) -> int:
@@ -128,6 +131,7 @@ class Marks:
             mark = self._by_id[header.producer_id] = Mark(
                 header.transaction_batch_id, base_offset, first, self._snapshots
             )
+            self._done.discard(header.producer_id)
         elif mark.batch_id > header.transaction_batch_id:
             return
         elif mark.snapshots != self._snapshots:
@@ -136,26 +140,30 @@ class Marks:
         mark.end_offset = base_offset + header.last_offset_delta + 1
         mark.last_append_us = append_us
 
-    def forget(self, producer_id: int, batch_id: int) -> bool:
-        """Forget a transaction's mark if it is of that batch or of an earlier one; whether there was one."""
+    def done(self, producer_id: int, batch_id: int) -> None:
+        """A transaction's batch is done, and there will be no other."""
         mark = self._by_id.get(producer_id)
-        if mark is None or mark.batch_id > batch_id:
-            return False
-        del self._by_id[producer_id]
-        return True
+        if mark is not None and mark.batch_id <= batch_id:
+            self._done.add(producer_id)
 
-    def forget_silent(self, before_us: int, keep: Collection[int]) -> int:
-        """Forget the marks whose last append is older, and the oldest of too many, but for some producers'; returns
-        how many."""
-        by_age = sorted(((mark.last_append_us, number) for number, mark in self._by_id.items() if number not in keep))
+    def forget_silent(self, now_us: int, keep: Collection[int]) -> int:
+        """Forget the marks that are old enough, and the oldest of too many, but for some producers'; returns how
+        many."""
+        by_age = sorted((mark.last_append_us, number) for number, mark in self._by_id.items() if number not in keep)
         too_many = len(self._by_id) - MARKS_MAX
-        silent = [number for place, (at_us, number) in enumerate(by_age) if at_us < before_us or place < too_many]
+        silent = [
+            number
+            for place, (at_us, number) in enumerate(by_age)
+            if place < too_many or now_us - at_us > (DONE_KEPT_US if number in self._done else KEPT_US)
+        ]
         for number in silent:
             del self._by_id[number]
+            self._done.discard(number)
         return len(silent)
 
     def clear(self) -> None:
         self._by_id.clear()
+        self._done.clear()
 
     def snapshot(self) -> MarksSnapshot:
         self._snapshots += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
 from broker.storage.faults import Faults
@@ -111,7 +111,7 @@ class Reader:
             except FileNotFoundError:
                 self._check_moved(view, offset)
             except OSError as error:
-                self._faults.refuse(error, "reading")
+                self._failed(error)
 
     def search(self, timestamp_us: int) -> tuple[int, int] | None:
         """`Log.offset_for_timestamp`."""
@@ -122,7 +122,10 @@ class Reader:
             except FileNotFoundError:
                 self._check_moved(view, view.start_offset)
             except OSError as error:
-                self._faults.refuse(error, "reading")
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> NoReturn:
+        self._faults.refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
         """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
@@ -139,7 +142,7 @@ class Reader:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         if offset >= end:
-            return FileSlice(self._disk, None, segment.base_offset, 0, 0)
+            return FileSlice(self._disk, None, segment.base_offset, 0, 0, self._failed)
         limit, limit_offset = view.limit(number)
         file = segment.share_file()
         try:
@@ -148,14 +151,14 @@ class Reader:
                 limit = self._end_position(view, segment, file, end, limit, limit_offset)
             if position + length > limit:  # the batch that holds the offset reaches behind the end that was asked for
                 file.release()
-                return FileSlice(self._disk, None, segment.base_offset, 0, 0)
+                return FileSlice(self._disk, None, segment.base_offset, 0, 0, self._failed)
             limit = segment.slice_end(position, limit)
             slice_length = max(length, min(max_bytes, limit - position))
             if slice_length < limit - position:  # end where a batch starts: readers discard one that is cut
                 (last, _), _ = segment.index.around(position + slice_length)
                 if last > position:
                     slice_length = max(length, last - position)
-            return FileSlice(self._disk, file, segment.base_offset, position, slice_length)
+            return FileSlice(self._disk, file, segment.base_offset, position, slice_length, self._failed)
         except BaseException:
             file.release()
             raise

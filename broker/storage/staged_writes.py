@@ -26,6 +26,7 @@ from broker.storage.marks import Mark
 from broker.storage.staged_format import PreparedSet
 from broker.storage.staging import Staged, Staging, Write
 from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
+from kafkalog.format.batch import producer_id_of
 
 _WAIT_SECONDS = 30.0
 _SYNC_BYTES = 64 << 20
@@ -50,6 +51,9 @@ class Appendable(Protocol):
 
     def mark(self, producer_id: int) -> Mark | None:
         """How far a transaction's last batch came into the log."""
+
+    def transaction_done(self, producer_id: int, batch_id: int) -> None:
+        """That was a transaction's last batch, and it is done everywhere."""
 
     def flush_to(self, offset: int) -> None:
         """Have everything before an offset outlive a power cut."""
@@ -230,9 +234,15 @@ class StagedWrites:
         self._show_unless_half(prepared)
         return True
 
-    def release(self, transactional_id: str, batch_id: int) -> None:
+    def release(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
         """Forget what is staged of a transaction up to a batch that is done, where the log has that batch whole; what
-        it leaves, the decision in ZooKeeper drops later. Does nothing while an apply runs."""
+        it leaves, the decision in ZooKeeper drops later. Does not do so while an apply runs.
+
+        Args:
+            last: there will be no other batch, so that the log's mark is to go as well.
+        """
+        if last:
+            self._log.transaction_done(producer_id_of(transactional_id), batch_id)
         if not self._applying.acquire(blocking=False):
             return
         try:

@@ -518,13 +518,21 @@ class Connection:
                 continue
             except OSError as error:
                 if error.errno == errno.EIO:  # of the file: sockets have other errors
-                    log.error("log_not_readable", position=position, bytes=left, reason=error.strerror, peer=self._peer)
+                    self._cut_short(piece, error)
                 raise
             if sent == 0:
                 raise _Gone("the log was cut while it was sent")
             position += sent
             left -= sent
         self._served["sendfile_bytes"] += piece.length
+
+    def _cut_short(self, piece: FileSlice, error: OSError) -> None:
+        """An answer that says how long it is cannot be sent whole. The directory is out of service from now on, which
+        the client is told when it asks again."""
+        try:
+            piece.failed(error)
+        except KafkalogError as failed:
+            raise _Gone(str(failed)) from error
 
     def _wait_writable(self) -> None:
         poller = select.poll()

@@ -352,7 +352,10 @@ class Committer:
             "Release",
             places,
             lambda told: pb.ReleaseRequest(
-                transactional_id=decision.transactional_id, batch_id=decision.batch_id, partitions=_partitions(told)
+                transactional_id=decision.transactional_id,
+                batch_id=decision.batch_id,
+                partitions=_partitions(told),
+                last=not decision.is_stream,
             ),
         )
         return done

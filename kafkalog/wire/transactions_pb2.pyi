@@ -102,18 +102,20 @@ class AppliedPartition(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version")
+    __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version", "last")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
     BELOW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     transactional_id: str
     batch_id: int
     partitions: _containers.RepeatedCompositeFieldContainer[TransactionPartition]
     commit_uuid: bytes
     below_version: int
-    def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ..., commit_uuid: _Optional[bytes] = ..., below_version: _Optional[int] = ...) -> None: ...
+    last: bool
+    def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ..., commit_uuid: _Optional[bytes] = ..., below_version: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class ReleaseReply(_message.Message):
     __slots__ = ()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+from pathlib import Path
 
 import pytest
 
 from broker.storage.log import Appended
-from tests.broker.storage.batches import numbered
+from tests.broker.storage.batches import make_batch, numbered
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.test_kills import FLUSHES
 from tests.crash.workload import PRODUCER, check_survivor, crashes, open_directory, open_log
@@ -43,3 +46,32 @@ def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part
     (appended,) = log.append([numbered(12, 3, producer=(PRODUCER, 0, 3))])
     assert isinstance(appended, Appended)
     assert not appended.duplicate
+
+
+class FullForProducers(MemoryDisk):
+    """Has no room for the producers' state while `full`."""
+
+    full = False
+
+    def create(self, path: Path) -> int:
+        if self.full and ".producers" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().create(path)
+
+
+def test_power_cut_after_a_deletion_keeps_the_marks_that_the_roll_before_it_had_no_room_for() -> None:
+    disk = FullForProducers()
+    log = open_log(open_directory(disk))
+    log.append_decided([make_batch([b"x"], producer=(9, 0, 0), transaction=(4, 0))])
+    log.show(9, 4)
+    log.append([numbered(1, size=3000)])
+    log.append([numbered(2, size=1000)])  # in another segment
+    disk.full = True
+    log.flush()
+    disk.full = False
+    log.append([numbered(3)])  # nobody synced it
+    log.delete_before(2)
+    assert not [name for name in disk.names(log.directory) if name == f"{0:020d}.log"]
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    mark = log.mark(9)
+    assert mark is not None and mark.batch_id == 4

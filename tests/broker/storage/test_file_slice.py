@@ -3,11 +3,16 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from broker.storage.disk import Disk
 from broker.storage.file_slice import FileSlice, SharedFile
+
+
+def failed(error: OSError) -> NoReturn:
+    raise AssertionError(error)
 
 
 def shared(path: Path) -> SharedFile:
@@ -36,7 +41,7 @@ def test_last_owner_closes_the_file(tmp_path: Path) -> None:
 def test_slice_sends_its_bytes_though_the_file_is_gone(tmp_path: Path) -> None:
     file = shared(tmp_path / "x")
     assert file.share()
-    held = FileSlice(Disk(), file, 0, 3, 4)
+    held = FileSlice(Disk(), file, 0, 3, 4, failed)
     file.release()
     (tmp_path / "x").unlink()
     ours, theirs = socket.socketpair()
@@ -48,7 +53,7 @@ def test_slice_sends_its_bytes_though_the_file_is_gone(tmp_path: Path) -> None:
 
 
 def test_empty_slice_has_no_file() -> None:
-    with FileSlice(Disk(), None, 0, 0, 0) as empty:
+    with FileSlice(Disk(), None, 0, 0, 0, failed) as empty:
         assert empty.read() == b""
         with pytest.raises(AssertionError):
             empty.fileno()
@@ -56,7 +61,7 @@ def test_empty_slice_has_no_file() -> None:
 
 def test_forgotten_slice_gives_its_file_back(tmp_path: Path) -> None:
     file = shared(tmp_path / "x")
-    held = FileSlice(Disk(), file, 0, 0, 1)
+    held = FileSlice(Disk(), file, 0, 0, 1, failed)
     assert held.length == 1
     del held
     assert not is_open(file.fd)

@@ -164,7 +164,9 @@ def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     producers.record(header(0, producer=8), 310, 9)
     producers.record(transactional(1), 311, 9)
     producers.forget_silent(before_us=100)
-    producers.marks.forget(9, 1)
+    producers.marks.done(9, 1)
+    producers.marks.forget_silent(1 << 60, ())
+    assert not producers.marks
     assert before.encode() == expected
     loaded = Producers("t-0", 5, 1000, lambda: 0)
     assert loaded.load(expected, 300)

@@ -17,6 +17,7 @@ from broker.storage.marks import KEPT_US, Marks
 from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, InvalidRequest, StagedOutOfOrder, StagedPartLost
+from kafkalog.format.batch import producer_id_of
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 
 PRODUCER = 1 << 62
@@ -332,9 +333,9 @@ def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepar
     marks = Marks()
     header, _ = batch(0)
     marks.record(header, 0, 10)
-    assert marks.forget_silent(10, ()) == 0
-    assert marks.forget_silent(11, {PRODUCER}) == 0
-    assert marks.forget_silent(11, ()) == 1
+    assert marks.forget_silent(10 + KEPT_US, ()) == 0
+    assert marks.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
+    assert marks.forget_silent(11 + KEPT_US, ()) == 1
     assert KEPT_US >= 30 * 86_400 * 1_000_000
 
 
@@ -385,3 +386,60 @@ def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pyte
         log.staged.stage(b"u" * 16, [batch(number, size=1 << 20)])
     assert synced.wait(30)
     directory.close()
+
+
+def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stays(directory: LogDirectory) -> None:
+    clock = directory.clock
+    assert isinstance(clock, ManualClock)
+    log = open_log(directory)
+    stream = write(log, 5, [batch(0, batch_id=5)])
+    apply(log, stream)
+    log.staged.release("x", 5)
+    one_off = producer_id_of("one-off")
+    uuid, data = b"u" * 16, make_batch([b"v"], producer=(one_off, 0, 0), transaction=(0, 0))
+    log.staged.stage(uuid, [data])
+    prepared = PreparedSet("one-off", one_off, 0, b"c" * 16, -1, (PartSpec(uuid, 0, 1, len(data[1])),))
+    log.staged.prepare(prepared)
+    log.staged.finish_apply(log.staged.apply("one-off", one_off, 0, prepared.commit_uuid))
+    clock.advance(7200)
+    log.forget_silent_producers(0)
+    assert log.mark(one_off) is not None  # its set is here, and an apply may come again
+    assert log.staged.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
+    log.staged.release("one-off", 0, last=True)
+    log.forget_silent_producers(0)
+    assert log.mark(one_off) is None
+    assert log.mark(PRODUCER) is not None
+    # What comes late all the same appends nothing.
+    with pytest.raises(StagedPartLost):
+        log.staged.apply("one-off", one_off, 0, prepared.commit_uuid)
+    with pytest.raises(StagedPartLost):
+        log.staged.prepare(prepared)
+    assert len(read_all(log)) == 2
+
+
+def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    apply(log, prepared)
+    log.staged.release("x", 0, last=True)
+    log.transaction_done(PRODUCER, 0)
+    log.forget_silent_producers(0)
+    assert apply(log, prepared) == 1
+    assert len(read_all(log)) == 1
+
+
+def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = directory.clock
+    assert isinstance(clock, ManualClock)
+    monkeypatch.setattr("broker.storage.marks.MARKS_MAX", 3)
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    apply(log, prepared)
+    for number in range(6):
+        clock.advance(1)
+        log.append_decided([make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))])
+    log.forget_silent_producers(0)
+    assert [log.mark(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
+    assert log.mark(PRODUCER) is not None

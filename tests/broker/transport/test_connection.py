@@ -13,7 +13,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kafkalog.errors import CorruptBatch, InvalidRequest, KafkalogError, OffsetOutOfRange, UnknownPartition
+from kafkalog.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    KafkalogError,
+    OffsetOutOfRange,
+    StorageFailed,
+    UnknownPartition,
+)
 from kafkalog.format.batch import check_batch, iter_batches
 from kafkalog.format.columns import decode_columns
 from kafkalog.wire import dataport_pb2 as pb
@@ -139,10 +146,13 @@ def test_limits_of_all_time_are_limits_like_others(start_broker: StartBroker) ->
         assert client.fetch(topic, 3)[0].end_offset == 3
 
 
-def test_a_log_that_cannot_be_read_while_it_is_sent_is_told(
-    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_log_that_cannot_be_read_while_it_is_sent_ends_its_directory_and_the_client_is_told(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
+    directory = broker.broker.catalog.leader_of(topic, 0).log._home
+    told: list[KafkalogError] = []
+    monkeypatch.setattr(directory, "on_failed", told.append)
 
     def sendfile(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -151,8 +161,13 @@ def test_a_log_that_cannot_be_read_while_it_is_sent_is_told(
         client.append(topic, a_batch())
         monkeypatch.setattr("broker.transport.connection.os.sendfile", sendfile)
         client.send(fetch_frame(1, topic, 0))
-        assert client.is_closed()
-    assert "log_not_readable" in caplog.text and "Input/output error" in caplog.text
+        assert client.is_closed()  # its answer had begun
+    waited_for(lambda: bool(told))
+    with broker.client() as client:
+        error = error_of(client.fetch(topic, 0)[0])
+        assert isinstance(error, StorageFailed)
+        assert "reading for t-0: Input/output error" in str(error) == str(told[0])
+        assert isinstance(error_of(client.append(topic, a_batch())), StorageFailed)
 
 
 def test_acks_all_is_refused_with_its_reason(broker: RunningBroker) -> None:
@@ -446,6 +461,26 @@ def test_with_flush_messages_1_the_ack_follows_the_flush_and_appends_do_not_wait
         may_sync.set()
         assert [client.reply()[0].correlation_id for _ in range(50)] == list(range(50))
         assert log.flushed_offset == 50
+
+
+def test_a_flush_that_ends_between_a_look_and_the_registration_to_wait_is_not_missed(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    register = partition.register
+    monkeypatch.setattr(broker.broker.catalog.leader_of(topic, 0).log._home, "flush_soon", lambda log: None)
+
+    def flush_and_register(wake: Callable[[], None]) -> None:
+        partition.log.flush()  # and nothing flushes, or wakes, after it
+        register(wake)
+
+    monkeypatch.setattr(partition, "register", flush_and_register)
+    with broker.client() as client:
+        client.sock.settimeout(15)
+        client.send(append_frame(1, topic, a_batch(), timeout_ms=30_000))
+        header, _ = client.reply()
+    assert not header.append.partitions[0].HasField("error"), header
 
 
 def test_an_ack_that_waits_too_long_for_its_flush_is_told_so(

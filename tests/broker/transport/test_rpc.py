@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,6 +208,29 @@ def test_records_are_deleted_before_an_offset(broker: RunningBroker) -> None:
         refused(delete, bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-2))[0], errors.OffsetOutOfRange
     )
     assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1)).log_start_offset == 5
+
+
+def test_a_log_that_cannot_be_read_for_a_pull_ends_its_directory_and_the_client_is_told(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    append(broker, topic, a_batch([bytes(200_000)]))
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    real_read = log._disk.read
+
+    def read(fd: int, length: int, position: int) -> bytes:
+        if length > 100_000:  # a body's; headers can be read
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_read(fd, length, position)
+
+    monkeypatch.setattr(log._disk, "read", read)
+    error, _ = refused(
+        broker.stub.Pull, pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)], max_bytes=1 << 20)
+    )
+    assert isinstance(error, errors.StorageFailed)
+    assert "reading for t-0: Input/output error" in str(error)
+    told = error_from_wire(pull(broker, topic, 0).reply.partitions[0].error)
+    assert isinstance(told, errors.StorageFailed)
 
 
 def test_group_offsets_are_kept_by_group_and_partition(broker: RunningBroker) -> None:
