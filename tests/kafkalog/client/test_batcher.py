@@ -402,6 +402,22 @@ def test_a_records_metadata_counts_from_its_batch() -> None:
     assert batch.metadata(1) == ("t", 0, 1, 12)
 
 
+def test_a_batch_has_no_number_until_it_is_taken_and_each_sending_counts() -> None:
+    queue = make_queue()
+    batch = add(queue)
+    assert (batch.identity, batch.sequence, batch.body, batch.sends, batch.base_offset) == (None, -1, None, 0, -1)
+    for sends in (1, 2):
+        assert queue.take(10.0 * sends, 1 << 20) == [batch] and batch.sends == sends
+        queue.lost([batch], LOST, now=10.0 * sends)
+
+
+@pytest.mark.parametrize(("bytes_max", "count"), [(1, 1), (199, 1), (200, 2), (299, 2), (300, 3)])
+def test_as_many_batches_are_taken_as_fit_and_at_least_one(bytes_max: int, count: int) -> None:
+    queue = make_queue()
+    batches = [add(queue) for _ in range(3)]  # 100 bytes each
+    assert queue.take(0.0, bytes_max) == batches[:count]
+
+
 def test_a_whole_batch_is_put_behind_the_open_one() -> None:
     queue = make_queue()
     first = queue.start_batch(0.0, TIMEOUT)
