@@ -113,6 +113,15 @@ class Partition:
             self.wake_waiters()
 
     @property
+    def unsynced_staged_bytes(self) -> int:
+        """How much a prepare has to sync here, more or less."""
+        return self.log.staged.unsynced_bytes
+
+    def prepared_bytes(self, commit_uuid: bytes) -> int:
+        """The size of a prepared set, 0 if there is none."""
+        return self.log.staged.prepared_bytes(commit_uuid)
+
+    @property
     def staged_work(self) -> int:
         """A number that grows while anything is done for prepares and applies here; see StagedWrites.work."""
         return self.log.staged.work

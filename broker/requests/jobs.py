@@ -81,6 +81,11 @@ class Jobs:
                     self._threads.submit(self._run, partition)
             return job
 
+    def is_busy(self, partition: Hashable) -> bool:
+        """Whether a job of that partition waits or runs."""
+        with self._lock:
+            return partition in self._waiting
+
     def _run(self, partition: Hashable) -> None:
         with self._lock:
             key, job = self._waiting[partition].popleft()

@@ -34,6 +34,10 @@ log = get_logger(__name__)
 TURN_SECONDS = 2.0
 """How long a Prepare or Apply is worked at before it is answered as unfinished."""
 
+_AT_ONCE_BYTES = 8 << 20
+"""What takes no longer than a turn on any disk is done in the request's own thread: other threads cost a small commit
+more than its work does."""
+
 _UUID_SIZE = 16
 _ID_BYTES_MAX = 4000
 _RENEW_WITHIN_MS_MAX = 86_400_000  # it travels as 32 bits
@@ -116,15 +120,24 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
     _check_transaction(request)
     reply = pb.PrepareReply()
     prepared: list[tuple[pb.PreparedPartition, Partition, Job]] = []
+    at_once: list[tuple[pb.PreparedPartition, Partition]] = []
+    left = _AT_ONCE_BYTES
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
             partition.prepare(_set_of(request, wanted))
+            left -= max(partition.unsynced_staged_bytes, partition.prepared_bytes(request.commit_uuid))
+            if left >= 0 and not jobs.syncs.is_busy(partition):
+                at_once.append((answer, partition))
+                continue
             key = request.commit_uuid, request.version
             job = jobs.syncs.ask(partition, key, partial(partition.keep_prepared, request.commit_uuid))
             prepared.append((answer, partition, job))
     deadline = _turn_end(catalog, seconds)
+    for answer, partition in at_once:
+        with _errors_in(answer):
+            partition.keep_prepared(request.commit_uuid)
     for answer, partition, job in prepared:
         with _errors_in(answer):
             if job.wait(deadline - catalog.clock.monotonic()):
@@ -149,21 +162,31 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
     reply = pb.ApplyReply()
     batch = request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid
     applying: list[tuple[pb.AppliedPartition, Partition, Job]] = []
+    at_once: list[tuple[pb.AppliedPartition, Partition, Applied]] = []
+    left = _AT_ONCE_BYTES
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            left -= partition.prepared_bytes(request.commit_uuid)
+            if left >= 0 and not jobs.applies.is_busy(partition):
+                at_once.append((answer, partition, partition.apply(*batch)))
+                continue
             job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.apply, *batch))
             applying.append((answer, partition, job))
     deadline = _turn_end(catalog, seconds)
+    for answer, partition, applied in at_once:
+        with _errors_in(answer):
+            partition.finish_apply(applied)
+            answer.end_offset = applied.end_offset
     for answer, partition, job in applying:
         with _errors_in(answer):
-            applied = job.result() if job.wait(deadline - catalog.clock.monotonic()) else None
-            if applied is None or not _is_flushed(partition, applied, deadline, catalog.clock):
+            done: Applied | None = job.result() if job.wait(deadline - catalog.clock.monotonic()) else None
+            if done is None or not _is_flushed(partition, done, deadline, catalog.clock):
                 answer.unfinished = True
             else:
-                partition.finish_apply(applied)
-                answer.end_offset = applied.end_offset
+                partition.finish_apply(done)
+                answer.end_offset = done.end_offset
         _say_progress(answer, partition, job, catalog)
     return reply
 

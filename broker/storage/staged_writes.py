@@ -122,6 +122,16 @@ class StagedWrites:
         return self._applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     @property
+    def unsynced_bytes(self) -> int:
+        """`Staging.unsynced_bytes`."""
+        return self._staging.unsynced_bytes
+
+    def prepared_bytes(self, commit_uuid: bytes) -> int:
+        """The size of a prepared set, 0 if there is none."""
+        prepared = self._staging.prepared(commit_uuid)
+        return sum(part.length for part in prepared.parts) if prepared is not None else 0
+
+    @property
     def size_bytes(self) -> int:
         return self._staging.size_bytes
 

@@ -574,6 +574,12 @@ class Staging:
             self._sync_asked = True
             self._home.flush_soon(self)
 
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes that no sync has made last."""
+        with self._lock:
+            return sum(file.size - file.synced for file in self._files.values())
+
     def request_sync(self) -> None:
         """Have a thread of the directory sync it; `sync` then has little left to do."""
         with self._lock:

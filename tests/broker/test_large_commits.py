@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
@@ -32,6 +33,7 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
         threading.Event().wait(0.4)
         append(self, *arguments)
 
+    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
     monkeypatch.setattr(Log, "append_decided", slowly)  # 16 in two threads of each of two brokers: 1.6 s at least
     settings = parse_producer({"request.timeout.ms": 1000, "transaction.commit.timeout.ms": 1400})
     cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))

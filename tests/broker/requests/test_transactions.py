@@ -174,6 +174,7 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, (b"a",), (b"b",))
@@ -199,6 +200,7 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
 
 def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
     monkeypatch.setattr(staged_writes, "_SYNC_BYTES", 1)
     topic = broker.new_topic()
     write = Write(broker, topic)
