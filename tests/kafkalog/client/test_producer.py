@@ -399,6 +399,7 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
     return acts[act]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
 @pytest.mark.parametrize("act", ["send", "send with everything", "send_arrow", "flush", "result"])
 def test_an_interrupt_anywhere_leaves_the_producer_whole(
     cluster: LocalCluster, admin: Admin, topic: str, act: str
