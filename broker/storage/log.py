@@ -397,9 +397,9 @@ class Log:
             self._home.flush_soon(self)
 
     def flush_to(self, offset: int) -> None:
-        """`flush`, unless everything before an offset is."""
+        """`flush`, unless everything before an offset is, or is once the flush under way is over."""
         if self._flushed_offset < offset:
-            self._flush()
+            self._flush(offset)
 
     def flush(self) -> None:
         """fdatasync what is appended by now, and save what rolls left to be saved.
@@ -415,8 +415,10 @@ class Log:
             finally:
                 self._save_lock.release()
 
-    def _flush(self) -> None:
+    def _flush(self, offset: int | None = None) -> None:
         with self._flush_lock:
+            if offset is not None and self._flushed_offset >= offset:
+                return
             with self._lock:
                 self._check_usable()
                 self._flush_asked = self._flush_timed = False

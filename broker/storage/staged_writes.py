@@ -198,7 +198,7 @@ class StagedWrites:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
             if mark is not None:  # as after a restart, and where a full disk stopped it
                 self._log.hide(prepared.producer_id, mark.batch_id, mark.start_offset)
-            unsynced = 0
+            unsynced = behind = 0
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 self._log.append_decided(batches)
                 count += len(batches)
@@ -206,18 +206,21 @@ class StagedWrites:
                 self._applied_bytes += size
                 unsynced += size
                 if unsynced >= _SYNC_BYTES:  # else the one sync at the end takes as long as all of it, unseen
-                    self._sync(prepared.producer_id)
+                    behind = self._synced_to(prepared.producer_id, behind)
                     unsynced = 0
         except StagedPartLost:
             self._show_unless_half(prepared)
             raise
         return count
 
-    def _sync(self, producer_id: int) -> None:
+    def _synced_to(self, producer_id: int, behind: int) -> int:
+        """Wait for the sync of what was appended a while ago, not for the last of it: the disk and this thread work at
+        once. Returns up to where to wait the next time."""
+        self._log.flush_to(behind)
+        self._applied_bytes += 1
         mark = self._log.mark(producer_id)
         assert mark is not None
-        self._log.flush_to(mark.end_offset)
-        self._applied_bytes += 1
+        return mark.end_offset
 
     def _show_unless_half(self, prepared: PreparedSet) -> None:
         """Show what the log has of a batch, unless the rest of it is to come."""

@@ -740,3 +740,33 @@ def test_bytes_are_counted_up_to_what_is_hidden_wherever_that_begins(directory: 
                 assert counted >= 0
         log.show(1 << 62, 0)
     assert log.view.visible_offset == 40
+
+
+def test_who_waits_for_a_flush_under_way_starts_no_other(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    log.append([numbered(0)])
+    syncs: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+    real = directory.disk.sync
+
+    def sync(fd: int) -> None:
+        syncs.append(fd)
+        begun.set()
+        assert may_end.wait(30)
+        real(fd)
+
+    monkeypatch.setattr(directory.disk, "sync", sync)
+    first = threading.Thread(target=log.flush)
+    first.start()
+    assert begun.wait(30)
+    log.append([numbered(1)])  # not what the second one waits for
+    second = threading.Thread(target=log.flush_to, args=(1,))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    may_end.set()
+    first.join(30)
+    second.join(30)
+    assert (len(syncs), log.flushed_offset) == (1, 1)
