@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import threading
+import time
+from collections import deque
 from typing import Any
 
 AGAIN_SECONDS = 60.0
@@ -27,13 +29,18 @@ def announce(fd: int, facts: dict[str, Any]) -> None:
 
 
 class Announcer(logging.Handler):
-    """Announces warnings and errors on a pipe, which it makes non-blocking."""
+    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread tells of repeats, if there is
+    anything to wait for: one for each event were a thousand that end at once, and starve each other for minutes."""
 
     def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS) -> None:
         super().__init__(logging.WARNING)
         self._fd = fd
         self._again_seconds = again_seconds
-        self._repeats: dict[tuple[str, str], int] = {}  # event -> how often since it was told; under the handler's lock
+        # Under the handler's lock: how often each event came since it was told, when that is to be told, in this order,
+        # and who waits for the first of them.
+        self._repeats: dict[tuple[str, str], int] = {}
+        self._due: deque[tuple[float, tuple[str, str]]] = deque()
+        self._timer: threading.Timer | None = None
         os.set_blocking(fd, False)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -49,18 +56,28 @@ class Announcer(logging.Handler):
                 return
             self._repeats[event] = 0
             self._tell(record.levelname.lower(), text)
-            timer = threading.Timer(self._again_seconds, self._tell_repeats, [event])
-            timer.daemon = True
-            timer.start()
+            self._due.append((time.monotonic() + self._again_seconds, event))
+            if self._timer is None:
+                self._wait()
         except Exception:
             self.handleError(record)
 
-    def _tell_repeats(self, event: tuple[str, str]) -> None:
+    def _wait(self) -> None:
+        self._timer = threading.Timer(max(0.0, self._due[0][0] - time.monotonic()), self._tell_repeats)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _tell_repeats(self) -> None:
         self.acquire()
         try:
-            repeats = self._repeats.pop(event)
-            if repeats:
-                self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
+            while self._due and self._due[0][0] <= time.monotonic():
+                _, event = self._due.popleft()
+                repeats = self._repeats.pop(event)
+                if repeats:
+                    self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
+            self._timer = None
+            if self._due:
+                self._wait()
         finally:
             self.release()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -70,8 +71,10 @@ def test_an_event_that_repeats_is_told_once_and_then_counted(pipe: tuple[int, in
 
 def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: tuple[int, int]) -> None:
     log = logger(Announcer(pipe[1]))
+    threads = threading.active_count()
     for number in range(1000):
         log.error("event_%d %s", number, "é" * 1000)
+    assert threading.active_count() <= threads + 1
     lines = os.read(pipe[0], 1 << 20).splitlines()
     assert 10 < len(lines) < 1000
     assert all(json.loads(line)["event"].startswith("event_") for line in lines)  # each is whole
