@@ -466,6 +466,7 @@ class Connection:
         self._out.append(frames.frame_start(header, answer.length))
         try:
             if answer.slices:
+                self._make_way()
                 self._flush(more=True)
             for piece in answer.slices:
                 self._send_file(piece)
@@ -534,11 +535,36 @@ class Connection:
         except KafkalogError as failed:
             raise _Gone(str(failed)) from error
 
+    def _make_way(self) -> None:
+        """While answers are sent, which takes as long as the peer likes: hold no memory that others wait for."""
+        if self._intake.is_in_the_way:
+            raise _Gone("its request holds memory that others wait for, and its answers are not read yet")
+        self._intake.make_way()
+
     def _wait_writable(self) -> None:
+        """Wait until the peer has read some of its answer."""
+        deadline = self._clock.monotonic() + self._settings.send_timeout_ms / 1000
         poller = select.poll()
         poller.register(self._sock, select.POLLOUT)
-        if not poller.poll(min(self._settings.send_timeout_ms, _POLL_MS_MAX)):
-            raise _Gone("it took no byte of its answer for send.timeout.ms")
+        poller.register(self._wake_fd, select.POLLIN)
+        woken = False
+        try:
+            while True:
+                self._make_way()
+                contended_until = self._intake.contended_until
+                until = deadline if contended_until is None else min(deadline, contended_until)
+                left_ms = max(0.0, until - self._clock.monotonic()) * 1000 + 1
+                ready = {fd for fd, _ in poller.poll(min(left_ms, _POLL_MS_MAX))}
+                if self._wake_fd in ready:
+                    os.eventfd_read(self._wake_fd)
+                    woken = True
+                if self._sock.fileno() in ready:
+                    return
+                if self._clock.monotonic() > deadline:
+                    raise _Gone("it took no byte of its answer for send.timeout.ms")
+        finally:
+            if woken:
+                self.wake()  # it may be for what is looked at after the answer
 
     def _linger(self) -> None:
         """Let the peer read what was sent: a close with unread input resets the connection and may lose the last

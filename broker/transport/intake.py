@@ -8,7 +8,8 @@ socket. Budget.py says why all waits end.
 
 A frame that needs more than 32 KiB has `send.timeout.ms` and a second for each MB to come. While another body has
 waited for memory for 2 s, one that holds some and brought less than 250 kB/s in that time is cut off. The buffer of
-the last large frame is given back when others want memory, or unused for 5 s.
+the last large frame is given back when others want memory, or unused for 5 s. Both rules hold while an answer waits for
+its peer to read, too.
 
 Knows no requests and no replies; not thread-safe, but for the wake that the budgets call.
 """
@@ -172,13 +173,23 @@ class Intake:
             return False
         if now > self._frame_deadline:
             return True
+        return self.is_in_the_way
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether it holds memory that another waits for, and received hardly anything meanwhile."""
         contended = self._contended
         return (
             contended is not None
-            and now >= contended.until
+            and self._clock.monotonic() >= contended.until
             and self.received_bytes - contended.received_bytes < _CONTENDED_BYTES
             and self._budgets.bodies.first_waiting is contended.waiter
         )
+
+    @property
+    def contended_until(self) -> float | None:
+        """When to look again whether it `is_in_the_way`."""
+        return None if self._contended is None else self._contended.until
 
     def close(self) -> None:
         """Give back every reservation, also one that is waited for, and the memory that stood on it: a connection is
@@ -211,6 +222,17 @@ class Intake:
         elif self._is_unused() and self._clock.monotonic() >= self._last_received + _IDLE_SECONDS:
             self._give_back_large()
             self._give_back_ahead()
+
+    def make_way(self) -> None:
+        """Give memory back that others want and no frame at hand needs, and watch who waits for the rest. To be called
+        while nothing is received, because the peer has to read first."""
+        self._stand_on_large()
+        if self._large is None:
+            return
+        if self._is_kept and len(self._buffer) <= BASE_CAPACITY and self._budgets.bodies.is_wanted:
+            self._give_back_large()
+        else:
+            self._look_who_waits(self._large)
 
     def _stand_on_large(self) -> None:
         """Receive into the large buffer, once anything of it was granted."""

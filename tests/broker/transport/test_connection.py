@@ -719,6 +719,44 @@ def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker, caplo
     assert "it took no byte of its answer for send.timeout.ms" in caplog.text
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_for(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    monkeypatch.setattr("broker.transport.intake._CONTENDED_SECONDS", 0.1)
+    broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20, send_timeout_ms=600_000)
+    topic = broker.new_topic(partitions=2)
+    durable = broker.new_topic("durable", flush_messages=1)
+    log = broker.broker.catalog.leader_of(durable, 0).log
+    may_sync = threading.Event()
+    real_sync = log._disk.sync
+
+    def slow_sync(fd: int) -> None:
+        assert may_sync.wait(30)
+        real_sync(fd)
+
+    body = a_batch([bytes((3 << 20) - 5000)])
+    large = append_frame(3, topic, body, partition=1)
+    with broker.client() as slow, broker.client() as other:
+        for _ in range(8):
+            other.append(topic, body)
+        waited_for(lambda: other.append(topic, a_batch()) and broker.counters()["dataport.reserved_bytes"] == 0)
+        monkeypatch.setattr(log._disk, "sync", slow_sync)
+        slow.send(append_frame(1, durable, a_batch()) + fetch_frame(2, topic, 0, max_bytes=24 << 20))
+        slow.send(large if is_whole else large[: len(large) // 2])
+        # The first ack waits for its flush; meanwhile the large frame is taken in.
+        waited_for(lambda: broker.counters()["dataport.reserved_bytes"] >= len(large) // 2)
+        if is_whole:
+            waited_for(lambda: broker.broker.catalog.leader_of(topic, 1).log.end_offset == 1)
+        may_sync.set()
+        assert slow.reply()[0].correlation_id == 1
+        assert slow.read(1)  # of an answer that does not fit the sockets, and of which no more is read
+        other.sock.settimeout(20)
+        other.send(append_frame(4, topic, body))
+        assert not other.reply()[0].append.partitions[0].HasField("error")
+        assert broker.counters()["dataport.connections"] == (2 if is_whole else 1)
+
+
 def test_an_idle_connection_is_closed(start_broker: StartBroker) -> None:
     broker = start_broker(connections_max_idle_ms=100)
     with broker.client() as client:
