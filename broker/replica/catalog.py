@@ -392,10 +392,17 @@ class Catalog:
             self._changed.notify_all()
 
     def _host(self, topic: TopicRecord) -> TopicRecord:
-        """Open the logs of a topic's partitions that are ours and not open yet; the topic with their states."""
+        """Open the logs of a topic's partitions that are ours and not open yet; the topic with their states.
+
+        A partition without a state was never opened, unless its log is open here, or stands here with records: then the
+        state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
+        start would begin anew.
+        """
         settings = topic_settings(topic)
         self._warn_of_refused(topic)
         wanted: dict[int, PartitionState] = {}
+        to_write: dict[int, PartitionState] = {}
+        lost_states: dict[int, PartitionState] = {}
         failed: dict[int, KafkalogError] = {}
         for number, replicas in enumerate(topic.replicas):
             if replicas[0] != self.broker_id:
@@ -412,6 +419,8 @@ class Catalog:
             elif partition is not None:
                 if state is not None:
                     partition.log.leader_epoch = state.leader_epoch
+                else:
+                    lost_states[number] = self._state_of(partition)
                 if partition.settings.given() != settings.given():
                     partition.update_settings(settings)
             elif state is None:
@@ -421,10 +430,18 @@ class Catalog:
             else:
                 wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
         opened = self._open_all(topic, settings, wanted, failed)
-        to_write = {number: wanted[number] for number in opened if wanted[number] != topic.states.get(number)}
+        for number, partition in opened.items():
+            state = topic.states.get(number)
+            if state is None and partition.log.end_offset > 0:
+                lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
+            elif wanted[number] != state:
+                to_write[number] = wanted[number]
         states = dict(topic.states)
-        if to_write:
+        if to_write := to_write | lost_states:
             states |= registry.write_states(self.session, topic, to_write)
+        for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
+            epoch = states[number].leader_epoch
+            log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
         hosted = dict(self._hosted)
         for number, partition in opened.items():
             if number not in states:  # the topic was deleted meanwhile
@@ -442,6 +459,11 @@ class Catalog:
         self._hosted = hosted
         self._take_in_failures(topic, failed)
         return replace(topic, states=states)
+
+    def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
+        """The state that an open log without one gets."""
+        epoch = partition.log.leader_epoch + raised
+        return PartitionState(self.broker_id, epoch, (self.broker_id,), self._directory_id)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
         """What there is to say if a partition's log is not where its state says."""

@@ -6,8 +6,10 @@
                                                     lock, where}; directory is the id of its data directory
     /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
                                                     with deleted: true while it is being taken down
-    /brokers/topics/<topic>/partitions/<p>/state    {leader, leader_epoch, isr, directory}: made by the leader once its
-                                                    log is open; directory is the id of the one that the log stands in
+    /brokers/topics/<topic>/<topic id>/<p>/state    {leader, leader_epoch, isr, directory}: made by the leader once its
+                                                    log is open; directory is the id of the one that the log stands in.
+                                                    <topic id> comes and goes with the topic, in one change: a write
+                                                    that is late finds nothing of a topic made anew under the name
     /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
     /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s, by the
@@ -45,16 +47,16 @@ def topic(name: str) -> str:
     return f"{TOPICS}/{name}"
 
 
-def partitions(name: str) -> str:
-    return f"{TOPICS}/{name}/partitions"
+def partitions(name: str, topic_id: bytes) -> str:
+    return f"{TOPICS}/{name}/{topic_id.hex()}"
 
 
-def partition(name: str, number: int) -> str:
-    return f"{TOPICS}/{name}/partitions/{number}"
+def partition(name: str, topic_id: bytes, number: int) -> str:
+    return f"{partitions(name, topic_id)}/{number}"
 
 
-def partition_state(name: str, number: int) -> str:
-    return f"{TOPICS}/{name}/partitions/{number}/state"
+def partition_state(name: str, topic_id: bytes, number: int) -> str:
+    return f"{partition(name, topic_id, number)}/state"
 
 
 def deleted_topic(topic_id: bytes) -> str:

@@ -242,15 +242,16 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
     fields = json.loads(content)
     replicas = [tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))]
     deleted = bool(fields.get("deleted"))
+    topic_id = bytes.fromhex(fields["topic_id"])
     states = {}
     if not deleted:
-        wanted = [paths.partition_state(name, number) for number in range(len(replicas))]
+        wanted = [paths.partition_state(name, topic_id, number) for number in range(len(replicas))]
         for number, found in enumerate(session.get_many(wanted, watch)):
             if found is not None:
                 states[number] = _read_state(*found)
     return TopicRecord(
         name=name,
-        topic_id=bytes.fromhex(fields["topic_id"]),
+        topic_id=topic_id,
         config=fields["config"],
         replicas=replicas,
         created_us=fields["created_us"],
@@ -287,7 +288,12 @@ def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
     """Make a topic. Raises TopicExists."""
     while True:
         try:
-            session.create(paths.topic(topic.name), _topic_content(topic))
+            session.multi(
+                [
+                    Create(paths.topic(topic.name), _topic_content(topic)),
+                    Create(paths.partitions(topic.name, topic.topic_id)),
+                ]
+            )
             return
         except NodeExists:
             existing = read_topic(session, topic.name)
@@ -297,10 +303,19 @@ def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
                 _take_down(session, existing)
 
 
+def _set_topic(topic: TopicRecord, deleted: bool = False) -> list[Operation]:
+    """Write a topic's znode over the version it was read at. A topic made anew under the name may have come to that
+    version too, so the write also fails, with NoNode, where the znode of the topic's id is gone."""
+    return [
+        Check(paths.partitions(topic.name, topic.topic_id), 0),
+        Set(paths.topic(topic.name), _topic_content(topic, deleted), topic.version),
+    ]
+
+
 def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
     """Write a topic's config and partitions over the version it was read at; False if it was changed meanwhile."""
     try:
-        session.set(paths.topic(topic.name), _topic_content(topic), topic.version)
+        session.multi(_set_topic(topic))
         return True
     except (NoNode, BadVersion):
         return False
@@ -317,13 +332,9 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=name)
         hosts = sorted({broker for replicas in topic.replicas for broker in replicas})
+        note = Create(paths.deleted_topic(topic.topic_id), _dump({"topic": name, "brokers": hosts}))
         try:
-            session.multi(
-                [
-                    Set(paths.topic(name), _topic_content(topic, deleted=True), topic.version),
-                    Create(paths.deleted_topic(topic.topic_id), _dump({"topic": name, "brokers": hosts})),
-                ]
-            )
+            session.multi([*_set_topic(topic, deleted=True), note])
         except (BadVersion, NoNode):
             continue
         _take_down(session, topic)
@@ -332,19 +343,19 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
 
 def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
     """Remove a deleted topic's znodes, leaves first. Several may do so at once, and a leader that has not seen the
-    deletion may still write a state. Nothing is removed once the topic's own znode is: one of that name may be made
-    anew while this goes on, or while a request that nobody waits for any more is on its way."""
-    numbers, attempt = range(len(topic.replicas)), 0
+    deletion may still write a state. All that is removed lies below the topic's id, and the topic's own znode goes with
+    that in one change: a topic of the name that is made anew while this goes on, or while a request that nobody waits
+    for any more is on its way, has another id and loses nothing."""
+    name, topic_id, attempt = topic.name, topic.topic_id, 0
     while True:
-        current = read_topic(session, topic.name)
-        if current is None or not current.deleted or current.topic_id != topic.topic_id:
+        current = read_topic(session, name)
+        if current is None or not current.deleted or current.topic_id != topic_id:
             return  # another one finished it
-        guard = Check(paths.topic(topic.name), current.version)
+        numbers = range(len(current.replicas))
         try:
-            _delete_all(session, guard, [paths.partition_state(topic.name, number) for number in numbers])
-            _delete_all(session, guard, [paths.partition(topic.name, number) for number in numbers])
-            _delete_all(session, guard, [paths.partitions(topic.name)])
-            session.delete(paths.topic(topic.name), current.version)
+            _delete_all(session, [paths.partition_state(name, topic_id, number) for number in numbers])
+            _delete_all(session, [paths.partition(name, topic_id, number) for number in numbers])
+            session.multi([Delete(paths.partitions(name, topic_id)), Delete(paths.topic(name), current.version)])
             return
         except (NoNode, BadVersion):  # another one removes them too, and got on
             continue
@@ -354,11 +365,11 @@ def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
                 raise
 
 
-def _delete_all(session: ZooKeeperSession, guard: Check, gone: Sequence[str]) -> None:
-    """Remove those that are there. Raises NoNode, BadVersion: somebody else removes them too, or has come further."""
+def _delete_all(session: ZooKeeperSession, gone: Sequence[str]) -> None:
+    """Remove those that are there. Raises NoNode: somebody else removes them too."""
     present = [path for path, found in zip(gone, session.get_many(gone), strict=True) if found is not None]
     for start in range(0, len(present), MULTI_MAX):
-        session.multi([guard, *(Delete(path) for path in present[start : start + MULTI_MAX])])
+        session.multi([Delete(path) for path in present[start : start + MULTI_MAX]])
 
 
 def deleted_topics(session: ZooKeeperSession, watch: Watch | None = None) -> set[bytes]:
@@ -403,16 +414,15 @@ def write_states(
     written: dict[int, PartitionState] = {}
     new = [number for number in numbers if number not in topic.states]
     try:
-        if new:
-            children = [paths.partition(topic.name, number) for number in new]
-            _ensure_children(session, paths.partitions(topic.name), children)
+        _make_all(session, [paths.partition(topic.name, topic.topic_id, number) for number in new])
     except NoNode:
         return {}
     for start in range(0, len(numbers), MULTI_MAX):
         chunk = numbers[start : start + MULTI_MAX]
+        wanted = [paths.partition_state(topic.name, topic.topic_id, number) for number in chunk]
         operations: list[Operation] = []
-        for number in chunk:
-            path, content = paths.partition_state(topic.name, number), _state_content(states[number])
+        for number, path in zip(chunk, wanted, strict=True):
+            content = _state_content(states[number])
             if number in topic.states:
                 operations.append(Set(path, content, topic.states[number].version))
             else:
@@ -425,21 +435,16 @@ def write_states(
                     session.multi([operation])
                 except (NodeExists, BadVersion, NoNode):
                     continue
-        wanted = [paths.partition_state(topic.name, number) for number in chunk]
         for number, found in zip(chunk, session.get_many(wanted), strict=True):
             if found is not None:
                 written[number] = _read_state(*found)
     return written
 
 
-def _ensure_children(session: ZooKeeperSession, parent: str, children: Sequence[str]) -> None:
-    """Make znodes below a parent; fewer round trips than ensuring each. Raises NoNode if the parent's own parent is
-    gone, which is never made: a topic that comes to life without content could not be read."""
-    try:
-        session.multi([Create(parent)])
-    except NodeExists:
-        pass
-    missing = [path for path, found in zip(children, session.get_many(children), strict=True) if found is None]
+def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
+    """Make those that are not there; fewer round trips than ensuring each. Raises NoNode if their parent is gone, which
+    is never made: a topic that comes to life without content could not be read."""
+    missing = [path for path, found in zip(wanted, session.get_many(wanted), strict=True) if found is None]
     for start in range(0, len(missing), MULTI_MAX):
         chunk = missing[start : start + MULTI_MAX]
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import Delete, Operation, ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.kafkalog.zk.expiry import expire
+from tests.waiting import waited_for
 
 
 def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
@@ -524,3 +525,72 @@ def test_settings_reach_partitions_that_are_open(broker: RunningBroker) -> None:
     for number in (0, 1):
         partition = broker.broker.catalog.leader_of(topic, number)
         assert partition.settings.max_message_bytes == partition.log.settings.max_message_bytes == 2048
+
+
+def without_state(broker: RunningBroker, topic: bytes) -> None:
+    broker.broker.catalog.session.delete(paths.partition_state("t", topic, 0))
+
+
+def test_a_state_that_is_gone_is_written_again_by_the_broker_that_has_the_log_open(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    topic = broker.new_topic()
+    catalog = broker.broker.catalog
+    before = catalog.topic("t").states[0]
+    without_state(broker, topic)
+    waited_for(lambda: "partition_state_missing partition=t-0" in caplog.text)
+    until(broker, lambda: 0 in catalog.topic("t").states)
+    assert catalog.topic("t").states[0] == before
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_state_that_went_while_its_broker_was_down_is_not_taken_for_that_of_a_new_log(
+    start_broker: StartBroker, clean: bool
+) -> None:
+    broker, other = start_broker(0), start_broker(1)
+    topic = broker.new_topic()
+    broker.stop(clean=False)
+    broker = start_broker()
+    with broker.client() as client:
+        client.append(topic, a_batch())
+    assert broker.broker.catalog.topic("t").states[0].leader_epoch == 1
+    broker.stop(clean)
+    without_state(other, topic)
+    broker = start_broker()
+    state = broker.broker.catalog.topic("t").states[0]
+    assert state.leader_epoch == (1 if clean else 2) == broker.broker.catalog.leader_of(topic, 0).log.leader_epoch
+    assert state.directory
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 1
+
+
+def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = start_broker(0), start_broker(1)
+    slow.new_topic(partitions=2)
+    session, send = slow.broker.catalog.session, slow.broker.catalog.session.multi
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def late(operations: Sequence[Operation]) -> None:
+        if any(isinstance(each, Delete) for each in operations) and not held.is_set():
+            held.set()
+            assert may_go_on.wait(60)
+        send(operations)
+
+    monkeypatch.setattr(session, "multi", late)
+    deletion = slow.stub.DeleteTopic.future(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    assert held.wait(30)
+    topic = other.new_topic(partitions=2)
+    other.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "7"}), timeout=30)
+    may_go_on.set()
+    deletion.result(60)
+    record = registry.read_topic(other.broker.catalog.session, "t")
+    assert record is not None
+    assert record.topic_id == topic
+    for running in (slow, other):
+        until(running, lambda catalog=running.broker.catalog: topic in catalog._ids)  # type: ignore[misc]
+        assert [partition.leader for partition in running.described("t").partitions] == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
-from kafkalog.zk.session import Check, Delete, Operation, ZooKeeperSession
+from kafkalog.zk.session import Delete, Operation, ZooKeeperSession
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
 
@@ -148,7 +149,7 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
     for change in (
         lambda: registry.update_topic(cluster, A_TOPIC),
         lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,), "disk-1")}),
-        lambda: cluster.set(paths.partition_state("t", 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
+        lambda: cluster.set(paths.partition_state("t", A_TOPIC.topic_id, 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
     ):
         changed = threading.Event()
         registry.read_topic(other, "t", lambda _, changed=changed: changed.set())
@@ -205,10 +206,10 @@ def test_a_state_written_while_its_topic_is_taken_down_goes_too(
     cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    delete_all, late = registry._delete_all, [paths.partition_state("t", 1)]
+    delete_all, late = registry._delete_all, [paths.partition_state("t", A_TOPIC.topic_id, 1)]
 
-    def racing(session: ZooKeeperSession, guard: Check, gone: list[str]) -> None:
-        delete_all(session, guard, gone)
+    def racing(session: ZooKeeperSession, gone: list[str]) -> None:
+        delete_all(session, gone)
         if late:
             session.ensure([late.pop()])
 
@@ -217,28 +218,85 @@ def test_a_state_written_while_its_topic_is_taken_down_goes_too(
     assert registry.topic_names(cluster) == []
 
 
-def test_a_deletion_that_is_late_spares_the_topic_made_anew(
-    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+A_STATE = PartitionState(0, 0, (0,), "disk-0")
+MADE_ANEW = replace(A_TOPIC, topic_id=b"another id......")
+
+
+def make_anew(session: ZooKeeperSession, version: int) -> None:
+    """Delete the topic, also where another's deletion is under way, and make one of its name that has a state and whose
+    znode is at a version."""
+    with contextlib.suppress(UnknownTopic):
+        registry.delete_topic(session, "t")
+    for broker_id in (0, 1):
+        registry.logs_removed(session, A_TOPIC.topic_id, broker_id)
+    registry.create_topic(session, MADE_ANEW)
+    for number in range(version):
+        assert registry.update_topic(session, replace(MADE_ANEW, version=number))
+    registry.write_states(session, MADE_ANEW, {0: A_STATE})
+
+
+def assert_as_made_anew(session: ZooKeeperSession, version: int) -> None:
+    assert registry.read_topic(session, "t") == replace(MADE_ANEW, version=version, states={0: A_STATE})
+    assert registry.delete_topic(session, "t") == MADE_ANEW.topic_id  # nothing stands in its way
+    assert registry.topic_names(session) == []
+
+
+@pytest.mark.parametrize("version", range(3))
+@pytest.mark.parametrize("states", [0, 1])
+def test_a_deletion_that_is_late_spares_the_topic_made_anew_whatever_its_version(
+    cluster: ZooKeeperSession,
+    new_session: Callable[[], ZooKeeperSession],
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    states: int,
 ) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    state = PartitionState(0, 0, (0,), "disk-0")
-    registry.write_states(cluster, A_TOPIC, {0: state})
+    registry.write_states(cluster, A_TOPIC, dict.fromkeys(range(states), A_STATE))
     other, send = new_session(), cluster.multi
-    again = replace(A_TOPIC, topic_id=b"another id......")
 
     def after_it_was_made_anew(operations: Sequence[Operation]) -> None:
         if any(isinstance(each, Delete) for each in operations):
             monkeypatch.setattr(cluster, "multi", send)
-            registry.create_topic(other, again)  # finishes the deletion first
-            registry.write_states(other, again, {0: state})
+            make_anew(other, version)
         send(operations)
 
     monkeypatch.setattr(cluster, "multi", after_it_was_made_anew)
     registry.delete_topic(cluster, "t")
-    made = registry.read_topic(cluster, "t")
-    assert made is not None
-    assert made.topic_id == again.topic_id
-    assert list(made.states) == [0]
+    assert_as_made_anew(cluster, version)
+
+
+def test_a_mark_of_deletion_that_is_late_spares_the_topic_made_anew(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    other, read = new_session(), registry.read_topic
+
+    def and_then_it_is_made_anew(session: ZooKeeperSession, name: str) -> TopicRecord | None:
+        monkeypatch.setattr(registry, "read_topic", read)
+        found = read(session, name)
+        make_anew(other, version=0)
+        return found
+
+    monkeypatch.setattr(registry, "read_topic", and_then_it_is_made_anew)
+    assert registry.delete_topic(cluster, "t") == MADE_ANEW.topic_id  # the topic that bears the name now, and whole
+    assert registry.topic_names(cluster) == []
+    assert registry.deleted_topics(cluster) == {MADE_ANEW.topic_id}
+
+
+def test_a_change_that_is_late_spares_the_topic_made_anew(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    make_anew(cluster, version=0)
+    assert not registry.update_topic(cluster, replace(A_TOPIC, config={}))
+    assert_as_made_anew(cluster, version=0)
+
+
+def test_states_that_are_late_spare_the_topic_made_anew(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    known = registry.write_states(cluster, A_TOPIC, {0: A_STATE})
+    make_anew(cluster, version=0)
+    seen = replace(A_TOPIC, states=known)
+    assert registry.write_states(cluster, seen, {0: replace(A_STATE, leader_epoch=1), 1: A_STATE}) == {}
+    assert_as_made_anew(cluster, version=0)
 
 
 def test_two_deletions_at_once_delete_once(
