@@ -17,6 +17,7 @@ from kafkalog.client.groups import (
     reset_offsets,
 )
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerStopping,
     BrokerUnreachable,
     InvalidArgument,
@@ -267,7 +268,7 @@ class Admin:
         for broker in self._cluster.describe().brokers if request.names else ():
             try:
                 reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
-            except (BrokerUnreachable, BrokerStopping, RequestTimedOut):
+            except (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut):
                 continue
             for topic in reply.topics:
                 for partition in topic.partitions:

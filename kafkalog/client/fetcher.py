@@ -17,6 +17,7 @@ from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerStopping,
     BrokerUnreachable,
     CorruptBatch,
@@ -41,6 +42,7 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 log = get_logger(__name__)
 
 TRY_AGAIN = (
+    BrokerBusy,
     BrokerUnreachable,
     BrokerStopping,
     LeaderNotAvailable,

@@ -45,31 +45,47 @@ class Patience:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seconds = seconds
+        self._lock = threading.Lock()  # guards all that follows
         self._since = clock()
         self._complaint = Complaint(log, "commit_held_up", clock)
         self._seen: dict[Place, int] = {}
         self._finished: set[tuple[str, Place]] = set()
 
     def progressed(self) -> None:
-        self._since = self._clock()
+        with self._lock:
+            self._since = self._clock()
 
     def saw(self, place: Place, progress: int) -> None:
-        """What a place answered: another number than before is progress."""
-        if self._seen.setdefault(place, progress) != progress:
-            self._seen[place] = progress
-            self.progressed()
+        """Record what a place answered: another number than before is progress."""
+        with self._lock:
+            if self._seen.setdefault(place, progress) != progress:
+                self._seen[place] = progress
+                self._since = self._clock()
 
     def finished(self, method: str, place: Place) -> None:
-        """A place is done with something: progress where it is so for the first time."""
-        if (method, place) not in self._finished:
-            self._finished.add((method, place))
-            self.progressed()
+        """Record that a place is done with something: progress where it is so for the first time."""
+        with self._lock:
+            if (method, place) not in self._finished:
+                self._finished.add((method, place))
+                self._since = self._clock()
 
-    def check(self, error: KafkalogError, pause: float = 0.0) -> None:
-        """Raises OutOfPatience where the time would be over after a pause."""
-        if self._clock() + pause > self._since + self._seconds:
+    def failed(self, error: KafkalogError, pause: float = 0.0) -> None:
+        """Report a failure that is tried again after a pause. Raises OutOfPatience where the time would be over then."""
+        with self._lock:
+            self._check(error, pause)
+
+    def works(self, error: KafkalogError) -> None:
+        """Report that a place is not done yet: no failure, and said only once nothing was done for a whole turn. Raises
+        OutOfPatience once the time is over, with the error."""
+        with self._lock:
+            self._check(error, is_said=self._clock() - self._since > _TURN_SECONDS)
+
+    def _check(self, error: KafkalogError, pause: float = 0.0, is_said: bool = True) -> None:
+        until = self._since + self._seconds
+        if self._clock() + pause > until:
             raise OutOfPatience(error)
-        self._complaint.failed(error, self._since + self._seconds)
+        if is_said:
+            self._complaint.failed(error, until)
 
 
 class Place(NamedTuple):
@@ -167,7 +183,7 @@ class Leaders:
             if not failed:
                 pause = first_pause
                 continue
-            patience.check(failures[failed[0]], pause)
+            patience.failed(failures[failed[0]], pause)
             self._cluster.pause(pause)
             pause = min(pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
             self._refresh({place.topic for place in failed})
@@ -199,7 +215,7 @@ class Leaders:
             if turn.waiting:
                 what = f"{turn.method} of {next(iter(turn.waiting)).label}"
                 waited_ms = round(_TURN_SECONDS * 1000)
-                patience.check(RequestTimedOut(what=what, address=f"broker {turn.broker_id}", timeout_ms=waited_ms))
+                patience.works(RequestTimedOut(what=what, address=f"broker {turn.broker_id}", timeout_ms=waited_ms))
                 if time.monotonic() > until:
                     return
 

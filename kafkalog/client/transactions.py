@@ -404,7 +404,7 @@ class Committer:
     def _pause(self, patience: Patience, error: KafkalogError) -> None:
         """Wait before another try. Raises OutOfPatience once the time is over."""
         pause = self._cluster.settings.retry_backoff_ms / 1000
-        patience.check(error, pause)
+        patience.failed(error, pause)
         self._cluster.pause(pause)
 
     @contextmanager

@@ -13,6 +13,7 @@ from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
 from kafkalog.client.admin import AfterBytes, ListedOffset, wait_for_records
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerUnreachable,
     Closed,
     InvalidArgument,
@@ -55,6 +56,20 @@ def test_a_topic_from_its_making_to_its_end(admin: Admin, topic: str) -> None:
     again = admin.create_topic(topic)
     assert again.topic_id != made.topic_id
     assert len(again.partitions) == 1
+
+
+def test_a_busy_broker_is_left_out_of_what_is_unserved(
+    admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic)
+
+    def busy(*_: object, broker_id: int, **__: object) -> None:
+        raise BrokerBusy(broker=broker_id, reason="256 calls like DescribeTopics wait already")
+
+    info = admin._cluster.describe()
+    monkeypatch.setattr(admin._cluster, "describe", lambda: info)
+    monkeypatch.setattr(admin._cluster, "call", busy)
+    assert admin.unserved([topic]) == {}
 
 
 def test_the_cluster_is_described(cluster: LocalCluster, admin: Admin) -> None:

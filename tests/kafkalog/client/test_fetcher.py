@@ -19,6 +19,7 @@ from kafkalog.client.config import CLIENT_SETTINGS
 from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
+    BrokerBusy,
     BrokerUnreachable,
     CorruptBatch,
     DataLost,
@@ -181,11 +182,11 @@ def failing(calls: dict[int, KafkalogError], call: Callable[..., Any]) -> Callab
     """A call that fails instead, the times that are named."""
     made = itertools.count(1)
 
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         error = calls.get(next(made))
         if error is not None:
             raise error
-        return call(*arguments)
+        return call(*arguments, **named)
 
     return called
 
@@ -197,6 +198,16 @@ def test_a_next_request_that_can_not_be_sent_loses_no_answer(
     error = BrokerUnreachable(address="there", reason="reset by peer")
     monkeypatch.setattr(DataConnection, "send", failing({sending: error}, DataConnection.send))
     assert read(connected, filled, 0, COUNT, max_bytes=2000) == list(range(COUNT))
+
+
+def test_a_busy_broker_is_asked_again_who_leads(
+    connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = BrokerUnreachable(address="there", reason="reset by peer")
+    busy = BrokerBusy(broker=0, reason="256 calls like DescribeTopics wait already")
+    monkeypatch.setattr(DataConnection, "send", failing({1: gone}, DataConnection.send))
+    monkeypatch.setattr(connected, "refresh", failing({1: busy}, connected.refresh))
+    assert read(connected, filled, 0, COUNT) == list(range(COUNT))
 
 
 def test_an_answer_that_does_not_follow_the_one_before_is_refused(

@@ -97,6 +97,27 @@ def test_as_long_as_any_partition_gets_on_nobody_gives_up() -> None:
     assert now.seconds > 400
 
 
+def test_a_leader_that_gets_on_is_not_complained_of_and_one_that_does_nothing_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = Now()
+    left = 20
+    steps = 1
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        nonlocal left
+        left -= steps
+        now.seconds += 1
+        return applied(request, unfinished=left > 0, progress=left)
+
+    asks(Script(answer, now), Patience(60, now), PLACES[:1])
+    assert "commit_held_up" not in caplog.text
+    left, steps = 20, 0
+    with pytest.raises(OutOfPatience):
+        asks(Script(answer, now), Patience(60, now), PLACES[:1])
+    assert caplog.text.count("commit_held_up") == 1
+
+
 def test_a_partition_that_does_nothing_is_given_up_after_its_time() -> None:
     now = Now()
 
