@@ -70,7 +70,7 @@ class Patience:
                 self._since = self._clock()
 
     def failed(self, error: KafkalogError, pause: float = 0.0) -> None:
-        """Report a failure that is tried again after a pause. Raises OutOfPatience where the time would be over then."""
+        """Report a failure that is tried again after a pause. Raises OutOfPatience if the time would be over then."""
         with self._lock:
             self._check(error, pause)
 
