@@ -44,6 +44,7 @@ log = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
 _EVERY_TOPIC = paths.TOPICS + "/"
+_EVERY_DELETED = paths.DELETED_TOPICS + "/"
 _EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
 """What is to be read where no watch can be relied on; in `_dirty` beside the paths that changed."""
 PartitionKey = tuple[bytes, int]
@@ -138,10 +139,7 @@ class Catalog:
             if other is None:
                 return
             if self.clock.monotonic() > deadline:
-                reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
-                if other.directory == broker.directory:
-                    reason += ", and one of the two data directories is a copy of the other"
-                raise InvalidSetting(name="broker.id", value=broker.broker_id, reason=reason)
+                raise _id_taken(broker, other)
             with self._changed:
                 self._changed.wait(0.2)
 
@@ -189,7 +187,7 @@ class Catalog:
         raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
 
     def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:
-        """Why a partition that is ours is not served."""
+        """Why a partition that is ours is not served; None too where it is not ours."""
         return self._failed.get((topic_id, number))
 
     @property
@@ -230,10 +228,6 @@ class Catalog:
         """The broker that leads a partition, live or not; -1 while its log was never opened."""
         state = topic.states.get(number)
         return state.leader if state is not None else -1
-
-    def has_failed(self, topic_id: bytes, number: int) -> bool:
-        """Whether a partition is ours and its log could not be opened so far."""
-        return (topic_id, number) in self._failed
 
     def recover(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
         """Put an empty log in the place of a lost one: what was in that is given up for good.
@@ -307,8 +301,10 @@ class Catalog:
                 if self._stopping:
                     return
                 dirty, self._dirty = self._dirty, set()
-                if self.clock.monotonic() >= self._retry_at:
+                now = self.clock.monotonic()
+                if now >= self._retry_at:
                     dirty |= self._to_retry()
+                    self._retry_at = now + _RETRY_SECONDS  # whatever becomes of them: no retry is to follow at once
                 reregister, self._reregister = self._reregister, False
             try:
                 if reregister or paths.broker(self.broker_id) in self._undone:
@@ -365,8 +361,7 @@ class Catalog:
                 return
             other = registry.register_broker(self.session, broker)
             if other is not None:
-                reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
-                raise InvalidSetting(name="broker.id", value=self.broker_id, reason=reason)
+                raise _id_taken(broker, other)
 
     def _sync(self, dirty: Collection[str]) -> None:
         """Read what changed, and bring what is hosted in line with it."""
@@ -470,8 +465,7 @@ class Catalog:
         here = f"{self._directory_id} ({self._directory.path})"
         if state.directory != self._directory_id:
             reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
-        elif (topic.topic_id, number) not in self._hosted and not self._directory.has_log(topic.topic_id, number):
-            self._directory.is_whole = False
+        elif (topic.topic_id, number) not in self._hosted and self._directory.misses_log(topic.topic_id, number):
             reason = f"its folder {folder_name(topic.topic_id, number)} is gone from data directory {here}, or empty"
         else:
             return None
@@ -530,10 +524,14 @@ class Catalog:
                 partition.close()
                 log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
         deleted = registry.deleted_topics(self.session, self._path_changed)
+        to_remove = {paths.deleted_topic(topic_id): topic_id for topic_id in sorted(deleted - set(self._ids))}
         if self._directory.failed is not None:
-            return  # nothing of it is touched; the next start removes them
-        for topic_id in sorted(deleted - set(self._ids)):
-            with self._sparing_others(paths.deleted_topic(topic_id)):
+            to_remove = {}  # nothing of it is touched; the next start removes them
+        self._undone = {
+            path: why for path, why in self._undone.items() if path in to_remove or not path.startswith(_EVERY_DELETED)
+        }
+        for path, topic_id in to_remove.items():
+            with self._sparing_others(path):
                 for existing_id, number in self._directory.existing():
                     if existing_id == topic_id:
                         self._directory.remove_log(topic_id, number)
@@ -562,6 +560,14 @@ def topic_settings(topic: TopicRecord) -> Values:
     """
     values, refused = TOPIC_SETTINGS.understood(topic.config)
     return values.with_({"retention.ms": -1, "retention.bytes": -1}) if "cleanup.policy" in refused else values
+
+
+def _id_taken(broker: BrokerRecord, other: BrokerRecord) -> InvalidSetting:
+    """What there is to say to a broker whose id another live one has."""
+    reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
+    if other.directory == broker.directory:
+        reason += ", and one of the two data directories is a copy of the other"
+    return InvalidSetting(name="broker.id", value=broker.broker_id, reason=reason)
 
 
 def _topic_of(path: str) -> str:

@@ -19,7 +19,7 @@ class Job:
     """A piece of work: waiting, running or over."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.begun = False
+        self.begun = False  # set under the lock of `Jobs`, so that it has begun or was given up
         self._work = work
         self._over = threading.Event()
         self._result: Any = None
@@ -37,7 +37,6 @@ class Job:
         return self._result
 
     def run(self) -> None:
-        self.begun = True
         try:
             self._result = self._work()
         except Exception as error:
@@ -54,23 +53,23 @@ class Jobs:
     """Jobs by key, in a few threads. Thread-safe.
 
     Args:
-        stopped: what those get that ask after `stop`, or wait for a job that has not begun by then.
+        stopped: makes what those get that ask after `stop`, or wait for a job that has not begun by then.
     """
 
-    def __init__(self, threads: int, name: str, stopped: KafkalogError) -> None:
+    def __init__(self, threads: int, name: str, stopped: Callable[[], KafkalogError]) -> None:
         self._lock = threading.Lock()  # guards all below
         self._jobs: dict[Hashable, Job] = {}
         self._waiting: dict[Hashable, deque[tuple[Hashable, Job]]] = {}  # by partition; there while one of it runs
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._stopped: KafkalogError | None = None
+        self._stopped = False
         self._when_stopped = stopped
 
     def ask(self, partition: Hashable, key: Hashable, work: Callable[[], Any]) -> Job:
         """The job of that key that waits or runs, or else a new one. Raises as `stopped` says after `stop`."""
         key = partition, key
         with self._lock:
-            if self._stopped is not None:
-                raise self._stopped
+            if self._stopped:
+                raise self._when_stopped()
             job = self._jobs.get(key)
             if job is None:
                 job = self._jobs[key] = Job(work)
@@ -88,20 +87,23 @@ class Jobs:
 
     def _run(self, partition: Hashable) -> None:
         with self._lock:
+            if self._stopped:
+                return
             key, job = self._waiting[partition].popleft()
+            job.begun = True
         job.run()
         with self._lock:
             del self._jobs[key]
             if not self._waiting[partition]:
                 del self._waiting[partition]
-            elif self._stopped is None:
+            elif not self._stopped:
                 self._threads.submit(self._run, partition)  # behind other partitions
 
     def stop(self) -> None:
         """Give up what waits. What runs ends by itself as soon as its log is closed."""
         with self._lock:
-            self._stopped = self._when_stopped
+            self._stopped = True
             for jobs in self._waiting.values():
                 for _, job in jobs:
-                    job.give_up(self._stopped)
+                    job.give_up(self._when_stopped())
         self._threads.shutdown(wait=False)

@@ -208,7 +208,7 @@ def _once_opened(
         return (
             seen is not None
             and seen.version >= version
-            and all(number in seen.states or catalog.has_failed(topic.topic_id, number) for number in added)
+            and all(number in seen.states or catalog.failure(topic.topic_id, number) for number in added)
         )
 
     catalog.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))

@@ -97,7 +97,7 @@ class StagedJobs:
     hidden until all of it is there, so that more side by side would hide each for longer."""
 
     def __init__(self, broker_id: int) -> None:
-        stopping = BrokerStopping(broker_id=broker_id)
+        stopping = partial(BrokerStopping, broker_id=broker_id)
         self.syncs = Jobs(4, "prepare", stopping)
         self.applies = Jobs(2, "apply", stopping)
 

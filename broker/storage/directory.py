@@ -98,8 +98,6 @@ class LogDirectory:
         directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
         lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
             the lock knows that no other process that names the same file is alive.
-        is_whole: set to False by who knows that logs are missing: it is not marked clean at the end then, for nobody
-            knows how those were left that may be put back.
         failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service.
 
@@ -127,13 +125,14 @@ class LogDirectory:
         self.producer_expiration_ms = producer_expiration_ms
         self.check_interval_ms = check_interval_ms
         self.failed: StorageFailed | None = None
-        self.is_whole = True
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
-        self._lock = threading.Lock()  # guards _logs, failed, _closed, _unsynced; before any log's locks
+        self._lock = threading.Lock()  # guards _logs, _missing, _closed, _unsynced; before any log's locks
+        self._telling = threading.Lock()  # guards failed and _full_logged_at; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
+        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found
         self._closed = False
         self._full_logged_at = float("-inf")
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
@@ -226,6 +225,15 @@ class LogDirectory:
             raise storage_error(self.path, error, f"looking for {folder_name(topic_id, partition)}") from error
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
+    def misses_log(self, topic_id: bytes, partition: int) -> bool:
+        """Whether a log that should stand here does not. The directory is not marked clean at the end then, unless the
+        log was replaced or removed: nobody knows how one was left that may be put back."""
+        with self._lock:
+            if self.has_log(topic_id, partition):
+                return False
+            self._missing.add((topic_id, partition))
+            return True
+
     def replace_log(self, topic_id: bytes, partition: int, label: str, start_offset: int) -> None:
         """Make an empty log in the place of a lost one; whole or not at all, whatever stops it.
 
@@ -258,6 +266,7 @@ class LogDirectory:
                 self.disk.sync_dir(self.path)
             except OSError as error:
                 raise storage_error(self.path, error, f"making {folder.name} anew") from error
+            self._missing.discard((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
         """The log of a partition, made if there is none; open already, the same one.
@@ -309,6 +318,7 @@ class LogDirectory:
         """Close a log and delete all of it; nothing happens if there is none."""
         with self._lock:
             self._check_usable()
+            self._missing.discard((topic_id, partition))
             opened = self._logs.pop((topic_id, partition), None)
             if opened is not None:
                 opened.close(clean=False)
@@ -343,18 +353,21 @@ class LogDirectory:
     def fail(self, error: StorageFailed) -> None:
         """Take the directory out of service. Whoever waits for a flush is woken by a thread of its own: the caller
         may hold a log's lock."""
-        if self.failed is not None:
-            return
-        self.failed = error
+        with self._telling:
+            if self.failed is not None:
+                return
+            self.failed = error
         log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
         threading.Thread(target=self._tell_failure, args=(error,), name="log-failed", daemon=True).start()
 
     def tell_full(self, error: DiskFull, label: str) -> None:
         """Log that there was no room for something of a partition; once a minute, whoever tries again how often."""
         now = self.clock.monotonic()
-        if now - self._full_logged_at >= _FULL_LOGGED_EVERY_SECONDS:
+        with self._telling:
+            if now - self._full_logged_at < _FULL_LOGGED_EVERY_SECONDS:
+                return
             self._full_logged_at = now
-            log.warning("disk_full", partition=label, directory=str(self.path), reason=str(error))
+        log.warning("disk_full", partition=label, directory=str(self.path), reason=str(error))
 
     def _tell_failure(self, error: StorageFailed) -> None:
         self.on_failed(error)
@@ -481,7 +494,7 @@ class LogDirectory:
         try:
             # A log that nobody opened is as it was left: clean only if everything was.
             untouched = {*self.existing()} - {key for key, _ in logs}
-            if all_saved and self.is_whole and self.failed is None and (self.was_clean or not untouched):
+            if all_saved and not self._missing and self.failed is None and (self.was_clean or not untouched):
                 write_atomic(self.disk, self.path / _CLEAN, b"")
         except OSError as error:
             log.warning("clean_stop_not_marked", directory=str(self.path), reason=str(error))

@@ -199,8 +199,8 @@ class Log:
 
         Returns:
             For each batch where it stands, or why it is not there: OutOfOrderSequence, StaleProducerEpoch,
-            SequenceForgotten, DiskFull. The others of the call are not affected, but for DiskFull: no later one
-            is written, so that order is kept.
+            SequenceForgotten, TooManyProducers, DiskFull. The others of the call are not affected, but for DiskFull:
+            no later one is written, so that order is kept.
 
         Raises:
             StorageFailed: the directory is out of service, from now on or already.

@@ -10,7 +10,7 @@ had no answer for (OutcomeUnknown): that may be in the log, and nobody knows any
 The state is a function of the log, saved now and then (`%020d.producers`, named by the offset that it is true at) so
 that a start reads only the log behind it. Saved form, little-endian, the CRC-32C of the rest at the end:
 
-    4s "KLPR", u32 version 1, i64 offset, u32 producer_count
+    4s "KLPR", u32 version 2, i64 offset, u32 producer_count
     for each producer, that of the last append last:
                         i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
     for each batch:     i32 base_sequence, i32 record_count, i64 base_offset, i64 end_offset, i64 append_us

@@ -512,7 +512,8 @@ class Staging:
 
         def read(file: StagedFile, into: memoryview, position: int) -> None:
             self._read(file, into, position)
-            self.checked_bytes += len(into)
+            with self._lock:
+                self.checked_bytes += len(into)
 
         try:
             for part in parts:
@@ -522,12 +523,14 @@ class Staging:
             raise self._found_lost(known, damaged) from None
         except _Dropped:
             return
-        known.checked = now
+        with self._lock:
+            known.checked = now
 
     def _found_lost(self, known: _Set, damaged: PartDamaged) -> StagedPartLost:
-        known.lost = str(damaged)
-        self._tell_lost(known)
-        return self.lost(known.prepared, known.lost)
+        with self._lock:
+            known.lost = str(damaged)
+            self._tell_lost(known)
+            return self.lost(known.prepared, known.lost)
 
     def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
         """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.

@@ -499,6 +499,56 @@ def test_a_deleted_log_that_cannot_be_removed_holds_nothing_up_and_is_removed_la
     assert not folder.exists()
 
 
+def removals_that_fail(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete a topic whose logs stay where they are."""
+    catalog = broker.broker.catalog
+    broker.new_topic()
+
+    def remove_log(*_: Any) -> None:
+        raise errors.StorageFailed(directory="/data", reason="Read-only file system")
+
+    monkeypatch.setattr(catalog._directory, "remove_log", remove_log)
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    until(broker, lambda: bool(catalog._undone))
+
+
+def test_a_deletion_that_could_not_be_done_is_left_to_the_next_start_once_the_directory_has_failed(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    removals_that_fail(broker, monkeypatch)
+    catalog._directory.fail(errors.StorageFailed(directory="/data", reason="Read-only file system"))
+    until(broker, lambda: not catalog._to_retry())
+    assert registry.deleted_topics(catalog.session)
+
+
+def test_a_deletion_that_another_has_seen_to_is_not_tried_again(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    removals_that_fail(broker, monkeypatch)
+    for topic_id in registry.deleted_topics(catalog.session):
+        registry.logs_removed(catalog.session, topic_id, 0)
+    until(broker, lambda: not catalog._to_retry())
+
+
+def test_what_stays_undone_is_looked_at_once_a_second(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = broker.broker.catalog
+    read, seen = registry.deleted_topics, list[float]()
+
+    def noted(*arguments: Any) -> set[bytes]:
+        seen.append(time.monotonic())
+        return read(*arguments)
+
+    monkeypatch.setattr(registry, "deleted_topics", noted)
+    catalog._undone = {"/nobody/deals/with/it": "whatever the reason"}
+    catalog._path_changed(paths.DELETED_TOPICS)
+    waited_for(lambda: len(seen) >= 4)
+    assert seen[3] - seen[1] > 0.9  # the first came by itself, and the second may have as well
+
+
 def test_a_change_that_comes_during_a_sync_is_not_missed(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

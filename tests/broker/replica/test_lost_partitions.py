@@ -249,6 +249,7 @@ def test_a_recovered_partition_gives_out_no_offset_a_second_time(
             next(iter(consumer))
     broker.stop()
     broker = start_broker()  # and it stays so
+    assert broker.broker.catalog._directory.was_clean  # nothing is missing any more
     log = broker.broker.catalog.leader_of(topic, 0).log
     assert (log.start_offset, log.end_offset) == (4 + OFFSETS_SKIPPED, 5 + OFFSETS_SKIPPED)
 

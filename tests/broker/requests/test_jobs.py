@@ -15,7 +15,7 @@ SECONDS = 30
 
 @pytest.fixture
 def jobs() -> Iterator[Jobs]:
-    made = Jobs(2, "job", BrokerStopping(broker_id=7))
+    made = Jobs(2, "job", lambda: BrokerStopping(broker_id=7))
     yield made
     made.stop()
 
@@ -88,3 +88,30 @@ def test_a_stop_gives_up_what_waits_and_takes_no_more(jobs: Jobs) -> None:
     may_end.set()
     assert running.wait(SECONDS)
     assert done == ["running"]
+
+
+def test_what_was_given_up_is_not_done(jobs: Jobs) -> None:
+    gates = [gated([], name) for name in "ab"]
+    for number, (begun, _, work) in enumerate(gates):  # all threads are taken
+        jobs.ask(number, 1, work)
+        assert begun.wait(SECONDS)
+    done: list[str] = []
+    waiting = jobs.ask("p", 1, lambda: done.append("never"))
+    jobs.stop()
+    assert waiting.wait(0)
+    for _, may_end, _ in gates:
+        may_end.set()
+    jobs._threads.shutdown(wait=True)
+    assert done == []
+    with pytest.raises(BrokerStopping):
+        waiting.result()
+
+
+def test_who_asks_after_the_stop_is_answered_each_with_an_error_of_its_own(jobs: Jobs) -> None:
+    jobs.stop()
+    raised = []
+    for _ in range(2):
+        with pytest.raises(BrokerStopping) as told:
+            jobs.ask("p", 1, lambda: None)
+        raised.append(told.value)
+    assert raised[0] is not raised[1]  # one that is raised again and again gathers tracebacks
