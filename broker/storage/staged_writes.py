@@ -118,7 +118,7 @@ class StagedWrites:
     @property
     def work(self) -> int:
         """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
-        start: who waits for one sees by it that something is done."""
+        start: who waits for one sees by it that something is done. What is only done again does not count."""
         return self._applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     @property

@@ -68,7 +68,7 @@ class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
     applied."""
 
-    __slots__ = ("checked", "files", "lost", "parts", "prepared", "renewed", "staged_us")
+    __slots__ = ("checked", "counted", "files", "lost", "parts", "prepared", "renewed", "staged_us")
 
     def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
@@ -78,6 +78,7 @@ class _Set:
         self.files: list[StagedFile] = []
         self.lost: str | None = None
         self.checked: float | None = None  # when all of it was last found undamaged
+        self.counted = {True: 0, False: 0}  # up to where a check has counted: by prepares, and by applies
 
 
 class Staged(NamedTuple):
@@ -129,7 +130,7 @@ class Staging:
         self._closed = False
         self._sync_asked = False
         self.synced_bytes = 0  # since the start; grows with each file
-        self.checked_bytes = 0  # read again, since the start
+        self.checked_bytes = 0  # since the start; see `check`
         self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
         self._files: dict[int, StagedFile] = {}
         self._next_number = 0
@@ -489,9 +490,13 @@ class Staging:
     ) -> None:
         """Read all batches of a prepared set, and compare their checksums; a set that was dropped passes.
 
+        `checked_bytes` grows by what it reads, but not by what was read before for the same: an apply that meets a full
+        disk is asked for again and again, reads the set each time, and gets no further. For prepares a set counts once,
+        for applies once and once more after anything of it was appended.
+
         Args:
             is_there: (part, number of a batch) -> whether it is to be left out.
-            again: also if that was done in the last `_CHECK_LASTS_SECONDS`.
+            again: also if that was done in the last `_CHECK_LASTS_SECONDS`; for a prepare.
 
         Raises:
             StagedPartLost: it is damaged; from then on the set counts as lost.
@@ -509,11 +514,16 @@ class Staging:
                 return
             parts = list(known.parts)
         buffer = memoryview(b"")
+        done = 0
 
         def read(file: StagedFile, into: memoryview, position: int) -> None:
+            nonlocal done
             self._read(file, into, position)
+            done += len(into)
             with self._lock:
-                self.checked_bytes += len(into)
+                if (more := done - known.counted[again]) > 0:
+                    known.counted[again] = done
+                    self.checked_bytes += more
 
         try:
             for part in parts:
@@ -552,7 +562,9 @@ class Staging:
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
             try:
-                yield from read_batches(part, wanted, self._read, self.label)
+                for batches in read_batches(part, wanted, self._read, self.label):
+                    yield batches
+                    known.counted[False] = 0  # they were appended
             except PartDamaged as damaged:
                 raise self._found_lost(known, damaged) from None
 

@@ -207,7 +207,8 @@ class Leaders:
                     continue
                 del turn.waiting[place]
                 if answer.HasField("error"):
-                    patience.saw(place, answer.progress)
+                    if answer.progress:  # none: it was not worked at
+                        patience.saw(place, answer.progress)
                     turn.failures[place] = error_from_wire(answer.error)
                 else:
                     patience.finished(turn.method, place)

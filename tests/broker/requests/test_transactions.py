@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker.replica.resolver import Verdict, verdict
 from broker.requests import transactions
-from broker.storage import staged_writes
+from broker.storage import staged_writes, staging
 from broker.storage.appended import Batch
+from broker.storage.segment import LOG_SUFFIX
 from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import parse_producer
+from kafkalog.client.staging import PartStager
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.clock import Clock
 from kafkalog.format.batch import iter_batches, producer_id_of
 from kafkalog.format.columns import decode_columns
@@ -230,6 +239,44 @@ def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.
     waited_for(lambda: not write.asked("Apply").partitions[0].unfinished)
     assert seen == sorted(set(seen))
     assert partition.log.flushed_offset == 4
+
+
+def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)  # as a large one
+    monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
+    topic = broker.new_topic()
+    disk = broker.broker.catalog.leader_of(topic, 0).log._disk
+    writes, tries = disk.write, itertools.count()
+
+    def full(fd: int, buffers: Sequence[Any], position: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(LOG_SUFFIX):
+            next(tries)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return writes(fd, buffers, position)
+
+    settings = parse_producer({"transaction.commit.timeout.ms": 1000, "retry.backoff.ms": 10})
+    cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", retry_backoff_ms=10, retry_backoff_max_ms=50)
+    committer = Committer(cluster, settings)
+    with PartStager(cluster, settings, PRODUCER, 0, 0) as stager:
+        stager.stage("t", pa.table({"value": [b"%0700000d" % number for number in range(3)]}))
+        parts = stager.finish()
+    batch = CommitBatch(TRANSACTION, 0, "run", True, b"", parts)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
+        patched.setattr(disk, "write", full)
+        commit = thread.submit(committer.commit, batch)
+        try:
+            with pytest.raises(errors.CommitTimedOut, match="no space left on the disk") as over:
+                commit.result(60)
+        finally:
+            patched.undo()
+    assert over.value.facts["decided"] == "yes"
+    assert next(tries) > 3
+    assert committer.commit(batch) is Outcome.ROLLED_FORWARD
+    assert len(values_in(broker, topic)) == 3
+    committer.close()
+    cluster.close()
 
 
 def test_a_prepared_batch_survives_a_restart_and_is_applied_once(start_broker: StartBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from broker.storage.log import Log
 from broker.storage.marks import KEPT_US, Marks
 from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
 from kafkalog.clock import ManualClock
-from kafkalog.errors import Closed, InvalidRequest, StagedOutOfOrder, StagedPartLost
+from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.format.batch import producer_id_of
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 
@@ -179,6 +180,40 @@ def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
     assert "batch 3 of part 0: its checksum does not match" in lost_by(log, prepared)
     assert log.end_offset == 0
     directory.close()
+
+
+def test_a_check_that_is_only_made_again_is_no_progress(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number, size=600_000) for number in range(3)])
+    size = prepared.parts[0].length
+    real, left = log.append_decided, 0
+
+    def until_full(batches: list[Batch]) -> None:
+        nonlocal left
+        if left == 0:
+            raise DiskFull(directory="d", doing="appending")
+        left -= 1
+        real(batches)
+
+    monkeypatch.setattr(log, "append_decided", until_full)
+
+    def work_of(method: Callable[[], object]) -> int:
+        before = log.staged.work
+        with contextlib.suppress(DiskFull):
+            method()
+        return log.staged.work - before
+
+    assert [work_of(lambda: log.staged.keep_prepared(prepared.commit_uuid)) for _ in range(3)] == [size, 0, 0]
+    assert [work_of(lambda: apply(log, prepared)) for _ in range(3)] == [size, 0, 0]
+    left = 1
+    first = size // 3
+    assert [work_of(lambda: apply(log, prepared)) for _ in range(3)] == [first, size - first, 0]
+    left = 2
+    assert work_of(lambda: apply(log, prepared)) == size - first
+    assert log.end_offset == 3
 
 
 def test_a_set_that_is_dropped_while_it_is_checked_takes_nothing_out_of_service(

@@ -3,6 +3,7 @@ are scripts of answers; over real ones it is in `test_transactions.py`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -139,6 +140,16 @@ def test_a_partition_that_fails_again_and_again_is_given_up_although_it_says_the
             Script(lambda method, broker_id, request: applied(request, error=error, progress=3), now), Patience(10, now)
         )
     assert isinstance(over.value.error, NotLeader)
+    assert now.seconds < 13
+
+
+def test_an_error_that_comes_with_progress_and_without_in_turn_is_given_up() -> None:
+    now = Now()
+    error = error_to_wire(NotLeader(broker_id=0, partition="t-0"))
+    progress = itertools.cycle([0, 3])
+    script = Script(lambda method, broker_id, request: applied(request, error=error, progress=next(progress)), now)
+    with pytest.raises(OutOfPatience):
+        asks(script, Patience(10, lambda: now.seconds if now.seconds < 100 else pytest.fail("endless")), PLACES[:1])
     assert now.seconds < 13
 
 
