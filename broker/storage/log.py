@@ -432,7 +432,7 @@ class Log:
             if not is_flushed:
                 self._sync(segment)
                 with self._lock:
-                    self._mark_flushed(target, position)
+                    self._mark_flushed(target, segment, position)
         self.on_flushed()
 
     def _sync(self, segment: Segment) -> None:
@@ -458,7 +458,7 @@ class Log:
         self._unsynced_rolls.remove(roll)
         self._unsaved_rolls.append(roll)
         roll.old.close()
-        self._mark_flushed(roll.new.base_offset, 0)
+        self._mark_flushed(roll.new.base_offset, roll.new, 0)
 
     def _save_rolls(self) -> None:
         """Save the indexes of full segments, and what is known of the producers; under `_save_lock`. What there is no
@@ -477,11 +477,11 @@ class Log:
                     self._faults.fail(error, "saving an index")
                 log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
 
-    def _mark_flushed(self, offset: int, position: int) -> None:
-        """`position`: where that is in the active segment; of no use if a roll came since."""
+    def _mark_flushed(self, offset: int, segment: Segment, position: int) -> None:
+        """`position`: where the offset is in a segment; a roll may have come since, at that very offset."""
         if offset > self._flushed_offset:
             self._flushed_offset = offset
-            self._flushed_position = position if offset >= self._active.base_offset else 0
+            self._flushed_position = position if segment is self._active else 0
             if self._visible_when_flushed:
                 self._publish()
             if self._whole:
@@ -501,10 +501,11 @@ class Log:
                     return
                 producers, summary = self._producers.snapshot(end_offset), active.summary()
             self._flush()
-            self._save_rolls()
             try:
-                self._saved.save_producers(producers)
-                active.save_index(summary)  # a roll since then saves it once more, whole
+                active.save_index(summary)
+                self._save_rolls()  # after it: a roll since then saves the index once more, whole
+                if self._saved.producers_at <= end_offset:
+                    self._saved.save_producers(producers)
             except OSError as error:
                 self._faults.refuse(error, "saving an index")
             self._saved.write_checkpoint(self._saved.checkpoint._replace(recovery_point=end_offset))

@@ -16,6 +16,7 @@ from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
 from broker.storage.producers import ProducersSnapshot
 from broker.storage.reading import reach
+from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
@@ -770,3 +771,51 @@ def test_who_waits_for_a_flush_under_way_starts_no_other(
     first.join(30)
     second.join(30)
     assert (len(syncs), log.flushed_offset) == (1, 1)
+
+
+def test_roll_at_the_end_of_a_flush_under_way_leaves_no_flushed_bytes_in_the_new_segment(
+    directory: LogDirectory, disk: CountingDisk
+) -> None:
+    log = open_log(directory, topic(flush_visibility="flushed", flush_messages=1000))
+    log.append([numbered(0, size=3000)])
+    full = log.view.size_bytes
+    flushing = threading.Thread(target=log.flush)
+    disk.may_sync.clear()
+    flushing.start()
+    try:
+        assert disk.syncing.wait(WAIT_SECONDS)
+        log.append([numbered(1, size=3000)])
+    finally:
+        disk.may_sync.set()
+        flushing.join(WAIT_SECONDS)
+    assert log.view.bases == (0, 1)
+    assert (log.flushed_offset, log._flushed_position) == (1, 0)
+    assert reach(log.view, 0, 1 << 30) == (1, full)
+
+
+def test_index_of_a_segment_that_rolls_while_a_checkpoint_waits_for_its_flush_is_saved_whole(
+    directory: LogDirectory, disk: CountingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    fill(log, 3)
+    first = log.view.segments[0]
+    summed_up = threading.Event()
+    summary = first.summary
+    monkeypatch.setattr(first, "summary", lambda: (summary(), summed_up.set())[0])
+    flushing, saving = threading.Thread(target=log.flush), threading.Thread(target=log.checkpoint)
+    disk.may_sync.clear()
+    flushing.start()
+    try:
+        assert disk.syncing.wait(WAIT_SECONDS)
+        saving.start()
+        assert summed_up.wait(WAIT_SECONDS)
+        log.append([numbered(3, size=2000)])
+        log.append([numbered(4, size=3000)])
+    finally:
+        disk.may_sync.set()
+        flushing.join(WAIT_SECONDS)
+        saving.join(WAIT_SECONDS)
+    assert len(log.view.segments) == 2
+    again = Segment(disk, log.directory, first.base_offset, 512)
+    again.open_closed()
+    assert again.size == first.size and again.load_index(whole=True)
