@@ -220,22 +220,25 @@ class Log:
         """On DiskFull `results` ends before the first batch that is not written."""
         run: list[Batch] = []  # for one write
         ahead: dict[int, tuple[int, int]] = {}  # producer -> epoch and sequence that follow on those in `run`
-        length = 0
+        length = new = 0  # bytes of `run`, and producers in it that are not known yet
         for header, batch in batches:
             producer_id = header.producer_id
             if producer_id >= 0:
                 if ahead.get(producer_id) != (header.producer_epoch, header.base_sequence):
-                    if producer_id in ahead:
+                    is_new = producer_id not in self._producers
+                    # Where the verdict depends on what is in `run`, that is recorded first.
+                    if producer_id in ahead or (is_new and not self._producers.has_room(new + 1)):
                         self._write(run, length, results)
-                        length = 0
+                        length = new = 0
                         ahead.clear()
                     verdict = self._producers.verdict(header)
                     if verdict is not None:
                         self._write(run, length, results)  # results stand in the order of the batches
-                        length = 0
+                        length = new = 0
                         ahead.clear()
                         results.append(Appended.before(verdict) if isinstance(verdict, Remembered) else verdict)
                         continue
+                    new += is_new
                 ahead[producer_id] = header.producer_epoch, header.end_sequence
             if run and self._active.size + length + header.length > self._segment_bytes:
                 self._write(run, length, results)

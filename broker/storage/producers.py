@@ -128,6 +128,13 @@ class Producers:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._by_id
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more can be kept, and none is forgotten for them."""
+        return len(self._by_id) + count <= self._state_max
+
     def verdict(self, header: BatchHeader) -> Remembered | KafkalogError | None:
         """None: append it. Remembered: it is in the log, there. An error: refuse it."""
         producer = self._by_id.get(header.producer_id)

@@ -19,7 +19,14 @@ from broker.storage.reading import reach
 from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange, OutOfOrderSequence, StaleProducerEpoch
+from kafkalog.errors import (
+    Closed,
+    CorruptBatch,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    StaleProducerEpoch,
+    TooManyProducers,
+)
 from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, read_batches, topic, values_of
 
@@ -148,6 +155,29 @@ def test_refused_batch_takes_those_of_its_producer_behind_it_and_no_other(direct
     found = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
     assert [(o.base_offset, o.duplicate) for o in found] == [(0, False), (1, False), (0, True), (2, False), (3, False)]
     assert [int(value or b"") for value in read_all(log).values()] == [0, 2, 5, 6]
+
+
+def test_one_append_of_many_new_producers_keeps_the_limit(tmp_path: Path, clock: ManualClock) -> None:
+    directory = LogDirectory(tmp_path, clock=clock, producer_state_max=5)
+    log = open_log(directory, topic(segment_bytes=1 << 20))
+
+    def append(*producers: int) -> list[bool]:
+        """Whether the first batch of each was taken."""
+        outcomes = log.append([make_batch([b"x"], producer=(producer, 0, 0)) for producer in producers])
+        return [isinstance(outcome, Appended) and not outcome.duplicate for outcome in outcomes]
+
+    assert append(*range(8)) == [True] * 5 + [False] * 3
+    assert len(log._producers) == 5
+    clock.advance(301)  # they are silent for long enough to be forgotten
+    known = make_batch([b"y"], producer=(0, 0, 1))
+    strangers = [make_batch([b"x"], producer=(producer, 0, 0)) for producer in range(10, 16)]
+    outcomes = log.append([known, *strangers])
+    assert [isinstance(outcome, Appended) for outcome in outcomes] == [True] * 5 + [False] * 2
+    assert isinstance(outcomes[5], TooManyProducers)
+    assert len(log._producers) == 5
+    (again,) = log.append([make_batch([b"y"], producer=(0, 0, 1))])
+    assert isinstance(again, Appended) and again.duplicate
+    directory.close()
 
 
 def test_producers_are_remembered_over_a_restart_clean_or_not(tmp_path: Path) -> None:
