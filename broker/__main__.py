@@ -1,13 +1,18 @@
-"""`python -m broker --config FILE`: run one broker. `kafkalog broker` does the same for people."""
+"""`python -m broker --config FILE`: run one broker. `kafkalog broker` does the same for people.
+
+It ends with code 74 (EX_IOERR) if its data directory failed while it started, with 1 after any other error: who watches
+processes must be able to tell, for after the first it must not be started again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from broker.server import read_config, run
-from kafkalog.errors import KafkalogError
+from kafkalog.errors import KafkalogError, StorageFailed
 
 
 def main() -> int:
@@ -22,7 +27,7 @@ def main() -> int:
         run(read_config(arguments.config), announces=arguments.announce)
     except KafkalogError as error:
         print(f"broker: {error}", file=sys.stderr)
-        return 1
+        return os.EX_IOERR if isinstance(error, StorageFailed) else 1
     return 0
 
 

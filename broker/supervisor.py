@@ -2,6 +2,9 @@
 
 A broker or ZooKeeper that ends by itself is started again: at once if it had run for a minute, else after a pause that
 doubles with each time. The others go on meanwhile. `look` is one round; who calls it decides how often.
+
+A broker whose data directory failed is not started again, whatever ended it: the page cache still shows what the disk
+may have lost, and a start would take that for what is there.
 """
 
 from __future__ import annotations
@@ -12,17 +15,21 @@ from dataclasses import dataclass
 
 from broker.local import LocalBroker, LocalCluster, LocalZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK, Clock
-from kafkalog.errors import BrokerUnreachable, KafkalogError
+from kafkalog.errors import BrokerUnreachable, KafkalogError, StorageFailed
 
 PAUSE_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 60.0
 STEADY_SECONDS = 60.0
 """What ran for that long is started again without a pause."""
+_DISK_FAILED = "log_directory_failed"
+"""What a broker logs when its data directory failed (`broker/storage/directory.py`)."""
+_LOOK_FIRST = ": look at its disk, mount it again, then start the cluster anew"
 
 
 @dataclass
 class _Process:
-    """One that is kept running. `due` is when it is started again; None while it runs, or is not to run any more."""
+    """One that is kept running. `due` is when it is started again; None while it runs, or is not to run any more.
+    `disk_failed`: its data directory did."""
 
     name: str
     member: LocalBroker | LocalZooKeeper
@@ -30,6 +37,7 @@ class _Process:
     pause: float = 0.0
     due: float | None = None
     is_gone: bool = False
+    disk_failed: bool = False
 
 
 class Supervisor:
@@ -64,6 +72,8 @@ class Supervisor:
         health = self._cluster.look()
         for broker_id, told in health.events:
             self._say(f"broker {broker_id}: {told['level']}: {told['event']}")
+            if told["event"].partition(" ")[0] == _DISK_FAILED:
+                self._by_name(f"broker {broker_id}").disk_failed = True
         for process in self._processes:
             code = health.ended.get(process.name)
             if process.due is not None:
@@ -74,13 +84,16 @@ class Supervisor:
         if all(process.is_gone for process in brokers):
             raise BrokerUnreachable(address=self._cluster.bootstrap_servers, reason="every broker has ended")
 
+    def _by_name(self, name: str) -> _Process:
+        return next(process for process in self._processes if process.name == name)
+
     def _ended(self, process: _Process, code: int) -> None:
         process.member.pid = None
         log_file = process.member.log_file
         sentence = f"{process.name} {how_it_ended(code)}; its log is {log_file}"
-        if not self._restart:
+        if not self._restart or process.disk_failed:
             process.is_gone = True
-            self._say(f"{sentence}; it is not started again")
+            self._say(f"{sentence}; it is not started again{_LOOK_FIRST if process.disk_failed else ''}")
             return
         now = self._clock.monotonic()
         self._set_pause(process, steady=now - process.started >= STEADY_SECONDS)
@@ -95,6 +108,10 @@ class Supervisor:
             return
         try:
             process.member.start()
+        except StorageFailed as error:
+            process.is_gone, process.due = True, None
+            self._say(f"{process.name} does not start: {error}; it is not tried again{_LOOK_FIRST}")
+            return
         except KafkalogError as error:
             self._set_pause(process, steady=False)
             process.due = self._clock.monotonic() + process.pause

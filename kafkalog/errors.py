@@ -296,6 +296,14 @@ class OutOfFiles(DiskFull):
     message = "the broker cannot open a file of {directory} now: {reason}"
 
 
+class FileRefused(KafkalogError):
+    """Of a log that is to be opened, a file or folder may not be used, or something else has its name. It concerns one
+    log alone, and says nothing of the disk."""
+
+    code = 110
+    message = "the broker cannot use a file of {directory}: {reason}"
+
+
 class DataDirInUse(KafkalogError):
     code = 42
     message = "data directory {directory} is in use by another process ({pid})"

@@ -121,6 +121,8 @@ class Catalog:
             InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
             StorageFailed: its own directory is out of service.
         """
+        if self.failed is not None:
+            raise StorageFailed(**self.failed.facts)
         with self._changed:
             self._registration = broker  # a session lost from now on is made good by the thread
         self._wait_for_id(broker, lambda: registry.register_broker(self.session, broker))

@@ -13,7 +13,8 @@ a log that is missing here is known to be missing, and is not taken for one that
 
 A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
 the truth, so nothing of it is read or written until the broker starts anew. What lacks space to be written, or a
-descriptor or memory to be opened, fails alone and may be tried again.
+descriptor or memory to be opened, fails alone and may be tried again; and so does what concerns one name alone, where
+logs are opened and made.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, storage_error
+from broker.storage.faults import Faults
 from broker.storage.home import Flushable
 from broker.storage.log import Log
 from broker.storage.opening import make_empty_log
@@ -222,7 +224,7 @@ class LogDirectory:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise storage_error(self.path, error, f"looking for {folder_name(topic_id, partition)}") from error
+            Faults(self, folder_name(topic_id, partition)).refuse_to_open(error, "looking for the log")
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def misses_log(self, topic_id: bytes, partition: int) -> bool:
@@ -265,7 +267,7 @@ class LogDirectory:
                 self.disk.rename(new, folder)
                 self.disk.sync_dir(self.path)
             except OSError as error:
-                raise storage_error(self.path, error, f"making {folder.name} anew") from error
+                Faults(self, folder.name).refuse_to_open(error, "making the log anew")
             self._missing.discard((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
@@ -306,7 +308,7 @@ class LogDirectory:
                 self.disk.sync_dir(self.path)
                 self._unsynced = False
         except OSError as error:
-            raise storage_error(self.path, error, "making a log's folder") from error
+            Faults(self, "logs").refuse_to_open(error, "making folders")
 
     def _check_usable(self) -> None:
         if self.failed is not None:
@@ -331,7 +333,7 @@ class LogDirectory:
             except FileNotFoundError:
                 return
             except OSError as error:
-                raise storage_error(self.path, error, f"deleting {folder.name}") from error
+                Faults(self, folder.name).refuse_to_open(error, "deleting the log")
         log.info("log_deleted", folder=folder.name)
 
     def _remove_folder(self, folder: Path) -> None:

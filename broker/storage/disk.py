@@ -20,6 +20,9 @@ Buffer = bytes | bytearray | memoryview
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_OF_A_NAME = (
+    errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY
+)  # fmt: skip
 _READ_MAX = 1 << 30  # one pread gives at most 2 GiB - 4 KiB
 _WRITE_MAX = 1 << 20
 """Bytes of one write call. Larger ones were measured to take up to ten times as long for each byte: the kernel has to
@@ -182,6 +185,12 @@ def passes(error: OSError) -> bool:
     """Whether nothing was done, and the same may succeed later: no space, or nothing left to open a file with. A lack
     of memory is that only where a name was to be opened (`filename`): of a read, write or sync it is a failure."""
     return is_full(error) or error.errno in _NO_DESCRIPTOR or (error.errno == errno.ENOMEM and bool(error.filename))
+
+
+def is_of_a_name(error: OSError) -> bool:
+    """Whether it is about one name alone: rights to it, its absence, or what else stands there. The disk can be
+    believed."""
+    return error.errno in _OF_A_NAME and bool(error.filename)
 
 
 def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:

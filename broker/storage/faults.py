@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from broker.storage.disk import TruncateFailed, passes, storage_error
+from broker.storage.disk import TruncateFailed, is_of_a_name, passes, storage_error
 from broker.storage.home import LogHome
-from kafkalog.errors import StorageFailed
+from kafkalog.errors import FileRefused, StorageFailed
 
 
 class Faults:
@@ -37,3 +37,11 @@ class Faults:
         if passes(error):
             raise storage_error(self._home.path, error, f"{doing} for {self._label}") from error
         self.fail(error, doing)
+
+    def refuse_to_open(self, error: OSError, doing: str) -> NoReturn:
+        """As `refuse`, where a log is opened, made or deleted: FileRefused if it is about one name, which concerns this
+        log alone. A sync that failed must not be tried again: it would succeed, and the bytes not be on the disk."""
+        if is_of_a_name(error):
+            reason = f"{doing} for {self._label}: {error.strerror}: {error.filename}"
+            raise FileRefused(directory=str(self._home.path), reason=reason) from error
+        self.refuse(error, doing)

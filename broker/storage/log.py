@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from broker.storage.appended import Appended, Batch
 from broker.storage.checkpoint import Checkpoint
-from broker.storage.disk import Buffer, TruncateFailed, passes, storage_error
+from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.faults import Faults
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.home import LogHome
@@ -72,7 +72,12 @@ class Log:
     """
 
     def __init__(self, home: LogHome, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
-        """Open the folder's log; recovers what a stop left. Raises StorageFailed or DiskFull."""
+        """Open the folder's log; recovers what a stop left.
+
+        Raises:
+            StorageFailed: the directory is out of service from now on.
+            FileRefused, DiskFull: only this log cannot be opened; to be tried again.
+        """
         self.label = label
         self.directory = folder
         self.on_flushed: Callable[[], None] = lambda: None
@@ -92,9 +97,11 @@ class Log:
         self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
             staging = Staging(home, folder, label, self._faults)
-            opened = open_folder(self._disk, folder, label, settings.index_interval_bytes, self._producers)
+            opened = open_folder(
+                self._disk, folder, label, settings.index_interval_bytes, self._producers, self._faults
+            )
         except OSError as error:
-            raise storage_error(home.path, error, f"opening the log of {label}") from error
+            self._faults.refuse_to_open(error, "opening the log")
         self._segments, checkpoint, self._saved_offset = opened
         segments = self._segments
         self._saved = Saved(self._disk, folder, label, checkpoint, self._faults, self._saved_offset)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, read_whole, write_checkpoint
 from broker.storage.disk import Disk, is_full
+from broker.storage.faults import Faults
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
@@ -35,9 +36,11 @@ class Opened(NamedTuple):
     saved_offset: int
 
 
-def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers) -> Opened:
+def open_folder(
+    disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers, faults: Faults
+) -> Opened:
     """Open the segments of a folder, the last one for appending; makes the first one if there is none. Brings the
-    producers' state to the log's end."""
+    producers' state to the log's end. Raises OSError; StorageFailed, with the directory out of service."""
     names = disk.names(folder)
     for name in names:
         if name.endswith(TEMPORARY):
@@ -62,7 +65,7 @@ def open_folder(disk: Disk, folder: Path, label: str, index_interval_bytes: int,
         for segment, behind in itertools.pairwise(segments):
             _open_closed(segment, behind.base_offset, label)
         if segments:
-            indexed_offset = _open_end(disk, folder, segments, unsynced, synced, label)
+            indexed_offset = _open_end(disk, folder, segments, unsynced, synced, label, faults)
         else:
             segments = [Segment(disk, folder, synced, index_interval_bytes)]
             segments[0].create()
@@ -140,12 +143,18 @@ def _proven(disk: Disk, folder: Path, segments: list[Segment]) -> tuple[list[Seg
 
 
 def _open_end(
-    disk: Disk, folder: Path, segments: list[Segment], unsynced: list[Segment], synced: int, label: str
+    disk: Disk,
+    folder: Path,
+    segments: list[Segment],
+    unsynced: list[Segment],
+    synced: int,
+    label: str,
+    faults: Faults,
 ) -> int:
     """Open the last segment, and take in those behind it that follow on it without a gap, or a new one if its tail is
     damaged; returns up to where the last one was described."""
     indexed_offset, tail_damaged = _open_last(
-        segments[-1], synced, unsynced[0].base_offset if unsynced else None, label
+        segments[-1], synced, unsynced[0].base_offset if unsynced else None, label, faults
     )
     while unsynced and unsynced[0].base_offset == segments[-1].end_offset:
         segment = unsynced.pop(0)
@@ -155,7 +164,7 @@ def _open_end(
         segments[-1].close()
         segments.append(segment)
         behind = unsynced[0].base_offset if unsynced else None
-        indexed_offset, tail_damaged = _open_last(segment, synced, behind, label)
+        indexed_offset, tail_damaged = _open_last(segment, synced, behind, label, faults)
     if unsynced:
         for segment in reversed(unsynced):
             log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
@@ -173,7 +182,7 @@ def _open_end(
     return indexed_offset
 
 
-def _open_last(segment: Segment, synced: int, behind: int | None, label: str) -> tuple[int, bool]:
+def _open_last(segment: Segment, synced: int, behind: int | None, label: str, faults: Faults) -> tuple[int, bool]:
     """Open a segment that may be torn; returns up to where it was described, and whether its tail is damaged.
 
     Args:
@@ -193,9 +202,13 @@ def _open_last(segment: Segment, synced: int, behind: int | None, label: str) ->
     _tell_damage(segment, label)
     if found.torn_bytes:
         log.warning("torn_tail_cut", partition=label, bytes=found.torn_bytes, end_offset=found.end_offset)
-        segment.cut(found.end_position)
-    elif described < size:
-        segment.sync()  # a killed process leaves bytes that only the page cache has
+    try:
+        if found.torn_bytes:
+            segment.cut(found.end_position)
+        elif described < size:
+            segment.sync()  # a killed process leaves bytes that only the page cache has
+    except OSError as error:  # whichever: what the page cache has of it is not to be believed at a second try
+        faults.fail(error, "fdatasync of what was recovered")
     return indexed_offset, found.tail_damaged
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from kafkalog.errors import ZooKeeperUnreachable
+from kafkalog.errors import StorageFailed, ZooKeeperUnreachable
 
 _LOOK_SECONDS = 0.5
 _folder = click.Path(file_okay=False, path_type=Path)
@@ -63,10 +63,17 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
               help="A file of name=value; conf/broker.properties lists them all.")  # fmt: skip
 def broker(config: Path) -> None:
-    """Run one broker in the foreground, against a ZooKeeper that is there already."""
+    """Run one broker in the foreground, against a ZooKeeper that is there already.
+
+    Exit code 74: its data directory failed while it started; look at the disk before it is started again.
+    """
     from broker.server import read_config, run
 
-    run(read_config(config))
+    try:
+        run(read_config(config))
+    except StorageFailed as error:
+        click.echo(f"kafkalog: {error}", err=True)
+        raise click.exceptions.Exit(os.EX_IOERR) from None
 
 
 @click.command()

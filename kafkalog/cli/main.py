@@ -57,8 +57,8 @@ kafkalog.add_command(doctor.doctor)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code. Nothing but SystemExit of a signal handler comes out."""
     try:
-        kafkalog.main(args=arguments, prog_name="kafkalog", standalone_mode=False)
-        return 0
+        ended = kafkalog.main(args=arguments, prog_name="kafkalog", standalone_mode=False)
+        return ended if isinstance(ended, int) else 0  # click returns the code of an Exit
     except click.exceptions.Exit as request:
         return request.exit_code
     except click.UsageError as error:

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
 from broker.server import Broker, read_config
+from broker.storage.disk import Disk
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, errors
 from kafkalog.wire import broker_pb2
@@ -171,6 +172,31 @@ def test_a_broker_whose_disk_fails_while_it_starts_does_not_start(
         assert registry.live_brokers(session) == {}
 
 
+def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_registers(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    killed = start_broker()
+    topic = killed.new_topic()
+    with killed.client() as client:
+        client.append(topic, a_batch())
+    killed.broker.stop(clean=False)
+    fails = [1]
+    synced = Disk.sync
+
+    def sync(disk: Disk, fd: int) -> None:
+        if fails and os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+            fails.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced(disk, fd)
+
+    registered: list[BrokerRecord] = []
+    monkeypatch.setattr(Disk, "sync", sync)
+    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", lambda _, broker: registered.append(broker))
+    with pytest.raises(errors.StorageFailed, match="fdatasync of what was recovered for t-0: Input/output error"):
+        start_broker()
+    assert not fails and not registered
+
+
 def test_start_and_stop_leave_no_thread_and_no_descriptor(start_broker: StartBroker) -> None:
     def cycle() -> None:
         broker = start_broker()
@@ -264,6 +290,13 @@ def test_the_process_says_why_it_does_not_start_in_one_sentence(tmp_path: Path) 
     assert code == 1
     assert said.strip().splitlines()[-1].startswith(f"broker: ZooKeeper at {address} is not reachable")
     assert "Traceback" not in said
+
+
+def test_the_process_ends_with_a_code_of_its_own_if_its_directory_failed(tmp_path: Path, chroot: str) -> None:
+    (tmp_path / "data" / f"{'0' * 32}-0").mkdir(parents=True)  # a log, and nothing that says whose it is
+    failed = Process(tmp_path, chroot)
+    assert failed.announced()["error"] == errors.StorageFailed.code
+    assert failed.end()[0] == os.EX_IOERR
 
 
 def test_settings_of_the_table_start_a_broker_without_a_file(tmp_path: Path, chroot: str) -> None:

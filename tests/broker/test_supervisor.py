@@ -10,7 +10,7 @@ import pytest
 from broker.local import Health, LocalBroker, LocalCluster, LocalZooKeeper
 from broker.supervisor import Supervisor, how_it_ended
 from kafkalog.clock import Clock
-from kafkalog.errors import AddressInUse, BrokerUnreachable
+from kafkalog.errors import AddressInUse, BrokerUnreachable, KafkalogError, StorageFailed
 
 
 class Hands(Clock):
@@ -24,11 +24,12 @@ class Hands(Clock):
 class Startable:
     starts = 0
     fails = False
+    error: KafkalogError = AddressInUse(address="here:1", what="port")
 
     def start(self) -> None:
         self.starts += 1
         if self.fails:
-            raise AddressInUse(address="here:1", what="port")
+            raise self.error
 
 
 class Member(Startable, LocalBroker):
@@ -112,6 +113,37 @@ def test_what_does_not_start_is_tried_again(cluster: Told) -> None:
     clock.now += 2
     looking.look()
     assert said[3] == "ZooKeeper serves again"
+
+
+def test_a_broker_whose_disk_failed_is_not_started_again_however_it_ended(cluster: Told) -> None:
+    said: list[str] = []
+    clock = Hands()
+    looking = supervisor(cluster, said, clock)
+    zero, one = cluster.brokers
+    clock.now += 60
+    failed = {"level": "error", "event": "log_directory_failed directory=/data reason=fdatasync"}
+    cluster.health = Health({}, [(0, failed)])
+    looking.look()
+    cluster.health = Health({"broker 0": -9}, [])
+    looking.look()
+    look_first = "look at its disk, mount it again, then start the cluster anew"
+    assert said[1:] == [
+        "broker 0 was ended by signal 9 (SIGKILL); its log is /logs/0; it is not started again: " + look_first
+    ]
+    said.clear()
+    one.fails, one.error = True, StorageFailed(directory="/data", reason="fdatasync")
+    cluster.health = Health({"broker 0": -9, "broker 1": -9}, [])
+    with pytest.raises(BrokerUnreachable, match="every broker has ended"):
+        looking.look()
+    assert said[1:] == [
+        "broker 1 does not start: log directory /data is out of service: fdatasync; it is not tried again: "
+        + look_first
+    ]
+    clock.now += 600
+    cluster.health = Health({"broker 0": -9, "broker 1": 1}, [])
+    with pytest.raises(BrokerUnreachable):
+        looking.look()
+    assert (zero.starts, one.starts) == (0, 1)
 
 
 def test_without_restarts_the_others_go_on_until_none_is_left(cluster: Told) -> None:

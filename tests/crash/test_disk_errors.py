@@ -298,7 +298,42 @@ def test_log_that_cannot_be_opened_leaves_no_file_open() -> None:
         disk = FailingDisk(step, 1, errno.EIO)
         disk.root = torn.after_kill().root
         directory = open_directory(disk)
-        with pytest.raises(StorageFailed, match="opening the log of t-0: Input/output error"):
+        with pytest.raises(StorageFailed, match="Input/output error"):
+            open_log(directory)
+        assert directory.failed is not None
+        with pytest.raises(StorageFailed, match=str(directory.failed)):
             open_log(directory)
         directory.close()
         assert disk.open_files == 0
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn"], ids=["whole-tail", "torn-tail"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_failed_fdatasync_of_what_a_start_recovered_is_not_tried_again(code: int, torn: bytes) -> None:
+    """Of a failed write-back Linux tells once, and takes the pages for written."""
+
+    class LosesOnce(MemoryDisk):
+        fails = 1
+
+        def sync(self, fd: int) -> None:
+            if self.fails:
+                self.fails -= 1
+                raise OSError(code, os.strerror(code))
+            super().sync(fd)
+
+    killed = MemoryDisk()
+    log = open_log(open_directory(killed))
+    log.append([numbered(0)])
+    log.checkpoint()
+    log.append([numbered(1)])
+    killed.bytes_of(log.directory / f"{0:020d}.log").extend(torn)
+    disk = LosesOnce()
+    disk.root = killed.after_kill().root
+    directory = open_directory(disk)
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="fdatasync of what was recovered for t-0"):
+            open_log(directory)
+    assert directory.failed is not None
+    directory.close()
+    assert disk.open_files == 0
+    assert not open_directory(disk.after_kill()).was_clean

@@ -628,6 +628,12 @@ def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
                 assert [broker.broker_id for broker in brokers] == [7]
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) == 0
+        (tmp_path / "log" / "meta").unlink()
+        (tmp_path / "log" / f"{'0' * 32}-0").mkdir()  # a log, and nothing that says whose it is
+        with running("broker", "--config", str(config)) as server:
+            assert server.wait(60) == os.EX_IOERR
+            assert server.stderr is not None
+            assert server.stderr.read().splitlines()[-1].startswith("kafkalog: log directory ")
         zookeeper.send_signal(signal.SIGINT)
         assert zookeeper.wait(60) == 0
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from broker.storage.directory import LogDirectory
+from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
 from kafkalog.clock import ManualClock
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, OutOfFiles, StorageFailed
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, FileRefused, OutOfFiles, StorageFailed
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -219,6 +219,48 @@ def test_folders_of_many_logs_are_synced_together_and_again_if_that_failed(tmp_p
         directory.open_log(TOPIC_ID, partition, f"t-{partition}", topic(), 0)
     assert disk.synced == 1
     directory.close()
+
+
+@pytest.mark.parametrize("doing", ["making folders", "making the log anew", "deleting the log"])
+def test_failed_sync_of_a_folder_ends_the_directory(tmp_path: Path, doing: str) -> None:
+    class FailsOnce(Disk):
+        fails = 0
+
+        def sync_dir(self, path: Path) -> None:
+            if self.fails:
+                self.fails -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().sync_dir(path)
+
+    disk = FailsOnce()
+    directory = LogDirectory(tmp_path, disk=disk)
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    disk.fails = 1
+    actions = {
+        "making folders": lambda: directory.make_folders(TOPIC_ID, [1]),
+        "making the log anew": lambda: directory.replace_log(TOPIC_ID, 1, "t-1", 7),
+        "deleting the log": lambda: directory.remove_log(TOPIC_ID, 0),
+    }
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=f"is out of service: {doing} for .*: Input/output error"):
+            actions[doing]()
+    assert directory.failed is not None
+    directory.close()
+    assert not (tmp_path / "clean").exists()
+
+
+def test_what_stands_in_the_place_of_one_log_concerns_no_other(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    in_its_way = tmp_path / folder_name(TOPIC_ID, 0)
+    in_its_way.write_text("not a folder")
+    with pytest.raises(FileRefused, match=rf"cannot use a file of .*: opening the log for t-0: .*: {in_its_way}"):
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    assert directory.failed is None
+    directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0).append([numbered(0)])
+    in_its_way.unlink()
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+    directory.close()
+    assert LogDirectory(tmp_path).was_clean
 
 
 def test_files_that_a_stop_left_half_written_are_removed(tmp_path: Path) -> None:
