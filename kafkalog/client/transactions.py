@@ -38,6 +38,7 @@ from kafkalog.log import get_logger
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import (
     NO_BATCH,
+    NO_VERSION,
     DecidedTopic,
     Decision,
     decision_from_wire,
@@ -188,12 +189,12 @@ def places_of(decision: Decision) -> list[Place]:
 
 @dataclass
 class _Attempt:
-    """A commit under way. `asked_at`: the version that its decision was last to be written over."""
+    """A commit under way. `over`: what its decision was last to be written over."""
 
     batch: CommitBatch
     commit_uuid: bytes
     decided: bool = False
-    asked_at: int | None = None
+    over: Decision | None = None
 
 
 class Committer:
@@ -263,17 +264,10 @@ class Committer:
                 self._remember(decision)
             elif step is Step.PREPARE:
                 self._prepare(decision, batch, commit_uuid, patience)
-                attempt.asked_at = decision.version
-                try:
-                    wanted = decided(decision, batch, commit_uuid)
-                    decision = replace(wanted, version=self._decide(wanted))
+                attempt.over = decision
+                decision = self._write(decided(decision, batch, commit_uuid), patience)
+                if decision.commit_uuid == commit_uuid:
                     patience.progressed()
-                except KafkalogError as error:
-                    # Moved, or whether it was written is unknown: the znode tells, by the commit's uuid.
-                    if not isinstance(error, DecisionMoved) and not error.retriable:
-                        raise
-                    self._pause(patience, error)
-                    decision = self._read(batch.transactional_id, patience)
             else:
                 if step is not Step.COMMITTED:
                     self.discard(batch.parts)
@@ -281,26 +275,24 @@ class Committer:
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
         """Whether a commit that is given up is decided; None: that can not be told. One that asked for its decision and
-        had no answer is seen to: a request that is late is refused once the version is another than it named."""
-        if attempt.decided or attempt.asked_at is None:
+        had no answer is seen to: a request that is late is refused once the version is another than it named.
+
+        The version is raised first and read only if that was refused: what a broker reads may be older than what was
+        written, and a compare-and-set never is.
+        """
+        batch, over = attempt.batch, attempt.over
+        if attempt.decided or over is None:
             return attempt.decided
         patience = Patience(min(_FENCE_SECONDS, self._timeout))
         try:
-            while True:
-                now = self._read(attempt.batch.transactional_id, patience)
-                if now.commit_uuid == attempt.commit_uuid:
-                    return True
-                if now.version != attempt.asked_at:
-                    return None if now.batch_id > attempt.batch.batch_id else False
-                try:
-                    self._decide(now)  # nothing but the next version
-                    return False
-                except KafkalogError as error:
-                    if not isinstance(error, DecisionMoved) and not error.retriable:
-                        raise
-                    self._pause(patience, error)
+            now = self._write(over, patience)  # nothing but the next version
         except (OutOfPatience, KafkalogError):
             return None
+        if now.commit_uuid == attempt.commit_uuid:
+            return True
+        if now.batch_id > batch.batch_id or now.forgotten or now.version == NO_VERSION:
+            return None  # it may have been decided, and this come after it
+        return False
 
     def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, patience: Patience) -> None:
         by_place: dict[Place, list[StagedPartition]] = {}
@@ -364,14 +356,7 @@ class Committer:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
         now = decision
         while now.commit_uuid == decision.commit_uuid and now.is_open:
-            done = replace(now, done=True)
-            try:
-                now = replace(done, version=self._decide(done))
-            except KafkalogError as error:
-                if not isinstance(error, DecisionMoved) and not error.retriable:
-                    raise
-                self._pause(patience, error)
-                now = self._read(decision.transactional_id, patience)
+            now = self._write(replace(now, done=True), patience)
         return now
 
     # --- decisions
@@ -380,17 +365,38 @@ class Committer:
         request = pb.DecideRequest(decision=decision_to_wire(decision))
         return int(self._cluster.call("Decide", request, patient=False).version)
 
+    def _write(self, decision: Decision, patience: Patience) -> Decision:
+        """Write a decision over the version that it names; what stands there after that, this one or another's.
+
+        While it is unknown whether it was written it is asked for again: that is refused if it was. Nothing else tells,
+        for a read that has it not may be older.
+        """
+        while True:
+            try:
+                return replace(decision, version=self._decide(decision))
+            except DecisionMoved as error:
+                self._pause(patience, error)
+                return self._read(decision.transactional_id, patience, error.facts["version"])
+            except KafkalogError as error:
+                if not error.retriable:
+                    raise
+                self._pause(patience, error)
+
     def _patience(self) -> Patience:
         return Patience(self._timeout)
 
-    def _read(self, transactional_id: str, patience: Patience) -> Decision:
+    def _read(self, transactional_id: str, patience: Patience, at_least: int = NO_VERSION) -> Decision:
+        """The decision as a broker's ZooKeeper server has it, which may lag behind: it is read again until it has a
+        version that is known to be there."""
         request = pb.ReadDecisionRequest(transactional_id=transactional_id)
         while True:
             try:
                 found = decision_from_wire(self._cluster.call("ReadDecision", request))
-                break
+                if found.version >= at_least:
+                    break
+                raise DecisionMoved(transactional_id=transactional_id, expected=found.version, version=at_least)
             except KafkalogError as error:
-                if not error.retriable:
+                if not isinstance(error, DecisionMoved) and not error.retriable:
                     raise
                 self._pause(patience, error)
         self._remember(found)

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -34,6 +34,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
+from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import Decision
 
 # --- the rules, pure
@@ -551,6 +552,83 @@ def test_a_commit_given_up_after_its_decision_says_so_and_appears(
     assert f"kafkalog transactions describe {query.transactional_id}" in str(over.value)
     decision, lost = start_query().committer.resolve(query.transactional_id)
     assert decision.done and lost == []
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def raised_twice(query: Query) -> pb.Decision:
+    """Raise a transaction's version to 1; what a broker reads whose ZooKeeper server lags, so that it has 0."""
+    committer: Any = query.committer
+    assert committer._decide(Decision(query.transactional_id)) == 0
+    old = query.cluster.call("ReadDecision", pb.ReadDecisionRequest(transactional_id=query.transactional_id))
+    assert committer._decide(Decision(query.transactional_id, version=0)) == 1
+    return cast(pb.Decision, old)
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_commit_given_up_says_what_is_so_although_a_read_may_be_older(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, landed: bool
+) -> None:
+    query = start_query(transaction_commit_timeout_ms=1000)
+    old = raised_twice(query)
+    committer: Any = query.committer
+    client: Any = query.cluster
+    call, is_decided = client.call, committer._is_decided
+    asked = given_up = False
+    stale = 3
+
+    def gives_up(attempt: Any) -> bool | None:
+        nonlocal given_up
+        given_up = True
+        return cast("bool | None", is_decided(attempt))
+
+    def answered(method: str, request: Any, **more: Any) -> Any:
+        nonlocal asked, stale
+        if not given_up and (method == "Decide" or (method == "ReadDecision" and asked)):
+            asked = True
+            if landed:
+                call(method, request, **more)
+            raise BrokerUnreachable(address="broker", reason="cut")
+        if given_up and method == "ReadDecision" and stale:
+            stale -= 1
+            return old
+        return call(method, request, **more)
+
+    committer._is_decided, client.call = gives_up, answered
+    with pytest.raises(CommitTimedOut) as over:
+        query.write(0, rows(0))
+    assert over.value.facts["decided"] == ("yes" if landed else "no")
+    if landed:
+        start_query().committer.resolve(query.transactional_id)
+    assert read(cluster.bootstrap_servers, topic) == expected(*[rows(0)] * landed)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_decision_that_landed_unheard_is_found_although_a_read_may_be_older(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, done: bool
+) -> None:
+    query = start_query()
+    old = raised_twice(query)
+    client: Any = query.cluster
+    call, prepared = client.call, []
+    stale = -1
+
+    def answered(method: str, request: Any, **more: Any) -> Any:
+        nonlocal stale
+        if method == "Prepare":
+            prepared.append(request)
+        if method == "ReadDecision" and stale > 0:
+            stale -= 1
+            return old
+        reply = call(method, request, **more)
+        if method == "Decide" and stale < 0 and request.decision.done == done:
+            stale = 3
+            raise BrokerUnreachable(address="broker", reason="cut")
+        return reply
+
+    client.call = answered
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    assert stale == 0
+    assert len(prepared) == 1, "a batch that is decided is prepared once more"
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
