@@ -10,6 +10,7 @@ Small batches are joined before they go to Spark: every batch costs it about 0.2
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,9 +20,12 @@ import pyarrow.compute as pc
 from kafkalog.errors import InvalidArgument
 from kafkalog.format.batch import BatchHeader
 from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HAS_TIMESTAMP, HEADERS, TIMESTAMP
+from kafkalog.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+log = get_logger(__name__)
 
 SOURCE_COLUMNS = {
     "key": "binary",
@@ -244,10 +248,15 @@ _SINK_TYPES = {
 def sink_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
     """The columns of a DataFrame that are written; others are ignored, as by the Kafka sink.
 
+    The Kafka sink has no column `timestamp`, so one of another type is one of the others: a job that has it moves over.
+
     Raises:
         InvalidArgument: no `value`, no topic from anywhere, or a column of another type.
     """
     found = {field.name: field.dataType.simpleString() for field in schema.fields if field.name in _SINK_TYPES}
+    times = {field.dataType.simpleString() for field in schema.fields if field.name == "timestamp"}
+    if times and not times & set(_SINK_TYPES["timestamp"]):
+        _warn_of_times(found.pop("timestamp"))
     if "value" not in found:
         raise InvalidArgument(
             reason=f"the rows to write need a column 'value'; they have {', '.join(schema.names) or 'none'}"
@@ -264,6 +273,15 @@ def sink_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...
                 reason=f"column '{name}' is of type {type_name}; it must be {' or '.join(_SINK_TYPES[name])}"
             )
     return tuple(found)
+
+
+@cache  # once for each process: Spark makes a writer, and with it asks for this, for each micro-batch
+def _warn_of_times(type_name: str) -> None:
+    log.warning(
+        "column_timestamp_ignored",
+        type=type_name,
+        effect="records bear the time of writing; cast the column to timestamp for its own times, or drop it",
+    )
 
 
 def batches_by_topic(

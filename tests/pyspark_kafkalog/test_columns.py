@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,11 +13,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
+    DateType,
     IntegerType,
     LongType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -252,6 +256,20 @@ def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
     assert "topic" not in columns.sink_columns(FULL, "out")
 
 
+@pytest.mark.parametrize("kind", [StringType(), LongType(), DateType(), TimestampNTZType()], ids=str)
+def test_a_column_timestamp_that_holds_no_timestamps_is_ignored_with_one_warning(
+    kind: DataType, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns._warn_of_times.cache_clear()
+    schema = StructType([FULL["value"], StructField("timestamp", kind), FULL["key"]])
+    with caplog.at_level(logging.WARNING):
+        assert columns.sink_columns(schema, "out") == columns.sink_columns(schema, "out") == ("value", "key")
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "column_timestamp_ignored" in warning
+    assert f"type={kind.simpleString()}" in warning
+    assert "cast the column to timestamp" in warning
+
+
 @pytest.mark.parametrize(
     ("fields", "topic", "says"),
     [
@@ -265,9 +283,9 @@ def test_the_columns_written_are_found_by_name_and_others_ignored() -> None:
         ([FULL["value"], StructField("partition", LongType())], "out", "'partition' is of type bigint; it must be int"),
         ([FULL["value"], StructField("headers", StringType())], "out", "'headers' is of type string"),
         (
-            [FULL["value"], StructField("timestamp", LongType())],
+            [FULL["value"], FULL["timestamp"], StructField("timestamp", LongType())],
             "out",
-            "'timestamp' is of type bigint; it must be times",
+            "have a column 'timestamp' more than once",
         ),
     ],
 )
