@@ -213,18 +213,18 @@ class Lookup:
             return numbers, {partition for partition in ends if numbers[partition] == ends[partition]}, True
         return numbers, set(moving), bool(moving)
 
-    def group_offsets(self, topics: Iterable[str]) -> dict[TopicPartition, tuple[int, bytes]]:
+    def group_offsets(self, topics: Iterable[str], *, patient: bool = True) -> dict[TopicPartition, tuple[int, bytes]]:
         """What the group has of topics so named, with the ids of those topics, which may be deleted."""
         from kafkalog.client.groups import offsets_with_topic_ids
 
-        return offsets_with_topic_ids(connected(self.options), self.options.group, sorted(topics))
+        return offsets_with_topic_ids(connected(self.options), self.options.group, sorted(topics), patient=patient)
 
-    def forget_group_offsets(self, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+    def forget_group_offsets(self, topic_ids: Mapping[TopicPartition, bytes], *, patient: bool = True) -> None:
         """Have the group forget what it has of topics with these ids."""
         from kafkalog.client.groups import forget_offsets
 
         if topic_ids:
-            forget_offsets(connected(self.options), self.options.group, topic_ids)
+            forget_offsets(connected(self.options), self.options.group, topic_ids, patient=patient)
 
     def _by_time(self, times: PartitionOffsets) -> PartitionOffsets:
         """The first offset as late as its timestamp, of partitions that have one."""

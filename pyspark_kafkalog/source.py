@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from kafkalog.errors import CheckpointOfOthers, DataLost, InvalidArgument, UnknownTopic
+from kafkalog.errors import (
+    BrokerUnreachable,
+    CheckpointOfOthers,
+    DataLost,
+    InvalidArgument,
+    UnknownTopic,
+    ZooKeeperUnreachable,
+)
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
@@ -222,9 +229,10 @@ class _Session:
         self._topic_ids: dict[str, bytes] = {}  # as this stream knows them; what was made anew has another
         self._asked_group: set[str] = set()  # for these topics
         self._group_said: dict[str, str] = {}
-        self._outdated: dict[TopicPartition, bytes] = {}  # what the group has of topics that were deleted, by their ids
+        self._outdated: dict[TopicPartition, bytes] = {}  # what the group may have of topics that were made anew, by id
         # Where the topics start that the last look found made anew; of those partitions that the position has.
         self._again: PartitionOffsets = {}
+        self._new_wait = False
         self._may_wait = False
         self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
@@ -266,7 +274,8 @@ class _Session:
         # source waited, found records or had a micro-batch: the query is idle, and this one may wait for all of them.
         self._may_wait = time.monotonic() - self._answered_s < _IDLE_GAP_S
         try:
-            return self._next_position(position, max_offsets, everything)
+            end = self._next_position(position, max_offsets, everything)
+            return self._after_forgetting(position, end, can_wait=not (everything or self.available_now))
         finally:
             self._answered_s = time.monotonic()
 
@@ -285,7 +294,6 @@ class _Session:
                 return {**position, **{partition: latest[partition] for partition in fixed}}
         if (back := self._gone_back(position, latest)) != position:
             return back
-        self._forget_outdated()  # by now the checkpoint has it that their topics were begun anew
         if everything:
             return latest or position
         if not self.available_now:
@@ -380,6 +388,9 @@ class _Session:
 
     def _checked(self, position: PartitionOffsets, losses: Losses) -> PartitionOffsets:
         position = self._selected(position)
+        # What it is not in, it meets as new, whatever bore the name when it was in it.
+        topics = {partition.topic for partition in position}
+        self._topic_ids = {topic: topic_id for topic, topic_id in self._topic_ids.items() if topic in topics}
         partitions, made_anew = self._partitions(position, losses)
         latest = self._lookup.at(LATEST, partitions)
         for lost in (*whats_gone(position, latest), *whats_moved_back(position, latest)):
@@ -391,6 +402,7 @@ class _Session:
                 del latest[partition]
         again = [partition for partition in latest if partition.topic in made_anew and partition in position]
         self._again = self._lookup.at(EARLIEST, again)
+        self._outdated.update({p: self._topic_ids[p.topic] for p in position if p.topic in made_anew})
         for partition in partitions:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
@@ -454,9 +466,36 @@ class _Session:
                     f": the group {self.options.group} was at offset {offset} of {partition} in the one before"
                 )
 
-    def _forget_outdated(self) -> None:
-        self._lookup.forget_group_offsets(self._outdated)
-        self._outdated = {}
+    def _after_forgetting(self, position: PartitionOffsets, end: PartitionOffsets, can_wait: bool) -> PartitionOffsets:
+        """The end of a micro-batch, once the group has forgotten what it has of deleted topics whose names are those of
+        topics that this stream meets as new, or has begun anew and has that in its checkpoint. At a restart it would
+        pass for what this stream read before.
+
+        Args:
+            can_wait: leave those topics as they are while the group can not be asked; a later look sees to them.
+        """
+        new = {partition.topic for partition in end} - {partition.topic for partition in position}
+        begun = {p: was for p, was in self._outdated.items() if self._again.get(p, position.get(p)) == position.get(p)}
+        if not new and not begun:
+            return end
+        patient = not can_wait
+        try:
+            had = self._lookup.group_offsets(new, patient=patient) if new else {}
+            others = {p: was for p, (_, was) in had.items() if was != self._topic_ids[p.topic]}
+            self._lookup.forget_group_offsets({**begun, **others}, patient=patient)
+        except (BrokerUnreachable, ZooKeeperUnreachable) as error:
+            if patient:
+                raise
+            waiting = new | {partition.topic for partition in begun}
+            if not self._new_wait:
+                self._new_wait = True
+                log.warning(
+                    "new_topics_wait", topics=", ".join(sorted(waiting)), group=self.options.group, reason=str(error)
+                )
+            return {p: position.get(p, o) if p.topic in waiting else o for p, o in end.items() if p.topic not in new}
+        self._new_wait = False
+        self._outdated = {p: was for p, was in self._outdated.items() if p not in begun}
+        return end
 
     def _earliest_of_new(self, new: list[TopicPartition], losses: Losses) -> PartitionOffsets:
         """Where partitions that are new to the stream start; those that are gone already are left out."""

@@ -80,18 +80,20 @@ def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> di
 
 
 def offsets_with_topic_ids(
-    cluster: Cluster, group: str, topics: Iterable[str]
+    cluster: Cluster, group: str, topics: Iterable[str], *, patient: bool = True
 ) -> dict[TopicPartition, tuple[int, bytes]]:
     """A group's offsets in topics of these names, with the ids of those topics, which may be deleted."""
     request = pb.CommittedOffsetsRequest(group=group, topics=list(topics), any_id=True)
-    reply = cluster.call("CommittedOffsets", request)
+    reply = cluster.call("CommittedOffsets", request, patient=patient)
     return {TopicPartition(each.topic, each.partition): (each.offset, each.topic_id) for each in reply.offsets}
 
 
-def forget_offsets(cluster: Cluster, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+def forget_offsets(
+    cluster: Cluster, group: str, topic_ids: Mapping[TopicPartition, bytes], *, patient: bool = True
+) -> None:
     """Forget a group's offsets of partitions, as far as they are of the topics with these ids."""
     offsets = [pb.GroupOffset(topic=topic, partition=n, topic_id=id_) for (topic, n), id_ in topic_ids.items()]
-    cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets))
+    cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets), patient=patient)
 
 
 def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:

@@ -6,14 +6,16 @@ import logging
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, OffsetOutOfRange, UnknownTopic
+from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, OffsetOutOfRange, UnknownTopic, ZooKeeperNotAsked
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.lookup import Lookup
 from pyspark_kafkalog.offsets import LATEST
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, read_between, rows
+from tests.waiting import waited_for
 
 EARLIEST = {"startingOffsets": "earliest"}
 GO_ON = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
@@ -244,6 +246,78 @@ def test_a_topic_is_begun_anew_once_although_nothing_could_be_published_since(li
     after = stream.latestOffset(back, EVERYTHING)
     assert (back, after) == ({topic: {"0": 0}}, {topic: {"0": 5}})
     assert live.stream(subscribe=topic).latestOffset(after, EVERYTHING) == after
+
+
+def go_on_unpublished(live: Live, stream: StreamReader, position: dict, monkeypatch: Any) -> dict:
+    """Where a stream is after a micro-batch of all there is, in which its driver is killed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "at", lambda *given: None)
+        end = stream.latestOffset(position, EVERYTHING)
+    stream.stop()
+    return end
+
+
+@pytest.mark.parametrize("killed", ["where it is gone", "in its first micro-batch"])
+@pytest.mark.parametrize("restarted_with", ["true", "false"])
+def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_before_at_a_restart(
+    live: Live, monkeypatch: Any, killed: str, restarted_with: str
+) -> None:
+    kept = live.topic(5)
+    deleted = f"{kept}.b"
+    live.admin.create_topic(deleted)
+    live.append(deleted, 5)
+    selects = {"subscribePattern": f"^{kept}"}
+    stream = live.stream(**selects, **GO_ON)
+    position = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    stream.latestOffset(position, EVERYTHING)
+    group = stream._session.options.group
+    waited_for(lambda: TopicPartition(deleted, 0) in live.admin.committed(group))
+    live.admin.delete_topic(deleted)
+    position = stream.latestOffset(position, EVERYTHING)
+    assert position == {kept: {"0": 5}}
+    if killed == "where it is gone":
+        stream.stop()
+        stream = live.stream(**selects, **GO_ON)
+    live.admin.create_topic(deleted)
+    live.append(deleted, 7)
+    after = go_on_unpublished(live, stream, position, monkeypatch)
+    assert after == {kept: {"0": 5}, deleted: {"0": 7}}
+    again = live.stream(**selects, startingOffsets="earliest", failOnDataLoss=restarted_with)
+    assert len(read_between(again, position, after)) == 7
+    assert again.latestOffset(after, EVERYTHING) == after
+
+
+def test_a_topic_that_was_made_anew_under_a_running_stream_is_not_begun_once_more_at_a_restart(
+    live: Live, monkeypatch: Any
+) -> None:
+    topic = live.topic(3, 2)
+    end = ran(live, topic)
+    stream = live.stream(subscribe=topic, **GO_ON)
+    assert stream.latestOffset(end, EVERYTHING) == end
+    made_anew(live, topic, 5, 5)
+    back = stream.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0, "1": 0}}
+    after = go_on_unpublished(live, stream, back, monkeypatch)
+    assert live.stream(subscribe=topic).latestOffset(after, EVERYTHING) == after == {topic: {"0": 5, "1": 5}}
+
+
+def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(live: Live, monkeypatch: Any) -> None:
+    kept = live.topic(1)
+    stream = live.stream(subscribePattern=f"^{kept}", **EARLIEST)
+    start = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    live.admin.create_topic(f"{kept}.b")
+    live.append(f"{kept}.b", 2)
+    live.append(kept, 1)
+
+    def away(*given: Any, **named: Any) -> Any:
+        raise ZooKeeperNotAsked(address="zk:2181", reason="there is no connection")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lookup, "group_offsets", away)
+        assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}}
+        with pytest.raises(ZooKeeperNotAsked):  # there is no later look
+            stream.latestOffset(start, ReadAllAvailable())
+    assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}, f"{kept}.b": {"0": 2}}
 
 
 def test_a_new_checkpoint_is_not_taken_for_one_of_the_topic_before(live: Live) -> None:
