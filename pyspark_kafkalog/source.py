@@ -327,10 +327,17 @@ class _Session:
         self, position: PartitionOffsets, latest: PartitionOffsets, max_offsets: int
     ) -> PartitionOffsets:
         """Both limits' ends, whichever comes first in a partition."""
+        max_bytes = self.options.max_bytes_per_trigger
         start = self._with_new(position, latest)
+        if max_bytes is None and sum(backlog(start, latest).values()) <= max_offsets:
+            return latest
+        if not self.options.fail_on_data_loss:
+            # Only what is there takes a share: recovering a lost partition leaves a gap of 10 million offsets.
+            earliest = self._lookup.at(EARLIEST, backlog(start, latest))
+            start |= {p: min(max(start[p], offset), latest[p]) for p, offset in earliest.items()}
         end = limited(start, latest, max_offsets)
-        if self.options.max_bytes_per_trigger is not None:
-            by_bytes = self._lookup.limited_by_bytes(start, latest, self.options.max_bytes_per_trigger)
+        if max_bytes is not None:
+            by_bytes = self._lookup.limited_by_bytes(start, latest, max_bytes)
             end = {partition: min(offset, by_bytes[partition]) for partition, offset in end.items()}
         return end
 

@@ -57,6 +57,20 @@ def test_max_offsets_is_proportional_floor_from_one_on_and_ceil_below(live: Live
     assert first_batches(live.stream(subscribe=live.topic(50, 1, 0), **options), 1) == [[4, 1, 0]]
 
 
+@pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": "4"}, {"maxBytesPerTrigger": "1"}])
+def test_offsets_that_are_gone_take_no_share_of_a_limit(live: Live, limit: dict[str, str]) -> None:
+    topic = live.topic(30, 2)
+    live.delete_before(topic, 28)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false", **limit)
+    start = {topic: {"0": 5, "1": 0}}
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    assert end == {topic: {"0": 30, "1": 2}}
+    assert sorted(read_between(stream, start, end)) == [(0, 28), (0, 29), (1, 0), (1, 1)]
+    live.delete_before(topic, 30)
+    live.append(topic, 2, 1)
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == {topic: {"0": 30, "1": 4}}
+
+
 def test_max_bytes_is_proportional_and_reads_everything_in_the_end(live: Live) -> None:
     topic, size = of_large_batches(live)
     stream = live.stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size + 5))

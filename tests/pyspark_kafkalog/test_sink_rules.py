@@ -127,7 +127,13 @@ def test_names_are_matched_with_their_case_and_other_columns_ignored(
     spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic, partitions=2)
-    others = ("'k' AS KEY", "1 AS Partition", "timestamp '2001-01-01' AS Timestamp", "map(1, 2) AS other", "'2001' AS timestamp")
+    others = (
+        "'k' AS KEY",
+        "1 AS Partition",
+        "timestamp '2001-01-01' AS Timestamp",
+        "map(1, 2) AS other",
+        "'2001' AS timestamp",
+    )
     write(spark.range(1).selectExpr("'v' AS value", "0 AS partition", *others), options)
     (message,) = messages_in(topic)
     assert (message.partition, message.key, message.value) == (0, None, b"v")
