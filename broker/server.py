@@ -24,6 +24,7 @@ from typing import Any
 from broker.announce import Announcer, announce
 from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
+from broker.replica.jobs import StagedJobs
 from broker.replica.resolver import Resolver
 from broker.storage.directory import LogDirectory
 from broker.transport import dataport
@@ -137,14 +138,16 @@ class Broker:
         with session.patient():
             catalog.start()
         directory.start()
-        self.resolver = Resolver(catalog, settings, self._clock)
+        jobs = StagedJobs(settings.broker_id)
+        self._undo.append(jobs.stop)
+        self.resolver = Resolver(catalog, settings, self._clock, jobs)
         self._undo.append(self.resolver.stop)
         self.resolver.start()
 
         data = DataPort(listener, catalog, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))
         data.start()
-        self.rpc_service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters)
+        self.rpc_service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters, jobs)
         rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
         catalog.register_broker(registration)

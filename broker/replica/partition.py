@@ -16,10 +16,43 @@ from broker.storage.log import Log
 from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_writes import Applied
 from broker.storage.staging import Staged, Write
+from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
 
 Wake = Callable[[], None]
+
+
+def wait_for(
+    partitions: Collection[Partition],
+    reached: Callable[[], bool],
+    deadline: float,
+    clock: Clock,
+    changed: threading.Event | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Wait until it is so, looking again whenever one of the partitions changes; whether it came to be.
+
+    Args:
+        deadline: by the monotonic clock.
+        changed: set by others too who want it to look again.
+        is_wanted: asked before each wait.
+    """
+    changed = changed or threading.Event()
+    try:
+        while True:
+            changed.clear()
+            for partition in partitions:
+                partition.register(changed.set)
+            if reached():
+                return True
+            left = deadline - clock.monotonic()
+            if left <= 0 or not is_wanted():
+                return False
+            changed.wait(left)
+    finally:
+        for partition in partitions:
+            partition.unregister(changed.set)
 
 
 class Partition:
@@ -109,6 +142,14 @@ class Partition:
         try:
             with self._hosted():
                 return self.log.staged.apply(transactional_id, producer_id, batch_id, commit_uuid)
+        finally:
+            self.wake_waiters()
+
+    def try_apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied | None:
+        """`apply`, or None while another apply or drop is under way."""
+        try:
+            with self._hosted():
+                return self.log.staged.try_apply(transactional_id, producer_id, batch_id, commit_uuid)
         finally:
             self.wake_waiters()
 

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
+from functools import partial
+from typing import Any
 
 from broker.replica.catalog import Catalog
+from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.storage.staged_format import PreparedSet
+from broker.storage.staged_writes import Applied
 from broker.storage.staging import Staged, Write
 from kafkalog.clock import Clock
 from kafkalog.config import Values
-from kafkalog.errors import DecisionMoved, KafkalogError, NotLeader, ZooKeeperUnreachable
+from kafkalog.errors import BrokerStopping, DecisionMoved, KafkalogError, NotLeader, ZooKeeperUnreachable
 from kafkalog.log import get_logger
 from kafkalog.wire.decisions import Decision
 from kafkalog.zk import transactions
@@ -59,12 +63,13 @@ def verdict(decision: Decision, prepared: PreparedSet, topic_id: bytes, partitio
 class Resolver:
     """The thread. `start` after the catalog, `stop` before it stops."""
 
-    def __init__(self, catalog: Catalog, settings: Values, clock: Clock) -> None:
+    def __init__(self, catalog: Catalog, settings: Values, clock: Clock, jobs: StagedJobs) -> None:
         self._catalog = catalog
+        self._jobs = jobs
         self._clock = clock
         self._timeout: float = settings.transaction_timeout_ms / 1000
         self._retention: float = settings.transaction_staged_retention_ms / 1000
-        self._changed = threading.Condition()  # guards _stopping and _all
+        self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
         self._forget_at_us = 0  # the thread's own
@@ -76,6 +81,7 @@ class Resolver:
         self._thread.start()
 
     def stop(self) -> None:
+        """Waits for no apply: that ends as its log is closed."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -130,6 +136,8 @@ class Resolver:
                         self._resolve(partition, staged, staged.prepared, decisions, now)
                     except ZooKeeperUnreachable:
                         raise
+                    except BrokerStopping:
+                        return
                     except NotLeader:
                         break  # it was closed meanwhile
                     except Exception as error:  # it keeps no other set from being resolved
@@ -180,12 +188,15 @@ class Resolver:
                     return  # to be looked at anew
                 del decisions[name]
         if what is Verdict.APPLY:
-            applied = partition.apply(name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid)
+            batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
+            applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
             partition.finish_apply(applied)
             if not applied.batches:
                 return
-        elif not partition.drop(prepared.commit_uuid, version):
-            return
+        else:
+            key = "drop", prepared.commit_uuid, version
+            if not self._done(partition, key, partial(partition.drop, prepared.commit_uuid, version)):
+                return
         log.info(
             "transaction_resolved",
             partition=partition.label,
@@ -194,3 +205,18 @@ class Resolver:
             commit=prepared.commit_uuid.hex(),
             done="applied" if what is Verdict.APPLY else "dropped",
         )
+
+    def _done(self, partition: Partition, key: Hashable, work: Callable[[], Any]) -> Any:
+        """What work on a partition came to, done as a job: requests see that the partition is busy, and an apply that
+        one of them asked for is not begun again. Raises BrokerStopping."""
+        job = self._jobs.applies.ask(partition, key, work)
+        job.when_over(self._look_again)
+        with self._changed:
+            self._changed.wait_for(lambda: job.is_over or self._stopping)
+        if not job.is_over:
+            raise BrokerStopping(broker_id=self._catalog.broker_id)
+        return job.result()
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -2,27 +2,25 @@
 
 Every request names partitions led here; one that fails fails alone, and its error stands at its place of the reply.
 Where several partitions are to be synced, each is asked for before the first is waited for, so that the directory's
-threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job (`jobs.py`), and its
-request is answered within `TURN_SECONDS`, done or with how far it is.
+threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job
+(`broker/replica/jobs.py`), and its request is answered within `TURN_SECONDS`, done or with how far it is.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from broker.replica.catalog import Catalog
-from broker.replica.partition import Partition
+from broker.replica.jobs import Job, StagedJobs
+from broker.replica.partition import Partition, wait_for
 from broker.requests.append import checked
-from broker.requests.jobs import Job, Jobs
 from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
-from kafkalog.clock import Clock
-from kafkalog.errors import BrokerStopping, InternalError, InvalidRequest, KafkalogError
+from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.format.batch import producer_id_of
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as data_pb
@@ -92,21 +90,6 @@ def _renew_within_ms(catalog: Catalog) -> int:
     return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 
-class StagedJobs:
-    """Where prepares wait for their syncs, and applies run. Two applies at a time: what a partition has of a batch is
-    hidden until all of it is there, so that more side by side would hide each for longer."""
-
-    def __init__(self, broker_id: int) -> None:
-        stopping = partial(BrokerStopping, broker_id=broker_id)
-        self.syncs = Jobs(4, "prepare", stopping)
-        self.applies = Jobs(2, "apply", stopping)
-
-    def stop(self) -> None:
-        """Take no more jobs, and give up those that wait."""
-        self.syncs.stop()
-        self.applies.stop()
-
-
 def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
     """Have parts kept until their batch is decided. The answer means that they are undamaged and outlive a power cut,
     but where it says that a partition is unfinished.
@@ -138,13 +121,14 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
     for answer, partition in at_once:
         with _errors_in(answer):
             partition.keep_prepared(request.commit_uuid)
+        _say_progress(answer, partition)
     for answer, partition, job in prepared:
         with _errors_in(answer):
             if job.wait(deadline - catalog.clock.monotonic()):
                 job.result()
             else:
                 answer.unfinished = True
-        _say_progress(answer, partition, job, catalog)
+        _say_progress(answer, partition, None if job.begun else catalog)
     return reply
 
 
@@ -161,8 +145,14 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
     _check_transaction(request)
     reply = pb.ApplyReply()
     batch = request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid
+    small: list[tuple[pb.AppliedPartition, Partition]] = []
     applying: list[tuple[pb.AppliedPartition, Partition, Job]] = []
     at_once: list[tuple[pb.AppliedPartition, Partition, Applied]] = []
+
+    def ask(answer: pb.AppliedPartition, partition: Partition) -> None:
+        job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.apply, *batch))
+        applying.append((answer, partition, job))
+
     left = _AT_ONCE_BYTES
     for wanted in request.partitions:
         answer = reply.partitions.add()
@@ -170,24 +160,34 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
             partition = catalog.leader_of(wanted.topic_id, wanted.partition)
             left -= partition.prepared_bytes(request.commit_uuid)
             if left >= 0 and not jobs.applies.is_busy(partition):
-                at_once.append((answer, partition, partition.apply(*batch)))
-                continue
-            job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.apply, *batch))
-            applying.append((answer, partition, job))
+                small.append((answer, partition))
+            else:
+                ask(answer, partition)
     deadline = _turn_end(catalog, seconds)
+    for answer, partition in small:
+        with _errors_in(answer):
+            applied = partition.try_apply(*batch)
+            if applied is None:  # a job began meanwhile
+                ask(answer, partition)
+            else:
+                at_once.append((answer, partition, applied))
+        _say_progress(answer, partition)
     for answer, partition, applied in at_once:
         with _errors_in(answer):
             partition.finish_apply(applied)
             answer.end_offset = applied.end_offset
+        _say_progress(answer, partition)
     for answer, partition, job in applying:
         with _errors_in(answer):
             done: Applied | None = job.result() if job.wait(deadline - catalog.clock.monotonic()) else None
-            if done is None or not _is_flushed(partition, done, deadline, catalog.clock):
+            if done is None or not wait_for(
+                [partition], partial(partition.is_flushed_to, done.sync_to), deadline, catalog.clock
+            ):
                 answer.unfinished = True
             else:
                 partition.finish_apply(done)
                 answer.end_offset = done.end_offset
-        _say_progress(answer, partition, job, catalog)
+        _say_progress(answer, partition, None if job.begun else catalog)
     return reply
 
 
@@ -195,27 +195,15 @@ def _turn_end(catalog: Catalog, seconds: float) -> float:
     return catalog.clock.monotonic() + min(TURN_SECONDS, seconds / 2)
 
 
-def _is_flushed(partition: Partition, applied: Applied, deadline: float, clock: Clock) -> bool:
-    """Whether an applied batch outlives a power cut; waits for the flush that was asked for."""
-    changed = threading.Event()
-    try:
-        while True:
-            changed.clear()
-            partition.register(changed.set)
-            if partition.is_flushed_to(applied.sync_to):
-                return True
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                return False
-            changed.wait(left)
-    finally:
-        partition.unregister(changed.set)
+def _say_progress(answer: Any, partition: Partition, behind: Catalog | None = None) -> None:
+    """Of what is unfinished or failed.
 
-
-def _say_progress(answer: Any, partition: Partition, job: Job, catalog: Catalog) -> None:
-    """For a job that has not begun whatever is done here for staged writes counts: it waits for those before it."""
-    if answer.unfinished and not job.begun:
-        answer.progress = sum(each.staged_work for each in list(catalog.hosted.values()))
+    Args:
+        behind: given for a job that has not begun. Whatever is done here for staged writes counts then: it waits for
+            those before it.
+    """
+    if answer.unfinished and behind is not None:
+        answer.progress = sum(each.staged_work for each in list(behind.hosted.values()))
     elif answer.unfinished or answer.HasField("error"):
         answer.progress = partition.staged_work
 

@@ -58,65 +58,57 @@ class PartDamaged(Exception):
     """A batch is not what was staged; says which, and why."""
 
 
-def read_batches(
-    part: Part, wanted: Sequence[int], read: Callable[[StagedFile, memoryview, int], None], label: str
-) -> Iterator[list[Batch]]:
-    """Batches of a part by their numbers, some at a time; checked, writable, and good until the next ones.
+Read = Callable[[StagedFile, memoryview, int], None]
+"""Fills memory with bytes of a file from a position on."""
 
-    Args:
-        read: fills memory with bytes of a file from a position on.
+
+class ReadBuffer:
+    """Memory that parts are read into, as large as what was read at once so far."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def pieces(self, part: Part, wanted: Sequence[int], read: Read) -> Iterator[list[tuple[int, memoryview]]]:
+        """Batches of a part by their numbers, with their bytes, some at a time; good until the next ones."""
+        at = 0
+        while at < len(wanted):
+            count, length = _together(part.places, wanted, at)
+            if length > len(self._memory):
+                self._memory = memoryview(bytearray(max(length, min(part.length, _PIECE_BYTES))))
+            file, start, *_ = part.places[wanted[at]]
+            read(file, self._memory[:length], start)
+            piece = []
+            for number in wanted[at : at + count]:
+                _, position, size, _ = part.places[number]
+                piece.append((number, self._memory[position - start : position - start + size]))
+            yield piece
+            at += count
+
+
+def read_batches(part: Part, wanted: Sequence[int], read: Read, label: str) -> Iterator[list[Batch]]:
+    """Batches of a part by their numbers, some at a time; checked, writable, and good until the next ones.
 
     Raises:
         PartDamaged: at the first that is.
     """
-    buffer = memoryview(b"")
-    at = 0
-    while at < len(wanted):
-        count, length = _together(part.places, wanted, at)
-        if length > len(buffer):
-            buffer = memoryview(bytearray(max(length, min(part.length, _PIECE_BYTES))))
-        file, start, *_ = part.places[wanted[at]]
-        read(file, buffer[:length], start)
-        batches = []
-        for number in wanted[at : at + count]:
-            _, position, size, _ = part.places[number]
-            data = buffer[position - start : position - start + size]
-            batches.append((_checked(data, part, number, label), data))
-        yield batches
-        at += count
+    for piece in ReadBuffer().pieces(part, wanted, read):
+        yield [(_checked(data, part, number, label), data) for number, data in piece]
 
 
-def check_batches(
-    part: Part, wanted: Sequence[int], read: Callable[[StagedFile, memoryview, int], None], buffer: memoryview
-) -> memoryview:
+def check_batches(part: Part, wanted: Sequence[int], read: Read, buffer: ReadBuffer) -> None:
     """See whether batches of a part are as they were staged; what they say besides was checked when they came.
-
-    Args:
-        buffer: memory to read into.
-
-    Returns:
-        it, or more, where it was too small.
 
     Raises:
         PartDamaged: at the first that is not.
     """
-    at = 0
-    while at < len(wanted):
-        count, length = _together(part.places, wanted, at)
-        if length > len(buffer):
-            buffer = memoryview(bytearray(max(length, min(part.length, _PIECE_BYTES))))
-        file, start, *_ = part.places[wanted[at]]
-        read(file, buffer[:length], start)
-        for number in wanted[at : at + count]:
-            _, position, size, crc = part.places[number]
-            data = buffer[position - start : position - start + size]
+    for piece in buffer.pieces(part, wanted, read):
+        for number, data in piece:
+            crc = part.places[number][3]
             header_crc, crc_there = _CRCS.unpack_from(data, STAMPED_SIZE)
             if crc32c(data[:STAMPED_SIZE]) != header_crc:
                 raise PartDamaged(f"batch {number} of part {part.number}: its header's checksum does not match")
             if crc32c(data[CRC_FROM:]) != crc or crc_there != crc:
                 raise PartDamaged(f"batch {number} of part {part.number}: its checksum does not match")
-        at += count
-    return buffer
 
 
 def _together(places: Sequence[Place], wanted: Sequence[int], at: int) -> tuple[int, int]:

@@ -145,10 +145,6 @@ class StagedWrites:
     def keep_prepared(self, commit_uuid: bytes) -> None:
         """All of a recorded set is as it was staged, and outlives a power cut. Raises like `Staging.check`."""
         self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
-        self.sync_prepared()
-
-    def sync_prepared(self) -> None:
-        """All sets that were recorded by now outlive a power cut, with their parts."""
         self._staging.sync()
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
@@ -167,27 +163,39 @@ class StagedWrites:
             waited_ms = round(_WAIT_SECONDS * 1000)
             raise RequestTimedOut(what=f"another apply to {self._log.label}", address="its log", timeout_ms=waited_ms)
         try:
-            prepared = self._staging.prepared(commit_uuid)
-            if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
-                raise InvalidRequest(reason=f"commit {commit_uuid.hex()} of {self._log.label} is another batch's")
-            count = 0
-            mark = self._log.mark(producer_id)
-            if not _is_applied(mark, batch_id, prepared):
-                if prepared is None:
-                    raise StagedPartLost(
-                        transactional_id=transactional_id,
-                        batch_id=batch_id,
-                        partition=self._log.label,
-                        reason="nothing of it is prepared here",
-                    )
-                count = self._append(prepared, mark if mark is not None and mark.batch_id == batch_id else None)
-                mark = self._log.mark(producer_id)
-            assert mark is not None
-            self._log.show_once_flushed(producer_id, batch_id, mark.end_offset)
-            end_offset = mark.end_offset if mark.batch_id == batch_id else 0
-            return Applied(producer_id, batch_id, end_offset, mark.end_offset, count)
+            return self._apply(transactional_id, producer_id, batch_id, commit_uuid)
         finally:
             self._applying.release()
+
+    def try_apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied | None:
+        """`apply`, or None while another apply or drop is under way."""
+        if not self._applying.acquire(blocking=False):
+            return None
+        try:
+            return self._apply(transactional_id, producer_id, batch_id, commit_uuid)
+        finally:
+            self._applying.release()
+
+    def _apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
+        prepared = self._staging.prepared(commit_uuid)
+        if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
+            raise InvalidRequest(reason=f"commit {commit_uuid.hex()} of {self._log.label} is another batch's")
+        count = 0
+        mark = self._log.mark(producer_id)
+        if not _is_applied(mark, batch_id, prepared):
+            if prepared is None:
+                raise StagedPartLost(
+                    transactional_id=transactional_id,
+                    batch_id=batch_id,
+                    partition=self._log.label,
+                    reason="nothing of it is prepared here",
+                )
+            count = self._append(prepared, mark if mark is not None and mark.batch_id == batch_id else None)
+            mark = self._log.mark(producer_id)
+        assert mark is not None
+        self._log.show_once_flushed(producer_id, batch_id, mark.end_offset)
+        end_offset = mark.end_offset if mark.batch_id == batch_id else 0
+        return Applied(producer_id, batch_id, end_offset, mark.end_offset, count)
 
     def _append(self, prepared: PreparedSet, mark: Mark | None) -> int:
         def is_there(part: int, number: int) -> bool:

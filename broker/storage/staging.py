@@ -45,7 +45,7 @@ from broker.storage.staged_format import (
     frame,
     scan_file,
 )
-from broker.storage.staged_part import Part, PartDamaged, check_batches, read_batches
+from broker.storage.staged_part import Part, PartDamaged, ReadBuffer, check_batches, read_batches
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.log import get_logger
 
@@ -513,7 +513,7 @@ class Staging:
             if not again and known.checked is not None and now - known.checked < _CHECK_LASTS_SECONDS:
                 return
             parts = list(known.parts)
-        buffer = memoryview(b"")
+        buffer = ReadBuffer()
         done = 0
 
         def read(file: StagedFile, into: memoryview, position: int) -> None:
@@ -528,7 +528,7 @@ class Staging:
         try:
             for part in parts:
                 wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
-                buffer = check_batches(part, wanted, read, buffer)
+                check_batches(part, wanted, read, buffer)
         except PartDamaged as damaged:
             raise self._found_lost(known, damaged) from None
         except _Dropped:

@@ -23,6 +23,8 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
+from broker.replica.jobs import StagedJobs
+from broker.replica.partition import wait_for
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
@@ -87,6 +89,7 @@ class BrokerService:
         cluster_id: str,
         version: str,
         counters: Callable[[], dict[str, int]],
+        jobs: StagedJobs,
     ) -> None:
         self._catalog = catalog
         self._settings = settings
@@ -99,7 +102,7 @@ class BrokerService:
         self._pulls_waiting = threading.BoundedSemaphore(_PULLS_WAITING_MAX)
         self._answers = Budget(_ANSWERS_MAX)
         self._stopping = threading.Event()
-        self._staged_jobs = transactions.StagedJobs(catalog.broker_id)
+        self._staged_jobs = jobs
 
     def stop_waiting(self) -> None:
         """Answer those that wait, and refuse what changes anything from now on."""
@@ -280,23 +283,10 @@ class BrokerService:
 
     def _wait(self, reached: Callable[[], bool], partitions: list[Any], timeout_ms: int, context: Any) -> None:
         """Wait until it is so, looking again whenever one of the partitions changes, or until time is up."""
-        deadline = self._clock.monotonic() + timeout_ms / 1000
         changed = threading.Event()
         context.add_callback(changed.set)  # the client went away
-        try:
-            while True:
-                changed.clear()
-                for partition in partitions:
-                    partition.register(changed.set)
-                if reached():
-                    return
-                left = deadline - self._clock.monotonic()
-                if left <= 0 or not context.is_active():
-                    return
-                changed.wait(left)
-        finally:
-            for partition in partitions:
-                partition.unregister(changed.set)
+        deadline = self._clock.monotonic() + timeout_ms / 1000
+        wait_for(partitions, reached, deadline, self._clock, changed, context.is_active)
 
 
 def _seconds_left(context: Any) -> float:

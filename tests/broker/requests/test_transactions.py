@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.replica.partition import Partition
 from broker.replica.resolver import Verdict, verdict
 from broker.requests import transactions
 from broker.storage import staged_writes, staging
@@ -277,6 +278,119 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     assert len(values_in(broker, topic)) == 3
     committer.close()
     cluster.close()
+
+
+@dataclass
+class HeldUp:
+    """A log whose applies begin, and go on once they may."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+    def hold(self, partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+        append = partition.log.append_decided
+
+        def held(batches: Sequence[Batch]) -> None:
+            self.begun.set()
+            assert self.may_go_on.wait(60)
+            append(batches)
+
+        monkeypatch.setattr(partition.log, "append_decided", held)
+
+
+def decided_and_prepared(broker: RunningBroker, topic: bytes, name: str) -> Write:
+    """A write that the resolver applies."""
+    write = Write(broker, topic, name=name)
+    write.stage(0, (name.encode(),))
+    assert write.prepare() == [None]
+    decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    return write
+
+
+def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_partition(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(staged_writes, "_WAIT_SECONDS", 3.0)
+    topic = broker.new_topic()
+    [partition] = broker.broker.catalog.hosted.values()
+    gate = HeldUp()
+    gate.hold(partition, monkeypatch)
+    decided_and_prepared(broker, topic, "resolved")
+    small = Write(broker, topic, name="small")
+    small.stage(0, (b"small",))
+    assert small.prepare() == [None]
+    resolving = threading.Thread(target=broker.broker.resolver.resolve, args=(0,))
+    resolving.start()
+    assert gate.begun.wait(60)
+    try:
+        [answer] = small.asked("Apply").partitions
+        assert answer.unfinished, answer
+        assert answer.progress > 0
+    finally:
+        gate.may_go_on.set()
+        resolving.join()
+    waited_for(lambda: not small.asked("Apply").partitions[0].unfinished)
+    assert values_in(broker, topic) == [b"resolved", b"small"]
+
+
+def test_a_small_apply_that_finds_its_partition_taken_becomes_a_job(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(staged_writes, "_WAIT_SECONDS", 3.0)
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    [partition] = broker.broker.catalog.hosted.values()
+    with partition.log.staged._applying:  # as by another's, which began after it was looked at
+        [answer] = write.asked("Apply").partitions
+        assert answer.unfinished, answer
+        assert answer.progress > 0
+    waited_for(lambda: not write.asked("Apply").partitions[0].unfinished)
+    assert values_in(broker, topic) == [b"a"]
+
+
+@pytest.mark.parametrize(("method", "step"), [("Prepare", "keep_prepared"), ("Apply", "finish_apply")])
+def test_small_work_that_fails_says_how_far_it_came(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, method: str, step: str
+) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    [partition] = broker.broker.catalog.hosted.values()
+
+    def fails(*_: Any) -> None:
+        raise errors.DiskFull(directory="/data")
+
+    monkeypatch.setattr(partition, step, fails)
+    [answer] = write.asked(method).partitions
+    assert isinstance(error_from_wire(answer.error), errors.DiskFull)
+    assert 0 < answer.progress <= partition.staged_work
+
+
+def test_a_stop_waits_for_nothing_that_the_resolver_applies(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    [partition] = broker.broker.catalog.hosted.values()
+    gate = HeldUp()
+    gate.hold(partition, monkeypatch)
+    write = decided_and_prepared(broker, topic, "resolved")
+    resolver = broker.broker.resolver
+    resolver._state_changed(True, False)  # its thread looks at once, at young sets too
+    assert gate.begun.wait(60)
+    stopping = threading.Thread(target=resolver.stop)
+    stopping.start()
+    try:
+        stopping.join(20)
+        assert not stopping.is_alive()
+    finally:
+        gate.may_go_on.set()
+        stopping.join()
+    assert write.apply() == [1]
 
 
 def test_a_prepared_batch_survives_a_restart_and_is_applied_once(start_broker: StartBroker) -> None:

@@ -47,7 +47,7 @@ def write(log: Log, batch_id: int, batches: list[Batch], *, part: int = 0) -> Pr
     spec = PartSpec(uuid, part, len(batches), sum(len(data) for _, data in batches))
     prepared = PreparedSet("x", PRODUCER, batch_id, b"%016d" % batch_id, -1, (spec,))
     log.staged.prepare(prepared)
-    log.staged.sync_prepared()
+    log.staged._staging.sync()
     return prepared
 
 

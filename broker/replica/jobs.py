@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from kafkalog.errors import KafkalogError
+from kafkalog.errors import BrokerStopping, KafkalogError
 
 
 class Job:
@@ -21,32 +22,39 @@ class Job:
     def __init__(self, work: Callable[[], Any]) -> None:
         self.begun = False  # set under the lock of `Jobs`, so that it has begun or was given up
         self._work = work
-        self._over = threading.Event()
-        self._result: Any = None
-        self._error: Exception | None = None
+        self._outcome: Future[Any] = Future()
+
+    @property
+    def is_over(self) -> bool:
+        return self._outcome.done()
 
     def wait(self, seconds: float) -> bool:
         """Whether it is over, after so long at most."""
-        return self._over.wait(max(0.0, seconds))
+        try:
+            self._outcome.exception(max(0.0, seconds))
+        except TimeoutError:
+            return False
+        return True
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have it called once the job is over, by the thread that ends it; at once if it is over already."""
+        self._outcome.add_done_callback(lambda _: call())
 
     def result(self) -> Any:
         """What the work returned, or raises what it raised; once it is over."""
-        assert self._over.is_set(), "the job is not over"
-        if self._error is not None:
-            raise self._error
-        return self._result
+        assert self.is_over, "the job is not over"
+        return self._outcome.result()
 
     def run(self) -> None:
         try:
-            self._result = self._work()
+            result = self._work()
         except Exception as error:
-            self._error = error
-        finally:
-            self._over.set()
+            self._outcome.set_exception(error)
+        else:
+            self._outcome.set_result(result)
 
     def give_up(self, error: Exception) -> None:
-        self._error = error
-        self._over.set()
+        self._outcome.set_exception(error)
 
 
 class Jobs:
@@ -100,10 +108,28 @@ class Jobs:
                 self._threads.submit(self._run, partition)  # behind other partitions
 
     def stop(self) -> None:
-        """Give up what waits. What runs ends by itself as soon as its log is closed."""
+        """Give up what waits. What runs ends by itself as soon as its log is closed. Safe to call twice."""
         with self._lock:
+            if self._stopped:
+                return
             self._stopped = True
             for jobs in self._waiting.values():
                 for _, job in jobs:
                     job.give_up(self._when_stopped())
         self._threads.shutdown(wait=False)
+
+
+class StagedJobs:
+    """Where prepares wait for their syncs, and where sets are applied and dropped, whoever asks for it. Two at a time:
+    what a partition has of a batch is hidden until all of it is there, so that more side by side would hide each for
+    longer."""
+
+    def __init__(self, broker_id: int) -> None:
+        stopping = partial(BrokerStopping, broker_id=broker_id)
+        self.syncs = Jobs(4, "prepare", stopping)
+        self.applies = Jobs(2, "apply", stopping)
+
+    def stop(self) -> None:
+        """Take no more jobs, and give up those that wait."""
+        self.syncs.stop()
+        self.applies.stop()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker.requests.jobs import Jobs
+from broker.replica.jobs import Jobs
 from kafkalog.errors import BrokerStopping, DiskFull
 
 SECONDS = 30
