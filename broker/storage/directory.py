@@ -131,12 +131,15 @@ class LogDirectory:
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
-        self._lock = threading.Lock()  # guards _logs, _missing, _closed, _unsynced; before any log's locks
+        self._lock = (
+            threading.Lock()
+        )  # guards _logs, _missing, _closed, _half_opened, _unsynced; before any log's locks
         self._telling = threading.Lock()  # guards failed and _full_logged_at; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found
         self._closed = False
         self._full_logged_at = float("-inf")
+        self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
@@ -287,7 +290,14 @@ class LogDirectory:
                 return found
             self._make_folders([folder_name(topic_id, partition)])
             folder = self.path / folder_name(topic_id, partition)
+            if key in self._half_opened:
+                try:
+                    self.disk.sync_dir(folder)
+                except OSError as error:
+                    Faults(self, label).refuse_to_open(error, "opening the log")
+            self._half_opened.add(key)
             opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
+            self._half_opened.discard(key)
             return opened
 
     def make_folders(self, topic_id: bytes, partitions: Iterable[int]) -> None:

@@ -337,3 +337,34 @@ def test_failed_fdatasync_of_what_a_start_recovered_is_not_tried_again(code: int
     directory.close()
     assert disk.open_files == 0
     assert not open_directory(disk.after_kill()).was_clean
+
+
+def test_names_that_an_opening_changed_and_could_not_sync_are_synced_by_the_next() -> None:
+    """Else a dropped segment is there again after a power cut, where what was appended since ends at its name."""
+    killed = MemoryDisk()
+    log = open_log(open_directory(killed))
+    log.append([numbered(0)])
+    log.checkpoint()
+    synced = log.view.size_bytes
+    log.append([numbered(1)])
+    log.append([numbered(2, size=4000)])
+    (dropped,) = [name for name in killed.names(log.directory) if name.endswith(".next")]
+    killed.sync_dir(log.directory)
+    del killed.bytes_of(log.directory / f"{0:020d}.log")[synced:]
+    disk = FewFiles(1 << 60, 1)
+    disk.root = killed.after_kill().root
+    steps: list[str] = []
+
+    def opening(path: Path, doing: str) -> None:
+        steps.append(doing)
+        if doing == "sync_dir" and dropped not in MemoryDisk.names(disk, log.directory) and disk.count:
+            disk.count = 0
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    disk._try = opening  # type: ignore[method-assign]
+    directory = open_directory(disk)
+    with pytest.raises(OutOfFiles):
+        open_log(directory)
+    assert not disk.count
+    open_log(directory)
+    assert dropped not in disk.after_power_cut(random.Random(0), 0.0).names(log.directory)
