@@ -451,6 +451,17 @@ class VersionOfAnother(KafkalogError):
     )
 
 
+class VersionWrittenTwice(KafkalogError):
+    """A second numbered write to a topic in one micro-batch: to skip it would lose its rows."""
+
+    code = 153
+    message = (
+        "version {version} of txnAppId '{app_id}' was written to topic '{topic}' by this run ({run_id}) already; to "
+        "skip a second write of it could lose its rows. Two writes to one topic need a txnAppId each. If this is the "
+        "same write, tried again, let the query fail: once restarted it skips what is written"
+    )
+
+
 class CountMoved(KafkalogError):
     """A numbered write met `kafkalog transactions forget`, or its topic was made anew. Write it again."""
 

@@ -244,8 +244,8 @@ OPTIONS = (
     Option("txnAppId", "text", "none", (BATCH_WRITE,), _text,
            "Names an application whose writes to a topic are numbered by `txnVersion`; for writes in `foreachBatch`.", OURS),
     Option("txnVersion", "whole number", "none", (BATCH_WRITE,), _version,
-           "Number of this write: one that is not above the last of `txnAppId` to the topic is skipped, and fails if another "
-           "query wrote that. In `foreachBatch` give the batch id.", OURS),
+           "Number of this write: one that `txnAppId` has written to the topic already is skipped after a restart, and fails "
+           "if another query wrote it. In `foreachBatch` give the batch id.", OURS),
 )  # fmt: skip
 
 _MAX_TRIGGER_DELAY_S = 900.0

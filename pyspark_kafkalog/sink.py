@@ -27,6 +27,10 @@ Messages = list[WriterCommitMessage | None]
 """One for each of Spark's partitions; None for a task that failed, or never ran."""
 
 
+def _checkpoint_option(options: Mapping[str, str]) -> str | None:
+    return {name.lower(): text for name, text in options.items()}.get("checkpointlocation")
+
+
 @in_sentences
 class BatchWriter(DataSourceArrowWriter):
     """One batch write. Pickled whole into every task, and into the process that commits."""
@@ -36,6 +40,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise InvalidArgument(reason="rows can only be added to a topic: write with mode('append')")
         self._options = parse_sink(options)
         self._columns = sink_columns(schema, self._options.topic)
+        self._checkpoint = _checkpoint_option(options)
         self._write_id = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -44,12 +49,18 @@ class BatchWriter(DataSourceArrowWriter):
         task = staged.task_context()
         query, part, txn = staged.query_of(task), task.partitionId(), self._options.txn
         if txn is not None:
-            return staged.stage_numbered(iterator, self._options, self._columns, txn, query, part)
+            message = staged.stage_numbered(iterator, self._options, self._columns, txn, query, part)
+            micro_batch = task.getLocalProperty(staged.BATCH_ID)
+            if query[0] and micro_batch:
+                checkpoint = checkpoint_of(task, query[0], self._checkpoint)
+                if checkpoint.location:  # in foreachBatch few say where it is
+                    message.checkpoint, message.micro_batch = checkpoint, int(micro_batch)
+            return message
         transaction = Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, stays=False, query_id=query[0])
         return staged.stage_rows(iterator, self._options, self._columns, transaction, part)
 
     def commit(self, messages: Messages) -> None:
-        staged.commit(messages, self._options)
+        staged.commit(messages, self._options, staged.fingerprint(messages))
 
     def abort(self, messages: Messages) -> None:
         staged.discard(messages, self._options)
@@ -65,7 +76,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._options = parse_sink(options, stream=True)
         self._columns = sink_columns(schema, self._options.topic)
-        self._checkpoint = {name.lower(): text for name, text in options.items()}.get("checkpointlocation")
+        self._checkpoint = _checkpoint_option(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.exactly_once:
@@ -74,10 +85,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         transaction = staged.stream_transaction(task)
         message = staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
         message.checkpoint = checkpoint_of(task, transaction.query_id, self._checkpoint)
+        message.micro_batch = transaction.batch_id
         return message
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        staged.commit(messages, self._options, staged.fingerprint(messages, batchId))
+        staged.commit(messages, self._options, staged.fingerprint(messages))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         staged.discard(messages, self._options)

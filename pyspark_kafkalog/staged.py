@@ -73,10 +73,16 @@ class StagedBatch(NamedTuple):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task staged, as it tells the driver: of one transaction, or of one for each topic of a numbered write."""
+    """What a task staged, as it tells the driver: of one transaction, or of one for each topic of a numbered write.
+
+    Attributes:
+        checkpoint: of the query that writes, itself or in `foreachBatch`; None outside any.
+        micro_batch: of that query.
+    """
 
     batches: tuple[StagedBatch, ...]
-    checkpoint: Checkpoint | None = None  # of a stream
+    checkpoint: Checkpoint | None = None
+    micro_batch: int = -1
 
 
 def task_context() -> TaskContext:
@@ -194,11 +200,12 @@ def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions,
         _commit(transaction, found, options, fingerprint)
 
 
-def fingerprint(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> bytes:
-    """What the checkpoint says of a stream's batch, as far as tasks told where it is."""
-    staged = [message for message in _staged(messages) if any(batch.parts for batch in message.batches)]
-    checkpoint = next((message.checkpoint for message in staged if message.checkpoint is not None), None)
-    return _fingerprints.of(checkpoint, batch_id) if checkpoint is not None else UNKNOWN
+def fingerprint(messages: Sequence[WriterCommitMessage | None]) -> bytes:
+    """What the checkpoint says of the micro-batch that was staged, as far as tasks told where it is."""
+    for message in _staged(messages):
+        if message.checkpoint is not None and any(batch.parts for batch in message.batches):
+            return _fingerprints.of(message.checkpoint, message.micro_batch)
+    return UNKNOWN
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
@@ -254,7 +261,10 @@ def _warn_unnumbered(query_id: str) -> None:
 
 
 def discard(messages: Sequence[WriterCommitMessage | None], options: SinkOptions) -> None:
-    """Tell the brokers that what the tasks staged is not wanted. A hint: what a commit may have decided stays."""
+    """Tell the brokers that what the tasks of a failed write staged is not wanted. A hint: what a commit may have
+    decided stays."""
+    if options.txn is not None:
+        _committer(options).expect_again(options.txn.app_id)
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
         _committer(options).discard(parts)
 

@@ -32,6 +32,7 @@ from kafkalog.errors import (
     StagedPartLost,
     UnknownTopicId,
     VersionOfAnother,
+    VersionWrittenTwice,
 )
 from kafkalog.format.batch import producer_id_of
 from kafkalog.log import get_logger
@@ -107,13 +108,17 @@ class Step(enum.Enum):
     SKIP = "nothing, it was written before"
 
 
-def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Step:
+def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, written: bytes = b"") -> Step:
     """What comes next by the decision as it is.
+
+    Args:
+        written: the commit uuid of what this process wrote last of the transaction, if it wrote anything.
 
     Raises:
         RunSuperseded: another run has taken over from the batch's.
         CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
         VersionOfAnother: another query, or none, has recorded the batch's number.
+        VersionWrittenTwice: this process wrote the batch's number in the same run.
         CountMoved: the transaction was forgotten meanwhile.
     """
     if decision.forgotten:
@@ -129,21 +134,57 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     if batch.skip_if_recorded:
         if batch.query_id != decision.query_id:
             raise _of_another(decision, batch)
-        return Step.SKIP
-    if decision.batch_id > batch.batch_id:
+        if not batch.query_id:
+            return Step.SKIP  # a plain job counts as it likes
+    if decision.batch_id > batch.batch_id:  # a query runs no batch again but its last
         raise CheckpointCopied(
             batch_id=batch.batch_id,
             transactional_id=batch.transactional_id,
-            reason=f"batch {decision.batch_id} is in the topic already, written by run {decision.run_id}; to skip this "
+            reason=f"batch {decision.batch_id} is in the topic already, written by {_run(decision)}; to skip this "
             "one would lose its rows",
         )
-    if batch.fingerprint and decision.fingerprint and batch.fingerprint != decision.fingerprint:
+    if _is_of_another_input(decision, batch):
         raise CheckpointCopied(
             batch_id=batch.batch_id,
             transactional_id=batch.transactional_id,
-            reason=f"run {decision.run_id} wrote a batch of this number from another input",
+            reason=f"{_run(decision)} wrote a batch of this number from another input",
         )
-    return Step.RECORDED
+    if not batch.skip_if_recorded:
+        return Step.RECORDED
+    if batch.run_id and batch.run_id == decision.run_id and written and written == decision.commit_uuid:
+        raise _written_twice(batch)
+    return Step.SKIP
+
+
+def _run(decision: Decision) -> str:
+    return f"run {decision.run_id}" if decision.run_id else "a run that is not known"
+
+
+def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
+    return bool(batch.fingerprint and decision.fingerprint and batch.fingerprint != decision.fingerprint)
+
+
+def is_recorded(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> bool | None:
+    """Whether a decision has a batch's rows come into the log, by this attempt at it or another; None: that can not be
+    told of a later batch, nor of one that may have other rows."""
+    if decision.batch_id < batch.batch_id:
+        return False
+    if decision.batch_id > batch.batch_id:
+        return None
+    if decision.commit_uuid == commit_uuid:
+        return True
+    is_anothers = batch.skip_if_recorded and batch.query_id != decision.query_id
+    return None if is_anothers or _is_of_another_input(decision, batch) else True
+
+
+def _written_twice(batch: CommitBatch) -> VersionWrittenTwice:
+    name = numbered.parse(batch.transactional_id)
+    return VersionWrittenTwice(
+        version=batch.batch_id,
+        app_id=name.app_id if name else batch.transactional_id,
+        topic=name.topic if name else "",
+        run_id=batch.run_id,
+    )
 
 
 def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
@@ -189,11 +230,16 @@ def places_of(decision: Decision) -> list[Place]:
 
 @dataclass
 class _Attempt:
-    """A commit under way. `over`: what its decision was last to be written over."""
+    """A commit under way.
+
+    Attributes:
+        decided: whether its batch is recorded, as last seen (`is_recorded`).
+        over: what its decision was last to be written over.
+    """
 
     batch: CommitBatch
     commit_uuid: bytes
-    decided: bool = False
+    decided: bool | None = False
     over: Decision | None = None
 
 
@@ -210,8 +256,9 @@ class Committer:
         self._cluster = cluster
         self._timeout = (settings or parse_producer({})).transaction_commit_timeout_ms / 1000
         self._leaders = Leaders(cluster)
-        self._lock = threading.Lock()  # guards _known
+        self._lock = threading.Lock()  # guards what follows
         self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs a write that is refused
+        self._written: dict[str, bytes] = {}  # by numbered transaction: the uuid of the last commit that ended well
 
     def close(self) -> None:
         self._leaders.close()
@@ -222,7 +269,8 @@ class Committer:
         """Have a batch in the log, whole and once; returns only when every partition has it.
 
         Raises:
-            RunSuperseded, CheckpointCopied, VersionOfAnother, CountMoved: the batch is none that may be written.
+            RunSuperseded, CheckpointCopied, VersionOfAnother, VersionWrittenTwice, CountMoved: the batch is none that
+                may be written.
             StagedPartLost: a leader has not (any more) what was staged.
             UnknownTopicId: a topic was deleted before the batch was decided.
             CommitTimedOut: nothing was done for transaction.commit.timeout.ms. It says whether the batch is decided.
@@ -253,12 +301,14 @@ class Committer:
     def _commit(self, attempt: _Attempt, known: Decision | None) -> Outcome:
         batch, commit_uuid = attempt.batch, attempt.commit_uuid
         patience = self._patience()
+        with self._lock:
+            written = self._written.get(batch.transactional_id, b"")
         if known is None or known.is_open or known.run_id != batch.run_id or known.batch_id >= batch.batch_id:
             known = self._read(batch.transactional_id, patience)
         decision = known
         while True:
-            attempt.decided = decision.commit_uuid == commit_uuid
-            step = next_step(decision, batch, commit_uuid)
+            attempt.decided = is_recorded(decision, batch, commit_uuid)
+            step = next_step(decision, batch, commit_uuid, written)
             if step is Step.ROLL_FORWARD:
                 decision = self._roll_forward(decision, patience)
                 self._remember(decision)
@@ -271,28 +321,35 @@ class Committer:
             else:
                 if step is not Step.COMMITTED:
                     self.discard(batch.parts)
+                elif batch.skip_if_recorded:
+                    with self._lock:
+                        self._written[batch.transactional_id] = commit_uuid
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
-        """Whether a commit that is given up is decided; None: that can not be told. One that asked for its decision and
-        had no answer is seen to: a request that is late is refused once the version is another than it named.
+        """Whether the batch of a commit that is given up is decided; None: that can not be told. One that asked for its
+        decision and had no answer is seen to: a request that is late is refused once the version is another than it
+        named. Of a stream's or a numbered batch another attempt may be decided meanwhile.
 
         The version is raised first and read only if that was refused: what a broker reads may be older than what was
         written, and a compare-and-set never is.
         """
         batch, over = attempt.batch, attempt.over
-        if attempt.decided or over is None:
+        if attempt.decided is not False or (over is None and not batch.is_stream):
             return attempt.decided
         patience = Patience(min(_FENCE_SECONDS, self._timeout))
+        try:
+            if over is None:
+                return is_recorded(self._read(batch.transactional_id, patience), batch, attempt.commit_uuid)
+        except (OutOfPatience, KafkalogError):
+            return False  # as last seen, and nobody was asked to decide it
         try:
             now = self._write(over, patience)  # nothing but the next version
         except (OutOfPatience, KafkalogError):
             return None
-        if now.commit_uuid == attempt.commit_uuid:
-            return True
-        if now.batch_id > batch.batch_id or now.forgotten or now.version == NO_VERSION:
+        if now.forgotten or now.version == NO_VERSION:
             return None  # it may have been decided, and this come after it
-        return False
+        return is_recorded(now, batch, attempt.commit_uuid)
 
     def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, patience: Patience) -> None:
         by_place: dict[Place, list[StagedPartition]] = {}
@@ -423,6 +480,14 @@ class Committer:
 
     # --- by hand, and hints
 
+    def expect_again(self, app_id: str) -> None:
+        """A numbered write of an application failed: those that ended well may be tried again together with it."""
+        with self._lock:
+            for transactional_id in list(self._written):
+                name = numbered.parse(transactional_id)
+                if name is not None and name.app_id == app_id:
+                    del self._written[transactional_id]
+
     def discard(self, parts: Iterable[StagedPartition]) -> None:
         """Tell the leaders that these parts will not be committed. A hint: what is prepared stays; never fails."""
         discard_parts(
@@ -479,6 +544,7 @@ class Committer:
             self._decide(Decision(decision.transactional_id, decision.version, is_stream=True, forgotten=True))
             with self._lock:
                 self._known.pop(decision.transactional_id, None)
+                self._written.pop(decision.transactional_id, None)
 
     def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
         """What all brokers have staged; all of it, or a transaction's."""

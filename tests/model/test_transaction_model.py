@@ -20,6 +20,7 @@ WORLDS = {
     "a copy of the checkpoint": World(batches=2, restarts=0, copies=1),
     "aborts, and an old znode": World(discards=True, expires=True),
     "numbered writes of two queries": World(batches=2, restarts=0, copies=1, numbered=True),
+    "numbered writes of an older checkpoint": World(batches=2, restarts=0, copies=1, numbered=True, restored=True),
     "a commit that is given up": World(parts=2, gives_up=True, timeouts=1),
 }
 
@@ -48,6 +49,8 @@ WITHOUT = {
     "abort_spares_prepared": ("aborts, and an old znode", "lost: decided"),
     "streams_never_expire": ("aborts, and an old znode", "lost: decided"),
     "query_beside_version": ("numbered writes of two queries", "of another input"),
+    "only_last_is_skipped": ("numbered writes of an older checkpoint", "of another input"),
+    "any_attempt_counts": ("a commit that is given up", "of another attempt is there although it was given up"),
     "fence_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
     "look_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
     "deadline_by_progress": ("a commit that is given up", "while a leader gets on with it"),
@@ -60,6 +63,7 @@ ENDS = {
     "a disk that goes bad amid an apply": {"end", "lost"},
     "a copy of the checkpoint": {"end", "superseded", "copied"},
     "numbered writes of two queries": {"end", "superseded", "another's"},
+    "numbered writes of an older checkpoint": {"end", "superseded", "copied"},
     "a commit that is given up": {"end", "given up", "given up, decided"},
 }
 """Ends that have to be reached, or else a world shows less than it seems to."""

@@ -42,8 +42,10 @@ RULES = {
     "abort_spares_prepared": "discard never removes a prepared part",
     "streams_never_expire": "the znode of a stream is not forgotten",
     "query_beside_version": "a numbered write skips a version only where the same query recorded it",
+    "only_last_is_skipped": "a query's numbered write below the recorded version fails",
     "fence_before_giving_up": "a commit that asked for its decision raises the version before it says 'not decided'",
     "look_before_giving_up": "a commit that is given up looks whether it is decided before it says that it is not",
+    "any_attempt_counts": "a commit that is given up says 'decided' if another attempt at its batch is",
     "deadline_by_progress": "a commit is given up only while no leader gets on with it",
 }
 
@@ -60,6 +62,7 @@ class World:
     restarts: int = 1  # drivers after the first, over the same checkpoint
     copies: int = 0  # drivers over a copy of the checkpoint; of numbered writes: of another query under the same name
     numbered: bool = False  # the driver writes versions in foreachBatch: what was written is skipped
+    restored: bool = False  # the copies of numbered writes are older checkpoints of the same query
     gives_up: bool = False  # a driver may give a commit up; a batch given up as undecided is written again elsewhere
     reaps: int = 0
     overdue: int = 0  # the retention of staged parts passes, by their own age, while tasks run
@@ -218,7 +221,8 @@ class Model:
         now, batch, phase = state.znode, driver.batch, driver.phase
         if phase not in ("prepare", "decide", "apply"):
             return
-        decided = (now.uuid, now.batch) == (number, batch)
+        mine = (now.uuid, now.batch) == (number, batch)
+        decided = now.batch == batch if self.has("any_attempt_counts") else mine
         if phase == "apply" and driver.target == (number, batch):
             works = any(leader.applying is not None for leader in state.leaders)
             if works and self.has("deadline_by_progress"):
@@ -229,6 +233,8 @@ class Model:
                 )
         if decided and self.has("look_before_giving_up"):
             yield "gives up, decided", to("given up, decided")
+        elif now.batch == batch and not mine:
+            raise Violation(f"batch {batch} of another attempt is there although it was given up: a retry doubles it")
         elif decided or not self.has("fence_before_giving_up") or now.version != driver.asked:
             yield "gives up", to("given up")
         else:
@@ -320,8 +326,13 @@ class Model:
         if mine:
             return "finds its own done", self._returned(state, number, driver)
         if self.world.numbered and now.batch >= batch:
-            if self.has("query_beside_version") and self.input_of(now.uuid) != self.input_of(number):
+            differs = self.input_of(now.uuid) != self.input_of(number)
+            if differs and not self.world.restored and self.has("query_beside_version"):
                 return "finds another query's version", to("another's")
+            if now.batch > batch and self.world.restored and self.has("only_last_is_skipped"):
+                return "finds a later batch", to("copied")
+            if now.batch == batch and differs and self.world.restored and self.has("fingerprint"):
+                return "finds the batch with another input", to("copied")
             return "skips", self._returned(state, number, driver)
         if now.batch == batch and self.has("roll_forward_recorded"):
             if self.has("fingerprint") and self.input_of(now.uuid) != self.input_of(number):

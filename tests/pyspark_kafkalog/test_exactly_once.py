@@ -489,6 +489,50 @@ def test_a_new_checkpoint_under_an_old_name_fails_and_says_what_to_do(
     assert texts(messages_in(topic)) == ["a", "a"]
 
 
+def test_an_older_checkpoint_fails_a_numbered_write_and_loses_no_rows(
+    foreach_batch: ForeachBatch,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic)
+    old, older = tmp_path / "old", tmp_path / "older"
+
+    def numbered(checkpoint: Path) -> Callable[[DataFrame, int], None]:
+        more = {"txnAppId": topic, "checkpointLocation": str(checkpoint)}
+        return lambda rows, batch_id: write(rows, options, txnVersion=str(batch_id), **more)
+
+    for line, copy in (("a", older), ("b", old), ("c", tmp_path / "newest")):
+        foreach_batch.add(line)
+        foreach_batch.run(numbered(foreach_batch.checkpoint))
+        shutil.copytree(foreach_batch.checkpoint, copy)
+    foreach_batch.add("d")
+    for copy, reason in ((older, "batch 2 is in the topic already"), (old, "of this number from another input")):
+        with pytest.raises(StreamingQueryException, match=reason):
+            foreach_batch.run(numbered(copy), copy)
+    (foreach_batch.checkpoint / "commits" / "2").unlink()  # it died before it had noted the end of c
+    (foreach_batch.checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
+    foreach_batch.run(numbered(foreach_batch.checkpoint))
+    assert texts(messages_in(topic)) == ["a", "b", "c", "d"]
+
+
+def test_two_writes_to_one_topic_under_one_name_fail(
+    foreach_batch: ForeachBatch, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+
+    def twice(rows: DataFrame, batch_id: int) -> None:
+        for filtered in ("value < 'b'", "value >= 'b'"):
+            write(rows.where(filtered), options, txnAppId=topic, txnVersion=str(batch_id))
+
+    foreach_batch.add("a", "b")
+    with pytest.raises(StreamingQueryException, match="Two writes to one topic need a txnAppId"):
+        foreach_batch.run(twice)
+    assert texts(messages_in(topic)) == ["a"]
+
+
 def test_a_job_group_that_is_named_in_foreach_batch_replaces_no_run(
     spark: SparkSession,
     foreach_batch: ForeachBatch,

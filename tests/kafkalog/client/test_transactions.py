@@ -18,7 +18,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
 from kafkalog.client.consumer import Consumer
 from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, decided, next_step
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, decided, is_recorded, next_step
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
@@ -31,6 +31,7 @@ from kafkalog.errors import (
     StagedPartLost,
     UnknownTopicId,
     VersionOfAnother,
+    VersionWrittenTwice,
 )
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
@@ -61,6 +62,7 @@ RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
         (replace(RECORDED, fingerprint=b"x"), replace(BATCH, fingerprint=b""), Step.RECORDED),
         (RECORDED, replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, batch_id=6), replace(BATCH, skip_if_recorded=True), Step.SKIP),
+        (replace(RECORDED, fingerprint=b"x"), replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, replaced_runs=("run",)), replace(BATCH, run_id=""), Step.RECORDED),
         (replace(RECORDED, query_id="q"), replace(NUMBERED, query_id="q"), Step.SKIP),
         (replace(RECORDED, batch_id=4, query_id="q"), replace(NUMBERED, query_id="r"), Step.PREPARE),
@@ -107,6 +109,51 @@ def test_a_version_that_another_query_or_none_recorded_fails_the_write(
             )
         assert says in str(raised.value)
         assert "`kafkalog transactions forget 'my app' out`" in str(raised.value)
+
+
+IN_QUERY = replace(NUMBERED, query_id="q")
+RECORDED_IN_QUERY = replace(RECORDED, query_id="q")
+
+
+def test_a_version_below_the_recorded_one_of_the_same_query_fails_the_write() -> None:
+    """Spark runs no micro-batch again but the last: the checkpoint is an older one, and its rows may be others."""
+    with pytest.raises(CheckpointCopied, match="batch 6 is in the topic already, written by run older; to skip this"):
+        next_step(replace(RECORDED_IN_QUERY, batch_id=6), IN_QUERY, UUID)
+    with pytest.raises(CheckpointCopied, match="run older wrote a batch of this number from another input"):
+        next_step(replace(RECORDED_IN_QUERY, fingerprint=b"other"), IN_QUERY, UUID)
+    assert next_step(replace(RECORDED_IN_QUERY, fingerprint=b""), IN_QUERY, UUID) is Step.SKIP
+
+
+def test_a_version_that_this_process_wrote_in_the_same_run_is_no_restart_and_fails() -> None:
+    recorded = replace(RECORDED_IN_QUERY, run_id="run")
+    with pytest.raises(VersionWrittenTwice, match="Two writes to one topic need a txnAppId each"):
+        next_step(recorded, IN_QUERY, UUID, OTHER)
+    for decision, batch, written in (
+        (recorded, IN_QUERY, b""),  # another process wrote it, or this one's commit failed
+        (recorded, IN_QUERY, b"e" * 16),
+        (RECORDED_IN_QUERY, IN_QUERY, OTHER),  # a run before
+        (replace(recorded, run_id=""), replace(IN_QUERY, run_id=""), OTHER),
+        (replace(RECORDED, run_id="run"), NUMBERED, OTHER),  # a job outside any query
+    ):
+        assert next_step(decision, batch, UUID, written) is Step.SKIP
+
+
+@pytest.mark.parametrize(
+    ("decision", "batch", "recorded"),
+    [
+        (Decision("tx"), BATCH, False),
+        (replace(RECORDED, batch_id=4), BATCH, False),
+        (replace(RECORDED, batch_id=6), BATCH, None),
+        (replace(RECORDED, commit_uuid=UUID), BATCH, True),
+        (RECORDED, BATCH, True),
+        (replace(RECORDED, done=False), BATCH, True),
+        (replace(RECORDED, fingerprint=b"other"), BATCH, None),
+        (RECORDED_IN_QUERY, IN_QUERY, True),
+        (RECORDED_IN_QUERY, replace(IN_QUERY, query_id="r"), None),
+    ],
+)
+def test_a_batch_is_recorded_by_any_attempt(decision: Decision, batch: CommitBatch, recorded: bool | None) -> None:
+    assert is_recorded(decision, batch, UUID) is recorded
 
 
 def test_a_batch_whose_run_is_not_known_replaces_no_run() -> None:
@@ -336,6 +383,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
 
     def write(version: int, attempt: str, query_id: str = "q") -> Outcome:
         query.transactional_id = query.committer.numbered(app_id, topic, topic_info.topic_id)
+        query.run_id = f"run {attempt}"
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
         return query.committer.commit(replace(batch, skip_if_recorded=True, query_id=query_id))
 
@@ -630,6 +678,74 @@ def test_a_decision_that_landed_unheard_is_found_although_a_read_may_be_older(
     assert stale == 0
     assert len(prepared) == 1, "a batch that is decided is prepared once more"
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_a_commit_given_up_while_another_attempt_at_its_batch_is_decided_says_so(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    dying = start_query()
+    dies_before(dying, "apply")
+    with pytest.raises(_Died):
+        dying.write(0, rows(0))
+    restarted = start_query("run 2", **IMPATIENT)
+    cut(restarted, "Apply")
+    with pytest.raises(CommitTimedOut, match="it is decided: its rows are or will be in the topic, do not") as over:
+        restarted.write(0, rows(0))
+    assert over.value.facts["decided"] == "yes"
+    start_query().committer.resolve(dying.transactional_id)
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+@pytest.mark.parametrize("method", ["Prepare", "Decide"])
+def test_a_commit_given_up_after_another_attempt_at_its_batch_was_decided_says_so(
+    start_query: StartQuery, cluster: LocalCluster, topic: str, method: str
+) -> None:
+    restarted, zombie = start_query("run 2", **IMPATIENT), start_query()
+    committer: Any = restarted.committer
+    cluster_of_restarted: Any = restarted.cluster
+    call, prepare, looks = cluster_of_restarted.call, committer._prepare, committer._is_decided
+
+    def overtaken(*arguments: Any) -> None:
+        if method == "Decide":
+            prepare(*arguments)
+        zombie.write(0, rows(0))
+        cut(restarted, method, "ReadDecision")
+        if method == "Prepare":
+            prepare(*arguments)
+
+    def reached(attempt: Any) -> bool | None:
+        """When the time is over brokers answer again."""
+        cluster_of_restarted.call = call
+        return cast(bool | None, looks(attempt))
+
+    committer._prepare, committer._is_decided = overtaken, reached
+    with pytest.raises(CommitTimedOut) as over:
+        restarted.write(0, rows(0, attempt="b"))
+    assert over.value.facts["decided"] == "yes"
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_two_writes_of_one_version_in_one_run_fail_and_a_second_try_of_both_is_skipped(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query = start_query()
+    [info] = query.cluster.describe_topics([topic])
+    query.transactional_id = query.committer.numbered("two writes", topic, info.topic_id)
+
+    def write(version: int, attempt: str) -> Outcome:
+        batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
+        return query.committer.commit(replace(batch, skip_if_recorded=True, query_id="q"))
+
+    assert write(0, "late") is Outcome.COMMITTED
+    with pytest.raises(VersionWrittenTwice):
+        write(0, "all")
+    query.committer.expect_again("another")
+    with pytest.raises(VersionWrittenTwice):
+        write(0, "all")
+    query.committer.expect_again("two writes")
+    assert write(0, "late") is Outcome.SKIPPED
+    assert write(1, "next") is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="late"), rows(1, attempt="next"))
 
 
 def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_query: StartQuery) -> None:
