@@ -15,17 +15,23 @@ Which lane answers a method is told by what the method may wait for:
 A lane has its threads, made as they are needed, and a bounded queue. A call for which there is no room is answered by
 another thread, at once, that it may be tried again (`is_refusing`). One that waited until its client gave up is not
 begun: gRPC sees to that.
+
+gRPC in Python takes a thread for a call before its message has come. While others queue in the lane, a call whose
+message has not come within 3 s is ended (`Lane.next_message`), the oldest first, one for each that queues.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 QUEUED_MAX = 256
 """Calls that wait for a thread of their lane."""
+_MESSAGE_SECONDS = 3.0
+_LOOK_SECONDS_MIN = 0.05
 
 
 class LaneOf(NamedTuple):
@@ -76,36 +82,111 @@ def _refuse_from_now_on() -> None:
     _thread.refusing = True
 
 
+class MessageOverdue(Exception):
+    """A call was ended because its message did not come while others queued."""
+
+
 class Lane(ThreadPoolExecutor):
     """Threads, and a bounded queue before them; what finds it full goes to `full`.
 
     gRPC hands it a call from the one thread that takes all calls in, so `submit` neither waits nor raises.
+
+    Args:
+        crowded: set while calls queue and others have threads that wait for messages: `end_overdue` then.
     """
 
-    def __init__(self, name: str, threads: int, full: ThreadPoolExecutor) -> None:
+    def __init__(self, name: str, threads: int, full: ThreadPoolExecutor, crowded: threading.Event) -> None:
         super().__init__(threads, thread_name_prefix=f"rpc-{name}")
+        self._threads_max = threads
         self._full = full
+        self._crowded = crowded
+        self._busy_lock = threading.Lock()
+        self._busy = 0  # threads that have a call
+        self._awaited: dict[Any, float] = {}  # calls without a message, the oldest first; popped by who ends the wait
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._work_queue.qsize() >= QUEUED_MAX:
             return self._full.submit(call, *args, **kwargs)
-        return super().submit(call, *args, **kwargs)
+        future = super().submit(self._run, call, args, kwargs)
+        if self._awaited and self._queued:
+            self._crowded.set()
+        return future
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._busy_lock:
+            self._busy += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            with self._busy_lock:
+                self._busy -= 1
+
+    @property
+    def _queued(self) -> int:
+        """Calls for which there is no thread: one that an idle thread is about to take does not count."""
+        return self._work_queue.qsize() if self._busy >= self._threads_max else 0
+
+    def next_message(self, messages: Iterator[bytes], context: Any) -> bytes | None:
+        """The next message of a call, in a thread of this lane; None: the client sends no more.
+
+        Raises:
+            MessageOverdue, grpc.RpcError: the call has ended.
+        """
+        self._awaited[context] = time.monotonic()
+        if self._queued:
+            self._crowded.set()
+        try:
+            message = next(messages, None)
+        except BaseException:
+            self._awaited.pop(context, None)
+            raise
+        if self._awaited.pop(context, None) is None:  # it came as the call was being ended
+            raise MessageOverdue
+        return message
+
+    def end_overdue(self) -> float | None:
+        """End calls whose message is overdue while others queue. Seconds until there may be more to end."""
+        queued, now = self._queued, time.monotonic()
+        for context, since in list(self._awaited.items())[:queued]:
+            if now < since + _MESSAGE_SECONDS:
+                return max(_LOOK_SECONDS_MIN, since + _MESSAGE_SECONDS - now)
+            if self._awaited.pop(context, None) is not None:
+                context.cancel()
+        return _LOOK_SECONDS_MIN if queued and self._awaited else None
 
 
 class Lanes:
     """All of them. `default` answers what is no method of the service: health, reflection."""
 
     def __init__(self) -> None:
+        self._crowded = threading.Event()
+        self._ended = False
         self._refusing = ThreadPoolExecutor(1, thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
-        self._lanes = {name: Lane(name, lane.threads, self._refusing) for name, lane in LANES.items()}
-        self.default = ThreadPoolExecutor(2, thread_name_prefix="rpc-other")
+        self._lanes = {name: self._lane(name, lane.threads) for name, lane in LANES.items()}
+        self.default = self._lane("other", 4)
+        self._watch = threading.Thread(target=self._end_overdue, name="rpc-overdue", daemon=True)
+        self._watch.start()
+
+    def _lane(self, name: str, threads: int) -> Lane:
+        return Lane(name, threads, self._refusing, self._crowded)
 
     def of(self, method: str) -> tuple[str, Lane]:
         """A method's lane, and its name. One that is in no list may take its time."""
         name = _LANE_OF.get(method, "staged")
         return name, self._lanes[name]
 
+    def _end_overdue(self) -> None:
+        look_after: float | None = None
+        while not self._ended:
+            self._crowded.wait(look_after)
+            self._crowded.clear()
+            looks = [lane.end_overdue() for lane in (*self._lanes.values(), self.default)]
+            look_after = min((seconds for seconds in looks if seconds is not None), default=None)
+
     def shut_down(self) -> None:
         """End the threads once they have answered what was taken in."""
         for pool in (*self._lanes.values(), self._refusing, self.default):
             pool.shutdown(wait=True)
+        self._ended = True
+        self._crowded.set()
+        self._watch.join()

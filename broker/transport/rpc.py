@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -28,7 +28,7 @@ from broker.replica.partition import wait_for
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
 from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
-from broker.transport.lanes import LANES, QUEUED_MAX, Lanes, is_refusing
+from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -58,6 +58,8 @@ _ANSWERS_MAX = 16 << 20
 _BUSY_SECONDS = 2.0
 _MESSAGE_MAX = _INLINE_MAX + (256 << 10)
 _ACK_TIMEOUT_MS = 30_000
+_KEEPALIVE_MS = 60_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
 _SENTENCE_MAX = 1000
 
@@ -331,6 +333,66 @@ def _cut(fact: Any, limit: int) -> Any:
     return f"{fact[:limit]}... ({len(fact)} characters)"
 
 
+class _Receiving(grpc.ServerInterceptor):
+    """Lets every method receive its message itself, in its lane, where the wait for it can be ended.
+
+    gRPC would wait for the one message of a call before it calls us, with the thread taken and nothing to end it by. So
+    each method is served as one that takes a stream of messages; on the wire both are the same.
+    """
+
+    def __init__(self, broker_id: int, lanes: Lanes) -> None:
+        self._broker_id = broker_id
+        self._lanes = lanes
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}  # by full name, of methods that there are
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        known = self._handlers.get(details.method)
+        if known is None and (handler := continuation(details)) is not None:
+            known = self._handlers[details.method] = self._receiving(details.method, handler)
+        return known
+
+    def _receiving(self, full_name: str, handler: Any) -> Any:
+        service, _, name = full_name.strip("/").rpartition("/")
+        lane = self._lanes.of(name)[1] if service == SERVICE else self._lanes.default
+        method = handler.unary_unary or handler.unary_stream or handler.stream_stream
+
+        def answer(messages: Iterator[bytes], context: Any, *send: Any) -> Any:
+            if is_refusing():
+                reason = f"{QUEUED_MAX} calls like {name} wait already"
+                _abort(context, BrokerBusy(broker=self._broker_id, reason=reason))
+            requests = self._requests(name, lane, handler.request_deserializer, messages, context)
+            if handler.request_streaming:
+                return method(requests, context, *send)
+            request = next(requests, None)
+            if request is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} requires exactly one request message")
+            return method(request, context, *send)
+
+        answer.experimental_thread_pool = lane  # type: ignore[attr-defined]
+        answer.experimental_non_blocking = getattr(method, "experimental_non_blocking", False)  # type: ignore[attr-defined]
+        as_stream = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return as_stream(answer, None, handler.response_serializer)
+
+    def _requests(
+        self, name: str, lane: Lane, parsed: Callable[[bytes], Message], messages: Iterator[bytes], context: Any
+    ) -> Iterator[Message]:
+        while True:
+            try:
+                message = lane.next_message(messages, context)
+                if message is None:
+                    return
+                request = parsed(message)
+            except DecodeError:
+                _abort(context, InvalidRequest(reason=f"the message is no request for {name}"))
+            except MessageOverdue:
+                context.abort(grpc.StatusCode.CANCELLED, "the message came too late")
+            yield request
+
+
 class RpcServer:
     """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
 
@@ -340,6 +402,7 @@ class RpcServer:
         self._lanes = Lanes()
         self._server = grpc.server(
             self._lanes.default,
+            interceptors=(_Receiving(broker_id, self._lanes),),
             maximum_concurrent_rpcs=_CALLS_MAX,
             options=(
                 ("grpc.so_reuseport", 0),  # else a second broker would share the port in silence
@@ -347,6 +410,11 @@ class RpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 64 << 10),
                 ("grpc.http2.bdp_probe", 0),  # else it takes in whole messages that no thread has asked for
+                # A machine that vanished ends its calls so, and its connection.
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
             ),
         )
         check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, and not say why
@@ -384,17 +452,14 @@ class RpcServer:
             self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _answering(self, name: str, service: BrokerService) -> Callable[[Any, Any], Any]:
-        """What gRPC calls for a method, in a thread of its lane and unless the client has given up by then. An error
+        """What is called for a method, in a thread of its lane and unless the client has given up by then. An error
         becomes a status, with the error in its metadata."""
-        lane, threads = self._lanes.of(name)
-        method = service.method(name, lane)
+        method = service.method(name, self._lanes.of(name)[0])
 
         def answer(request: Message, context: grpc.ServicerContext) -> Message:
             try:
                 if self._stopping:
                     raise BrokerStopping(broker_id=self._broker_id)
-                if is_refusing():
-                    raise BrokerBusy(broker=self._broker_id, reason=f"{QUEUED_MAX} calls like {name} wait already")
                 return method(request, context)
             except KafkalogError as error:
                 _abort(context, error)
@@ -402,7 +467,6 @@ class RpcServer:
                 log.exception("request_failed", method=name)
                 _abort(context, InternalError(reason=f"{type(error).__name__}: {error}"))
 
-        answer.experimental_thread_pool = threads  # type: ignore[attr-defined]
         return answer
 
     def stop(self, grace_seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2
 from kafkalog.wire.frames import error_from_wire
-from kafkalog.wire.service import METHODS
+from kafkalog.wire.service import METHODS, SERVICE
 from kafkalog.zk.client import Client
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
@@ -628,6 +629,73 @@ def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker
     assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=1), timeout=30).log_start_offset == 1
 
 
+def test_calls_whose_message_never_comes_are_ended_while_others_queue(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.2, raising=False)
+    names = [f"/{SERVICE}/{lane.methods[0]}" for lane in lanes.LANES.values()]
+    never = threading.Event()
+
+    def no_message() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{broker.broker.grpc_port}", options) as channel:
+        silent = []
+        for name in (*names, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
+            begin = channel.stream_unary(name)
+            silent += [begin.future(no_message()) for _ in range(30)]  # more than a lane has threads
+        channel.unary_unary(f"/{SERVICE}/DescribeCluster")(b"", timeout=30)  # so the broker knows of those before it
+        try:
+            topic = broker.new_topic()
+            assert broker.stub.InitProducer(bpb.InitProducerRequest(), timeout=30).producer_id >= 0
+            assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
+            health = health_pb2_grpc.HealthStub(broker.channel)
+            assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == 1
+        finally:
+            never.set()
+
+
+def test_a_call_whose_message_is_late_is_answered_while_nobody_queues(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.0, raising=False)
+    go_on = threading.Event()
+
+    def late_message() -> Iterator[bytes]:
+        assert go_on.wait(30)
+        yield b""
+
+    call = broker.channel.stream_unary(f"/{SERVICE}/DescribeCluster").future(late_message())
+    for _ in range(20):
+        broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)
+    go_on.set()
+    assert bpb.ClusterDescription.FromString(call.result(timeout=30)).answering_broker_id == 0
+
+
+def test_a_call_without_its_message_and_one_that_is_no_message_are_refused(broker: RunningBroker) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        broker.channel.stream_unary(f"/{SERVICE}/DescribeCluster")(iter(()), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    error, status = refused(broker.channel.unary_unary(f"/{SERVICE}/CreateTopic"), b"\xff")
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(error) == "bad request: the message is no request for CreateTopic"
+
+
+def test_a_peer_that_has_vanished_loses_its_connection(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_KEEPALIVE_MS", 1000, raising=False)
+    monkeypatch.setattr(rpc, "_KEEPALIVE_TIMEOUT_MS", 200, raising=False)
+    port = start_broker().broker.grpc_port
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        # A client's preface, its settings, and the acknowledgement of the server's; from then on no ping is answered.
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000 000000040100000000"))
+        while peer.recv(4096):
+            pass
+
+
 def test_a_commit_lives_through_a_moment_without_zookeeper(
     start_broker: StartBroker, proxy: Proxy, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,15 +757,16 @@ def test_a_commit_is_not_written_once_its_client_has_given_up(
     broker.new_topic()
     session = broker.broker.catalog.session
     committed = bpb.CommittedOffsetsRequest(group="g")
-    standing_still, go_on = threading.Event(), threading.Event()
+    standing_still = threading.Event()
     read, refuse = session.get_many, session._not_asked
     not_asked: list[str] = []
 
     def slowly(wanted: list[str], watch: Any = None) -> list[Any]:
-        monkeypatch.setattr(session, "get_many", read)
         found = read(wanted, watch)
-        standing_still.set()
-        assert go_on.wait(60)
+        is_waiting = session._caller.is_waiting
+        if is_waiting is not None:  # else it is no call, but the broker's own
+            standing_still.set()
+            waited_for(lambda: not is_waiting())
         return found
 
     def noted(reason: str) -> errors.ZooKeeperNotAsked:
@@ -710,9 +779,8 @@ def test_a_commit_is_not_written_once_its_client_has_given_up(
     call = broker.stub.CommitOffsets.future(request, timeout=600)
     assert standing_still.wait(60)
     call.cancel()
-    broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)  # comes after it on the connection
-    go_on.set()
     waited_for(lambda: bool(not_asked))
+    monkeypatch.setattr(session, "get_many", read)
     assert not broker.stub.CommittedOffsets(committed, timeout=30).offsets
 
 
