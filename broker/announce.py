@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import threading
-import time
 from collections import deque
 from typing import Any
+
+from kafkalog.clock import SYSTEM_CLOCK, Clock
 
 AGAIN_SECONDS = 60.0
 _TEXT_MAX = 600
@@ -32,10 +33,11 @@ class Announcer(logging.Handler):
     """Announces warnings and errors on a pipe, which it makes non-blocking. One thread tells of repeats, if there is
     anything to wait for: one for each event were a thousand that end at once, and starve each other for minutes."""
 
-    def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS) -> None:
+    def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(logging.WARNING)
         self._fd = fd
         self._again_seconds = again_seconds
+        self._clock = clock
         # Under the handler's lock: how often each event came since it was told, when that is to be told, in this order,
         # and who waits for the first of them.
         self._repeats: dict[tuple[str, str], int] = {}
@@ -46,6 +48,7 @@ class Announcer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's lock."""
         try:
+            self._tell_due()  # a thread does so, but where none could be started
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
                 error = record.exc_info[1]
@@ -53,33 +56,52 @@ class Announcer(logging.Handler):
             event = record.levelname.lower(), text.partition(" ")[0]
             if event in self._repeats:
                 self._repeats[event] += 1
-                return
-            self._repeats[event] = 0
-            self._tell(record.levelname.lower(), text)
-            self._due.append((time.monotonic() + self._again_seconds, event))
-            if self._timer is None:
-                self._wait()
+            else:
+                self._repeats[event] = 0
+                self._tell(record.levelname.lower(), text)
+                self._due.append((self._clock.monotonic() + self._again_seconds, event))
+            self._wait()
         except Exception:
             self.handleError(record)
 
+    def close(self) -> None:
+        self.acquire()
+        try:
+            self._due.clear()
+            self._repeats.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+        finally:
+            self.release()
+        super().close()
+
     def _wait(self) -> None:
-        self._timer = threading.Timer(max(0.0, self._due[0][0] - time.monotonic()), self._tell_repeats)
-        self._timer.daemon = True
-        self._timer.start()
+        """Have a thread wait for the first repeat to be told, if there is one and no thread does."""
+        if self._timer is not None or not self._due:
+            return
+        timer = threading.Timer(max(0.0, self._due[0][0] - self._clock.monotonic()), self._tell_repeats)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:
+            return  # the machine has no thread left; whatever is logged next tries again
+        self._timer = timer
 
     def _tell_repeats(self) -> None:
         self.acquire()
         try:
-            while self._due and self._due[0][0] <= time.monotonic():
-                _, event = self._due.popleft()
-                repeats = self._repeats.pop(event)
-                if repeats:
-                    self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
             self._timer = None
-            if self._due:
-                self._wait()
+            self._tell_due()
+            self._wait()
         finally:
             self.release()
+
+    def _tell_due(self) -> None:
+        while self._due and self._due[0][0] <= self._clock.monotonic():
+            _, event = self._due.popleft()
+            repeats = self._repeats.pop(event)
+            if repeats:
+                self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
 
     def _tell(self, level: str, text: str) -> None:
         announce(self._fd, {"level": level, "event": " ".join(text.split())[:_TEXT_MAX]})

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.announce import Announcer
+from kafkalog.clock import ManualClock
 from tests.waiting import waited_for
 
 
@@ -46,27 +47,46 @@ def test_warnings_and_errors_are_told_and_no_more(pipe: tuple[int, int]) -> None
 
 
 def test_an_event_that_repeats_is_told_once_and_then_counted(pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
-    os.set_blocking(reading, False)
-    log = logger(Announcer(writing, again_seconds=0.5))
+    clock = ManualClock()
+    log = logger(announcer := Announcer(pipe[1], clock=clock))
     for number in range(5):
         log.warning("disk_full partition=t-%d", number)
         log.error("damage_found partition=t-%d", number)
-    found: list[tuple[str, str]] = []
-
-    def all_told() -> bool:
-        try:
-            found.extend(told(reading))
-        except BlockingIOError:
-            pass
-        return len(found) >= 4
-
-    waited_for(all_told)
-    assert found[:2] == [("warning", "disk_full partition=t-0"), ("error", "damage_found partition=t-0")]
-    assert sorted(found[2:]) == [("error", "damage_found, 4 more in 0.5 s"), ("warning", "disk_full, 4 more in 0.5 s")]
-    waited_for(lambda: not log.handlers[0]._repeats)  # type: ignore[attr-defined]
+    assert told(pipe[0]) == [("warning", "disk_full partition=t-0"), ("error", "damage_found partition=t-0")]
+    clock.advance(60)
+    announcer._tell_repeats()
+    assert told(pipe[0]) == [("warning", "disk_full, 4 more in 60 s"), ("error", "damage_found, 4 more in 60 s")]
     log.warning("disk_full partition=t-9")
-    assert told(reading) == [("warning", "disk_full partition=t-9")]
+    assert told(pipe[0]) == [("warning", "disk_full partition=t-9")]
+    announcer.close()
+
+
+def test_a_thread_waits_until_repeats_are_to_be_told(pipe: tuple[int, int]) -> None:
+    log = logger(announcer := Announcer(pipe[1], again_seconds=0.01))
+    log.warning("disk_full partition=t-0")
+    waited_for(lambda: not announcer._repeats)
+    assert told(pipe[0]) == [("warning", "disk_full partition=t-0")]
+
+
+def test_without_a_thread_to_wait_whatever_is_logged_next_tells_the_repeats(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    log = logger(Announcer(pipe[1], clock=clock))
+
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", no_thread)
+    log.warning("disk_full partition=t-0")
+    log.warning("disk_full partition=t-0")
+    clock.advance(60)
+    log.warning("disk_full partition=t-0")
+    assert told(pipe[0]) == [
+        ("warning", "disk_full partition=t-0"),
+        ("warning", "disk_full, 1 more in 60 s"),
+        ("warning", "disk_full partition=t-0"),
+    ]
 
 
 def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: tuple[int, int]) -> None:

@@ -1,13 +1,15 @@
-"""Commits that take longer than their timeout, on brokers in this process whose appends are slow."""
+"""Commits that take longer than their timeout, on brokers in this process whose appends wait."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from broker.replica.catalog import Catalog
 from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
@@ -27,22 +29,34 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
 ) -> None:
     brokers = [start_broker(number) for number in range(2)]
     brokers[0].new_topic("t", PARTITIONS)
-    append = Log.append_decided
+    append, apply = Log.append_decided, transactions.apply
+    permits = {broker.broker.settings.log_dir: threading.Semaphore(0) for broker in brokers}
 
-    def slowly(self: Log, *arguments: Any) -> None:
-        threading.Event().wait(0.4)
+    def paced(self: Log, *arguments: Any) -> None:
+        assert permits[str(self.directory.parent)].acquire(timeout=60)
         append(self, *arguments)
 
+    def one_more(request: pb.ApplyRequest, catalog: Catalog, *rest: Any) -> pb.ApplyReply:
+        """Each answer that says unfinished lets one partition's rows in."""
+        reply = apply(request, catalog, *rest)
+        if any(partition.unfinished for partition in reply.partitions):
+            permits[catalog.settings.log_dir].release()
+        return reply
+
     monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
-    monkeypatch.setattr(Log, "append_decided", slowly)  # 16 in two threads of each of two brokers: 1.6 s at least
-    settings = parse_producer({"request.timeout.ms": 1000, "transaction.commit.timeout.ms": 1400})
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(transactions, "apply", one_more)
+    monkeypatch.setattr(Log, "append_decided", paced)  # 8 partitions of each of two brokers: 4 s at least
+    settings = parse_producer({"request.timeout.ms": 3000, "transaction.commit.timeout.ms": 3500})
     cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))
     committer = Committer(cluster, settings)
     with PartStager(cluster, settings, producer_id_of("spark-batch-x"), 0, 0) as stager:
         numbers = pa.array(range(PARTITIONS), pa.int32())
         stager.stage("t", pa.table({"value": [f"{number}" for number in range(PARTITIONS)], "partition": numbers}))
         parts = stager.finish()
+    began = time.monotonic()
     assert committer.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED
+    assert time.monotonic() - began > 3.5
     hosted = [partition for broker in brokers for partition in broker.broker.catalog.hosted.values()]
     assert [partition.log.end_offset for partition in hosted] == [1] * PARTITIONS
     committer.close()
