@@ -131,9 +131,7 @@ class LogDirectory:
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
-        self._lock = (
-            threading.Lock()
-        )  # guards _logs, _missing, _closed, _half_opened, _unsynced; before any log's locks
+        self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
         self._telling = threading.Lock()  # guards failed and _full_logged_at; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found
@@ -166,6 +164,8 @@ class LogDirectory:
             self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: needs no room on a full disk
             self._read_meta()
             names = self.disk.names(self.path)
+            if _CLEAN not in names:
+                self.disk.sync_dir(self.path)  # a killed process may not have lived to sync the names that it made
             for name in names:
                 if name.endswith((_DELETED, _NEW)):
                     self._remove_folder(self.path / name)
@@ -290,11 +290,7 @@ class LogDirectory:
                 return found
             self._make_folders([folder_name(topic_id, partition)])
             folder = self.path / folder_name(topic_id, partition)
-            if key in self._half_opened:
-                try:
-                    self.disk.sync_dir(folder)
-                except OSError as error:
-                    Faults(self, label).refuse_to_open(error, "opening the log")
+            self._sync_names(key, folder, label)
             self._half_opened.add(key)
             opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
             self._half_opened.discard(key)
@@ -319,6 +315,15 @@ class LogDirectory:
                 self._unsynced = False
         except OSError as error:
             Faults(self, "logs").refuse_to_open(error, "making folders")
+
+    def _sync_names(self, key: tuple[bytes, int], folder: Path, label: str) -> None:
+        """Make the names in a log's folder last, where whoever made them may have been stopped before: the log's
+        opening trusts them, appends go on behind them, and segments are deleted for them."""
+        try:
+            if (not self.was_clean or key in self._half_opened) and self.disk.names(folder):
+                self.disk.sync_dir(folder)
+        except OSError as error:
+            Faults(self, label).refuse_to_open(error, "opening the log")
 
     def _check_usable(self) -> None:
         if self.failed is not None:

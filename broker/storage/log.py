@@ -600,12 +600,28 @@ class Log:
             except DiskFull:
                 pass  # deleting makes room; what is before the first of them can go
         self._save_rolls()  # what is about to go says what the producers sent last
+        try:
+            self._save_producers_before(offset)
+        except DiskFull:
+            safe = self._segment_of(min(offset, self._saved.producers_at))
+            if safe is self._segments[0]:
+                raise
+            self._delete_before(safe.base_offset)  # makes room
+            self._save_producers_before(offset)
+        self._delete_before(offset)
+
+    def _segment_of(self, offset: int) -> Segment:
         with self._lock:
-            kept = self._segments[bisect_right([segment.base_offset for segment in self._segments], offset) - 1]
+            return self._segments[max(bisect_right([each.base_offset for each in self._segments], offset) - 1, 0)]
+
+    def _delete_before(self, offset: int) -> None:
+        """`_start_at`, once the producers' state is saved."""
+        kept = self._segment_of(offset)
+        with self._lock:
             if self._unsynced_rolls:
                 kept = min(kept, self._unsynced_rolls[0].old, key=lambda segment: segment.base_offset)
+        offset = max(offset, self._saved.checkpoint.start_offset)
         checkpoint = Checkpoint(offset, max(self._saved.checkpoint.recovery_point, offset))
-        self._save_marks(kept.base_offset)
         written = True
         try:
             self._saved.write_checkpoint(checkpoint)
@@ -628,19 +644,24 @@ class Log:
         except OSError as error:
             self._faults.fail(error, "deleting a segment")
 
-    def _save_marks(self, before_offset: int) -> None:
-        """Save the marks of transactions whose batches are about to go: a roll did, unless the disk was full."""
-        if self._saved.producers_at >= before_offset:
+    def _save_producers_before(self, offset: int) -> None:
+        """Save what the segments that an offset is behind of say of the producers and of transactions, unless a roll or
+        a checkpoint did: after a stop, or when the disk was full, nothing else tells it.
+
+        Raises:
+            DiskFull: they have to stay.
+        """
+        if self._saved.producers_at >= self._segment_of(offset).base_offset:
             return
         with self._lock:
-            if not self._producers.marks:
+            if not self._producers and not self._producers.marks:
                 return
             producers = self._producers.snapshot(self._end_offset)
         self._flush()
         try:
             self._saved.save_producers(producers)
         except OSError as error:
-            self._faults.refuse(error, "saving the marks of transactions")
+            self._faults.refuse(error, "saving the producers' state")
 
     def truncate_to(self, offset: int) -> int:
         """Cut off every batch that holds an offset at or behind the one given, as a follower does.

@@ -254,6 +254,7 @@ def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers:
     end_offset = segments[-1].end_offset
     from_offset = segments[0].base_offset
     producers.clear()
+    dropped = False
     for offset in snapshot_offsets(disk, folder):
         path = snapshot_path(folder, offset)
         data = read_whole(disk, path) if offset <= end_offset else None
@@ -262,6 +263,9 @@ def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers:
             break
         log.warning("producer_state_dropped", partition=label, file=str(path))
         disk.unlink(path)
+        dropped = True
+    if dropped:
+        disk.sync_dir(folder)  # come back behind other records, one would be taken for theirs
     for segment in segments:
         if segment.end_offset > from_offset:
             segment.replay(from_offset, producers.replay)

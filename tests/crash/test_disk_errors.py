@@ -293,8 +293,10 @@ def test_log_that_cannot_be_opened_leaves_no_file_open() -> None:
     torn = whole.after_kill()
     torn.bytes_of(log.directory / f"{0:020d}.log").extend(b"torn")
     steps_of_opening = torn.after_kill()
-    open_log(open_directory(steps_of_opening))
-    for step in range(1, len(steps_of_opening.steps)):
+    directory = open_directory(steps_of_opening)
+    first = len(steps_of_opening.steps)
+    open_log(directory)
+    for step in range(first, len(steps_of_opening.steps)):
         disk = FailingDisk(step, 1, errno.EIO)
         disk.root = torn.after_kill().root
         directory = open_directory(disk)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kafkalog.clock import ManualClock
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.workload import Workload, check_survivor, crashes, open_directory, open_log
 
@@ -60,3 +61,25 @@ def test_power_cut_after_a_recovery_keeps_what_the_recovery_showed() -> None:
         seen = crash.promises.copy(crash.promises.now_us)
         seen.flushed_to = end_offset
         check_survivor(disk.after_power_cut(random.Random(0), 0.0), seen, power_cut=True)
+
+
+@FLUSHES
+def test_deletion_between_a_recovery_and_another_stop_forgets_no_producer(flush: bool) -> None:
+    for number, crash in enumerate(crashes(flush)[::2]):
+        disk = crash.disk.after_kill()
+        log = open_log(open_directory(disk, ManualClock(crash.promises.now_us)), leader_epoch=1)
+        seen = crash.promises.copy(crash.promises.now_us)
+        seen.flushed_to = log.end_offset  # a start syncs what it finds
+        seen.start = max(seen.start, log.start_offset)
+        seen.start_in_flight = log.view.bases[-1] if number % 2 else log.end_offset
+        images: list[MemoryDisk] = []
+        if number % 8 < 2:
+            disk.before = lambda step, disk=disk, images=images: images.append(disk.after_kill())
+        log.delete_before(seen.start_in_flight)
+        for seed, image in enumerate(images):
+            check_survivor(image.after_power_cut(random.Random(seed), 0.5), seen, power_cut=True)
+            check_survivor(image, seen, power_cut=False)
+        disk.before = lambda step: None
+        seen.start = log.start_offset
+        check_survivor(disk.after_power_cut(random.Random(number), 0.0), seen, power_cut=True)
+        check_survivor(disk.after_kill(), seen, power_cut=False)

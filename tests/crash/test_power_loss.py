@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from broker.storage.log import Appended
-from tests.broker.storage.batches import make_batch, numbered
+from kafkalog.clock import ManualClock
+from kafkalog.errors import DiskFull, OutOfFiles
+from tests.broker.storage.batches import make_batch, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.test_kills import FLUSHES
-from tests.crash.workload import PRODUCER, check_survivor, crashes, open_directory, open_log
+from tests.crash.workload import PRODUCER, RECORDS, check_survivor, crashes, open_directory, open_log
 
 
 @FLUSHES
@@ -21,6 +23,31 @@ from tests.crash.workload import PRODUCER, check_survivor, crashes, open_directo
 def test_power_cut_before_every_step_keeps_what_was_flushed(flush: bool, keep: float) -> None:
     for number, crash in enumerate(crashes(flush)):
         check_survivor(crash.disk.after_power_cut(random.Random(number), keep), crash.promises, power_cut=True)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+@FLUSHES
+def test_power_cut_after_a_kill_keeps_what_was_flushed_in_between(flush: bool, keep: float) -> None:
+    for number, crash in enumerate(crashes(flush)):
+        disk = crash.disk.after_kill()
+        directory = open_directory(disk, ManualClock(crash.promises.now_us))
+        whose = directory.directory_id
+        log = open_log(directory, leader_epoch=1)
+        seen = crash.promises.copy(crash.promises.now_us)
+        seen.start, at = log.start_offset, log.end_offset
+        log.append([seen.next_batch(at)])
+        log.flush()
+        seen.others = {other for other in seen.others if other < at}
+        for known in (seen.written, seen.in_flight):
+            for cut in [offset for offset in known if offset >= at]:
+                del known[cut]
+        seen.written |= {offset: b"%020d" % offset for offset in range(at, at + RECORDS)}
+        seen.flushed_to, seen.cut_in_flight = log.end_offset, None
+        seen.start_in_flight = max(seen.start, seen.start_in_flight)
+        seen.sent = {producer: sent for producer, sent in seen.sent.items() if sent[2] < at and producer != PRODUCER}
+        left = disk.after_power_cut(random.Random(number), keep)
+        check_survivor(left.after_kill(), seen, power_cut=True)
+        assert open_directory(left).directory_id == whose
 
 
 def test_power_cut_of_a_long_unsynced_tail_never_serves_a_wrong_record() -> None:
@@ -48,15 +75,96 @@ def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part
     assert not appended.duplicate
 
 
+def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it_named() -> None:
+    class NoDescriptors(MemoryDisk):
+        gone = False
+
+        def sync_dir(self, path: Path) -> None:
+            if self.gone:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+            super().sync_dir(path)
+
+    disk, clock = NoDescriptors(), ManualClock()
+    directory = open_directory(disk, clock)
+    log = open_log(directory)
+    log.append([numbered(0)])
+    log.checkpoint()
+    clock.advance(61)
+    assert log.roll_if_old()
+    directory.close()
+    directory = open_directory(disk, clock)
+    assert directory.was_clean
+    disk.gone = True
+    with pytest.raises(OutOfFiles):
+        open_log(directory)
+    disk.gone = False
+    log = open_log(directory)
+    log.append([numbered(1)])
+    log.flush()
+    left = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    assert list(read_all(left)) == [0, 1]
+
+
+def test_power_cut_does_not_bring_back_the_producers_of_records_that_are_lost() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    log.append([numbered(0), numbered(1), numbered(2, producer=(9, 0, 0))])
+    log.checkpoint()
+    for name in disk.names(log.directory):
+        if not name.endswith(".producers"):
+            disk.unlink(log.directory / name)
+    disk.sync_dir(log.directory)
+    log = open_log(open_directory(disk))
+    assert log.end_offset == 0
+    for number in range(5):
+        log.append([numbered(number)])
+    log.flush()
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    (appended,) = log.append([numbered(5, producer=(9, 0, 0))])
+    assert isinstance(appended, Appended) and not appended.duplicate
+
+
 class FullForProducers(MemoryDisk):
-    """Has no room for the producers' state while `full`."""
+    """Has no room for the producers' state while `full`; where `relieved`, no longer than until a segment is gone."""
 
     full = False
+    relieved = False
 
     def create(self, path: Path) -> int:
         if self.full and ".producers" in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return super().create(path)
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        if self.relieved and path.suffix == ".log":
+            self.full = False
+
+
+@pytest.mark.parametrize("relieved", [True, False])
+def test_deletion_on_a_full_disk_forgets_no_producer(relieved: bool) -> None:
+    """What the saved state tells may go, and makes room for a newer one; else nothing is deleted."""
+    disk = FullForProducers()
+    log = open_log(open_directory(disk))
+    for number in range(6):
+        log.append([numbered(number, size=1500, producer=(number, 0, 0))])
+        if number == 2:
+            log.checkpoint()
+            disk.full, disk.relieved = True, relieved
+    log.flush()
+    bases = log.view.bases
+    assert bases == (0, 2, 4)
+    if relieved:
+        log.delete_before(bases[-1])
+        assert log.view.bases == bases[-1:]
+    else:
+        with pytest.raises(DiskFull):
+            log.delete_before(bases[-1])
+        assert log.start_offset <= 3
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    for number in range(6):
+        (appended,) = log.append([numbered(number, size=1500, producer=(number, 0, 0))])
+        assert isinstance(appended, Appended) and appended.duplicate and appended.base_offset == number
 
 
 def test_power_cut_after_a_deletion_keeps_the_marks_that_the_roll_before_it_had_no_room_for() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
-from broker.storage.log import Appended, Log
+from broker.storage.log import Appended, Batch, Log
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull
 from kafkalog.format.batch import BatchHeader
@@ -41,7 +41,8 @@ class Promises:
         flushed_to: end of what a flush returned for.
         start: start offset as last returned; `start_in_flight`: what a call that has not returned may move it to.
         cut_in_flight: where a truncation that has not returned cuts.
-        last: the last batch appended and its offset, to be sent again.
+        sent: of each producer the last batch appended and its offset, to be sent again.
+        others: where the batches stand that are not PRODUCER's.
     """
 
     now_us: int = 0
@@ -51,18 +52,32 @@ class Promises:
     start: int = 0
     start_in_flight: int = 0
     cut_in_flight: int | None = None
-    last: tuple[BatchHeader, bytes, int] | None = None
+    sent: dict[int, tuple[BatchHeader, bytes, int]] = field(default_factory=dict)
+    others: set[int] = field(default_factory=set)
 
     @property
     def end(self) -> int:
         return max(self.written, default=self.start - 1) + 1
 
     def copy(self, now_us: int) -> Promises:
-        return replace(self, now_us=now_us, written=dict(self.written), in_flight=dict(self.in_flight))
+        return replace(
+            self,
+            now_us=now_us,
+            written=dict(self.written),
+            in_flight=dict(self.in_flight),
+            sent=dict(self.sent),
+            others=set(self.others),
+        )
+
+    def next_batch(self, offset: int, count: int = RECORDS) -> Batch:
+        """What PRODUCER appends at an offset."""
+        sequence = offset - RECORDS * sum(other < offset for other in self.others)
+        return numbered(offset, count, producer=(PRODUCER, 0, sequence), timestamps_us=offset)
 
 
 class Workload(Promises):
-    """Appends of one idempotent producer, mixed with all that rolls, cuts, flushes and restarts."""
+    """Appends of one idempotent producer, and of others that append once and then wait, mixed with what rolls, cuts,
+    flushes and restarts."""
 
     def __init__(self, disk: Disk, *, flush: bool) -> None:
         super().__init__()
@@ -71,6 +86,7 @@ class Workload(Promises):
         self.flush = flush
         self.refused = 0
         self.unclean_stops = 0
+        self.batches = 0
 
     def promises(self) -> Promises:
         return Promises(**{name: getattr(self, name) for name in Promises.__dataclass_fields__}).copy(
@@ -88,7 +104,10 @@ class Workload(Promises):
         self._cut(log, log.roll_if_old)
         self._append(log, 2)
         self._checkpoint(log)
-        self.clock.advance(250)
+        self.clock.advance(61)
+        self._cut(log, log.roll_if_old)
+        self._insist(log.flush)
+        self.clock.advance(189)
         self._append(log, 1)
         self._cut(log, log.apply_retention)
         self._close(directory)
@@ -151,7 +170,7 @@ class Workload(Promises):
             batches = []
             for number in range(together):
                 offset = self.end + number * RECORDS  # and sequence: nobody else appends
-                batches.append(numbered(offset, RECORDS, producer=(PRODUCER, 0, offset), timestamps_us=offset))
+                batches.append(self._made(offset))
                 self.in_flight |= {offset + i: b"%020d" % (offset + i) for i in range(RECORDS)}
             while batches:
                 outcomes = log.append(batches)
@@ -162,12 +181,19 @@ class Workload(Promises):
                         continue
                     assert isinstance(outcome, Appended), outcome
                     batches.remove((header, data))
-                    self.last = header, bytes(data), outcome.base_offset
+                    self.sent[header.producer_id] = header, bytes(data), outcome.base_offset
                     for offset in range(outcome.base_offset, outcome.end_offset):
                         self.written[offset] = self.in_flight.pop(offset)
             if self.flush:
                 self._insist(log.flush)
                 self.flushed_to = self.end
+
+    def _made(self, offset: int) -> Batch:
+        self.batches += 1
+        if self.batches % 4:
+            return self.next_batch(offset)
+        self.others.add(offset)
+        return numbered(offset, RECORDS, producer=(100 + self.batches, 0, 0), timestamps_us=offset)
 
     def _checkpoint(self, log: Log) -> None:
         self._insist(log.checkpoint)
@@ -187,7 +213,8 @@ class Workload(Promises):
             del self.written[cut]
         self.cut_in_flight = None
         self.flushed_to = min(self.flushed_to, offset)
-        self.last = None
+        self.sent.clear()  # it is not said which states of the producers outlive a truncation
+        self.others = {at for at in self.others if at < offset}
 
 
 class Crash(NamedTuple):
@@ -234,14 +261,14 @@ def check_survivor(disk: Disk, done: Promises, *, power_cut: bool) -> None:
         assert value == known[offset] or (power_cut and value is None and offset >= done.flushed_to), offset
     assert set(found) == set(range(log.start_offset, log.end_offset))
     check_folder(disk, log)
-    if done.last is not None and not power_cut and not done.in_flight and done.cut_in_flight is None:
-        header, data, offset = done.last
-        (again,) = log.append([(header, memoryview(bytearray(data)))])
-        assert isinstance(again, Appended) and again.duplicate and again.base_offset == offset
+    for header, data, offset in done.sent.values() if done.cut_in_flight is None else ():
+        if offset + RECORDS <= promised_to and not (header.producer_id == PRODUCER and done.in_flight):
+            (again,) = log.append([(header, memoryview(bytearray(data)))])
+            assert isinstance(again, Appended) and again.duplicate and again.base_offset == offset, again
     end = log.end_offset
-    # The producer goes on, sequence = offset, unless batches of its were lost.
+    # The producer goes on, unless batches of its were lost.
     whole = found and None not in found.values()
-    (appended,) = log.append([numbered(end, 2, producer=(PRODUCER, 0, end) if whole else (-1, -1, -1))])
+    (appended,) = log.append([done.next_batch(end, 2) if whole else numbered(end, 2)])
     assert appended == Appended(end, end + 2, done.now_us, False)
     directory.close()
     directory = open_directory(disk, clock)
