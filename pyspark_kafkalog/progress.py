@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kafkalog.log import get_logger
@@ -66,6 +66,11 @@ class Progress:
         self._renewed_s = 0.0
         self._is_first: bool | None = None
         self._failing = False
+        self._first: list[Callable[[], None]] = []
+
+    def after(self, task: Callable[[], None]) -> None:
+        """Have the thread do something before it publishes anything (more), again and again until it succeeds."""
+        self._first.append(task)
 
     def at(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes] | None = None) -> None:
         """The stream has done with everything before the position.
@@ -151,6 +156,9 @@ class Progress:
         try:
             from kafkalog.client.groups import GroupMember, keep_member, leave_group
 
+            while self._first:
+                self._first[0]()
+                del self._first[0]
             me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
             news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
             first = keep_member(self._cluster, self._group, me, news, topic_ids)

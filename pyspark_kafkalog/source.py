@@ -29,6 +29,7 @@ from kafkalog.errors import (
     CheckpointOfOthers,
     DataLost,
     InvalidArgument,
+    KafkalogError,
     UnknownTopic,
     ZooKeeperUnreachable,
 )
@@ -251,12 +252,32 @@ class _Session:
                 return self._lookup.stream_start(self.options.stream_start(), partitions)
 
             self._initial, self._moving, self._hold_start = self._lookup.asked_again(look, self._losses)
-            # What the group has of topics that were deleted says nothing of this checkpoint, which comes after: it
-            # would pass for this query's own at a restart.
-            today = self._topic_ids
-            had = self._lookup.group_offsets(today) if today else {}
-            self._lookup.forget_group_offsets({p: was for p, (_, was) in had.items() if was != today[p.topic]})
+            today = dict(self._topic_ids)
+            try:
+                self._forget_of_deleted(today)
+            except KafkalogError as error:
+                self._tell_group_unseen(error)
+                self.progress.after(lambda: self._forget_of_deleted(today, patient=False))
         return self._initial
+
+    def _forget_of_deleted(self, today: Mapping[str, bytes], *, patient: bool = True) -> None:
+        """Have the group forget what it has of topics that were deleted: that says nothing of this checkpoint, which
+        comes after, and would pass for this query's own at a restart."""
+        had = self._lookup.group_offsets(today, patient=patient) if today else {}
+        gone = {partition: was for partition, (_, was) in had.items() if was != today[partition.topic]}
+        self._lookup.forget_group_offsets(gone, patient=patient)
+
+    def _tell_group_unseen(self, error: KafkalogError) -> None:
+        """Go on without the group's offsets where brokers are there and could not say them for as long as they are
+        asked: what they are wanted for at a start is no reason to fail. Raises the error if it is another."""
+        if isinstance(error, BrokerUnreachable) or not error.retriable:
+            raise error
+        log.warning(
+            "group_not_looked_at",
+            group=self.options.group,
+            reason=str(error),
+            effect="a topic that was deleted and created again while this query did not run is not noticed",
+        )
 
     # --- how far it goes -----------------------------------------------------------------------------------------
 
@@ -461,8 +482,12 @@ class _Session:
         unseen -= self._topic_ids.keys()
         if not unseen:
             return
-        found = self._lookup.group_offsets(unseen)
         self._asked_group |= unseen
+        try:
+            found = self._lookup.group_offsets(unseen)
+        except KafkalogError as error:
+            self._tell_group_unseen(error)
+            return
         for topic in unseen:
             had = {p: each for p, each in found.items() if p.topic == topic and p in known}
             if had and all(topic_id != today[topic] for _, topic_id in had.values()):

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +25,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.groups import GroupMember, keep_member, leave_group
+from kafkalog.client.groups import GroupMember, keep_member, leave_group, offsets_with_topic_ids
 from kafkalog.errors import DataLost, UnknownGroup, UnknownTopicId
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
@@ -248,6 +250,107 @@ def test_a_cluster_that_is_gone_neither_fails_nor_holds_up_a_stream(caplog: pyte
     assert time.monotonic() - started < 2 * progress._FINISH_S
     failed = [record for record in caplog.records if "group_progress_not_published" in record.message]
     assert len(failed) == 1 and "127.0.0.1:1" in failed[0].message
+
+
+# --- without ZooKeeper -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster whose ZooKeeper tests may end."""
+    with LocalCluster(data=tmp_path_factory.mktemp("lone")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def without_zookeeper(lone: LocalCluster) -> Callable[[], AbstractContextManager[None]]:
+    """Ends ZooKeeper for a while."""
+    assert lone.zookeeper is not None
+    zookeeper = lone.zookeeper
+
+    @contextmanager
+    def away() -> Iterator[None]:
+        zookeeper.kill()
+        try:
+            yield
+        finally:
+            zookeeper.start()
+
+    return away
+
+
+def made_anew(lone: LocalCluster, topic: str) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    """Options of a stream whose topic was deleted and made anew since it ran, and where it was."""
+    options = {"kafkalog.bootstrap.servers": lone.bootstrap_servers, "subscribe": topic, "kafkalog.group.id": topic}
+    options |= {"startingOffsets": "earliest", "fetchOffset.numRetries": "1"}
+    with Admin(lone.bootstrap_servers) as admin:
+        for partitions, records in ((2, 3), (1, 5)):
+            admin.create_topic(topic, partitions=partitions)
+            with Producer(lone.bootstrap_servers) as producer:
+                for _ in range(records):
+                    producer.send(topic, b"v", partition=0)
+            if partitions == 2:
+                stream = StreamReader(SCHEMA, options)
+                position = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+                stream.latestOffset(position, EVERYTHING)
+                waited_for(lambda: published(admin, topic) == {f"{topic}-0": 3, f"{topic}-1": 0})
+                stream.stop()
+                admin.delete_topic(topic)
+    return options, {topic: {"0": 3}}
+
+
+@pytest.mark.timeout(180)
+def test_a_new_stream_starts_without_zookeeper_and_what_the_group_has_of_others_goes_once_it_is_back(
+    lone: LocalCluster, topic: str, without_zookeeper: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    options, _ = made_anew(lone, topic)
+    stream = StreamReader(SCHEMA, options | {"kafkalog.retry.timeout.ms": "300"})
+    with without_zookeeper():
+        start = stream.initialOffset()
+        assert caplog.text.count("group_not_looked_at") == 1
+        end = stream.latestOffset(start, EVERYTHING)
+        assert end == {topic: {"0": 5}}
+        assert stream.latestOffset(end, EVERYTHING) == end
+    client = Cluster(lone.bootstrap_servers)
+    [described] = client.describe_topics([topic])
+    waited_for(
+        lambda: offsets_with_topic_ids(client, topic, [topic]) == {TopicPartition(topic, 0): (5, described.topic_id)},
+        60,
+    )
+    client.close()
+    stream.stop()
+
+
+@pytest.mark.timeout(180)
+def test_a_stream_that_goes_on_does_so_without_zookeeper_and_warns_that_the_group_was_not_looked_at(
+    lone: LocalCluster, topic: str, without_zookeeper: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    options, position = made_anew(lone, topic)
+    stream = StreamReader(SCHEMA, options | {"kafkalog.retry.timeout.ms": "300"})
+    with without_zookeeper():
+        for _ in range(3):
+            assert stream.latestOffset(position, EVERYTHING) == {topic: {"0": 5}}
+    assert caplog.text.count("group_not_looked_at") == 1
+    stream.stop()
+
+
+@pytest.mark.timeout(180)
+def test_a_stream_waits_for_a_zookeeper_that_is_back_soon_and_finds_its_topic_made_anew(
+    lone: LocalCluster, topic: str, without_zookeeper: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    options, position = made_anew(lone, topic)
+    stream = StreamReader(SCHEMA, options)
+    with ThreadPoolExecutor(1) as thread:
+        with without_zookeeper():
+            found = thread.submit(stream.latestOffset, position, EVERYTHING)
+            waited_for(lambda: "call_held_up" in caplog.text)
+        with pytest.raises(DataLost, match="was deleted and created again"):
+            found.result(60)
+    assert "group_not_looked_at" not in caplog.text
+    stream.stop()
 
 
 # --- two streams -----------------------------------------------------------------------------------------------------
