@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ CONFIGURED = "spark.sql.streaming.checkpointLocation"
 _HADOOP = "spark.hadoop."
 _JARS = ("spark.jars", "spark.repl.local.jars")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//[^/]*)?")
+_AGAIN_SECONDS = 600.0  # a Java that did not start is not waited for at each batch
 
 
 class Checkpoint(NamedTuple):
@@ -74,7 +76,7 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
-        self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | HadoopUnavailable] = {}
+        self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
         """SHA-256 of the batch's file; UNKNOWN where it is not known where the checkpoint is, or it can not be read."""
@@ -97,20 +99,32 @@ class Fingerprints:
             path = Path(checkpoint.location[scheme.end() :] if scheme else checkpoint.location)
             if scheme or (path / "metadata").exists():  # else it may be in the default file system
                 return [(path / name).read_bytes() for name in names]
+        addresses = [f"{checkpoint.location.rstrip('/')}/{name}" for name in names]
         files = self._hadoop(checkpoint)
-        return [files.read(f"{checkpoint.location.rstrip('/')}/{name}") for name in names]
+        try:
+            return [files.read(address) for address in addresses]
+        except HadoopUnavailable:
+            if not files.has_ended:
+                raise
+        return [self._hadoop(checkpoint).read(address) for address in addresses]
 
     def _hadoop(self, checkpoint: Checkpoint) -> HadoopFiles:
+        """The process that is kept for these settings, or another in place of one that has ended."""
         key = checkpoint.hadoop, checkpoint.jars
         files = self._files.get(key)
+        if isinstance(files, HadoopFiles) and not files.is_alive:
+            files.close()
+            files = None
+        elif isinstance(files, tuple) and time.monotonic() > files[1]:
+            files = None
         if files is None:
             try:
                 files = HadoopFiles(dict(checkpoint.hadoop), checkpoint.jars)
             except HadoopUnavailable as error:
-                files = error
+                files = error, time.monotonic() + _AGAIN_SECONDS
             self._files[key] = files
-        if isinstance(files, HadoopUnavailable):  # not started again at each batch
-            raise files
+        if isinstance(files, tuple):
+            raise HadoopUnavailable(str(files[0]))
         return files
 
     def _unknown(self, checkpoint: Checkpoint, reason: str) -> bytes:

@@ -3,17 +3,25 @@ the driver: Spark's jars, the same HADOOP_CONF_DIR, the application's `spark.had
 
 The process that commits a sink's batches is a Python of Spark's without a way into the driver's JVM. So a Java of its
 own is started at the first read (about a second, 100 MB) and kept; a read costs milliseconds then. It ends with this
-process, whose end of a pipe it reads.
+process, whose end of a pipe it reads. One that has ended, or gives no answer, is replaced at the next read.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 120.0
+_END_SECONDS = 5.0
+"""How long a Java may take to say its port, for one call, and to end. A commit waits for it, so there is an end; the
+retries of a file system that is away for a moment (HDFS's failover) take up to about a minute."""
 
 
 class HadoopUnavailable(Exception):
@@ -30,6 +38,7 @@ class HadoopFiles:
 
     def __init__(self, settings: Mapping[str, str], jars: str = "") -> None:
         self._process, self._gateway = _started(jars)
+        self._is_lost = False
         try:
             jvm: Any = self._gateway.jvm
             self._path = jvm.org.apache.hadoop.fs.Path
@@ -56,21 +65,36 @@ class HadoopFiles:
         except FileNotFoundError:
             raise
         except Exception as error:  # py4j's, of which a Java exception is one
+            if not hasattr(error, "java_exception"):
+                self._is_lost = True  # the connection or the process is gone
             raise HadoopUnavailable(_first_line(error)) from None
         finally:
-            with suppress(Exception):
-                for each in made:
-                    self._gateway.detach(each)
+            if not self._is_lost:
+                with suppress(Exception):
+                    for each in made:
+                        self._gateway.detach(each)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, as after the OOM killer."""
+        return self._process.poll() is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is worth asking again; else close it and start another."""
+        return not self._is_lost and not self.has_ended
 
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._gateway.close()
-        self._process.wait()
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        with suppress(Exception):
+            self._gateway.close()
+        _end(self._process)
 
 
-def _started(jars: str) -> tuple[subprocess.Popen[str], Any]:
+def _started(jars: str) -> tuple[subprocess.Popen[bytes], Any]:
     from py4j.java_gateway import GatewayParameters, JavaGateway
     from pyspark.find_spark_home import _find_spark_home
 
@@ -81,19 +105,45 @@ def _started(jars: str) -> tuple[subprocess.Popen[str], Any]:
     try:
         process = subprocess.Popen(
             [*command, "--die-on-broken-pipe", "--enable-auth", "0"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as error:
         raise HadoopUnavailable(f"{java}: {error.strerror}") from None
-    assert process.stdout is not None
-    port, secret = process.stdout.readline().strip(), process.stdout.readline().strip()
-    if not port.isdigit():
-        process.kill()
-        process.wait()
+    said = _first_lines(process, 2)
+    if len(said) < 2 or not said[0].isdigit():
+        _end(process, at_once=True)
         raise HadoopUnavailable(f"{java} did not start py4j of Spark's jars")
+    port, secret = said
     # Else what the garbage collector finds after the end would be asked for over a connection that is closed.
-    parameters = GatewayParameters(port=int(port), auth_token=secret, enable_memory_management=False)
+    parameters = GatewayParameters(
+        port=int(port), auth_token=secret, enable_memory_management=False, read_timeout=_ANSWER_SECONDS
+    )
     return process, JavaGateway(gateway_parameters=parameters)
+
+
+def _first_lines(process: subprocess.Popen[bytes], count: int) -> list[str]:
+    """What a process says first; fewer lines if it ends or the time is over."""
+    assert process.stdout is not None
+    until = time.monotonic() + _START_SECONDS
+    found = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while found.count(b"\n") < count and selector.select(max(0.0, until - time.monotonic())):
+            data = os.read(process.stdout.fileno(), 4096)
+            if not data:
+                break
+            found += data
+    return found.decode(errors="replace").split("\n")[:-1][:count]
+
+
+def _end(process: subprocess.Popen[bytes], at_once: bool = False) -> None:
+    """See a process off: one that does not end by itself is killed."""
+    if not at_once:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+            return
+    process.kill()
+    process.wait()
 
 
 def _first_line(error: Exception) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark import TaskContext
 
+from pyspark_kafkalog import fingerprint, hadoop
 from pyspark_kafkalog.fingerprint import CONFIGURED, UNKNOWN, Checkpoint, Fingerprints, checkpoint_of
 from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
 
@@ -51,11 +56,11 @@ def test_a_file_address_is_read_as_the_path_is(folder: Path, fingerprints: Finge
 
 
 def test_another_file_system_is_read_as_spark_does(folder: Path, fingerprints: Fingerprints) -> None:
-    hadoop = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
+    settings = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
     local = fingerprints.of(at(folder), 7)
     for location in (f"viewfs://c/mounted/{folder.name}/", f"/mounted/{folder.name}"):
-        assert fingerprints.of(Checkpoint(location, "query", hadoop), 7) == local
-    assert fingerprints.of(Checkpoint("viewfs://c/mounted/no", "query", hadoop), 7) == UNKNOWN
+        assert fingerprints.of(Checkpoint(location, "query", settings), 7) == local
+    assert fingerprints.of(Checkpoint("viewfs://c/mounted/no", "query", settings), 7) == UNKNOWN
 
 
 def test_what_can_not_be_read_is_unknown_and_warned_of_once(
@@ -82,6 +87,53 @@ def test_a_java_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(HadoopUnavailable, match="bin/java: No such file"):
         HadoopFiles({})
+
+
+def mounted(folder: Path) -> Checkpoint:
+    """A checkpoint on this disk that only Hadoop finds."""
+    settings = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
+    return Checkpoint(f"viewfs://c/mounted/{folder.name}", "query", settings)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_java_that_has_ended_or_is_silent_is_replaced(
+    folder: Path, fingerprints: Fingerprints, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+) -> None:
+    monkeypatch.setattr(hadoop, "_END_SECONDS", 0.2)
+    first = fingerprints.of(mounted(folder), 7)
+    assert first != UNKNOWN
+    [java] = fingerprints._files.values()
+    assert isinstance(java, HadoopFiles)
+    java._gateway._gateway_client.gateway_parameters.read_timeout = 1
+    for connection in java._gateway._gateway_client.deque:
+        connection.socket.settimeout(1)
+    java._process.send_signal(sent)
+    if sent == signal.SIGKILL:
+        java._process.wait()
+    else:
+        assert fingerprints.of(mounted(folder), 7) == UNKNOWN  # the commit goes on without it
+    assert fingerprints.of(mounted(folder), 7) == first
+    assert java._process.poll() is not None
+
+
+def test_a_java_that_says_nothing_is_given_up(
+    folder: Path, fingerprints: Fingerprints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/started\nexec sleep 600\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(hadoop, "_START_SECONDS", 1.0)
+    for _ in range(2):
+        assert fingerprints.of(mounted(folder), 7) == UNKNOWN
+    [process] = (tmp_path / "started").read_text().split()  # not started again at each batch
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process), 0)
+    monkeypatch.delenv("JAVA_HOME")
+    now = time.monotonic() + fingerprint._AGAIN_SECONDS + 1
+    monkeypatch.setattr(fingerprint, "time", SimpleNamespace(monotonic=lambda: now))
+    assert fingerprints.of(mounted(folder), 7) != UNKNOWN
 
 
 @pytest.mark.parametrize(
