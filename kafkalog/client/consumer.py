@@ -3,12 +3,14 @@
 Who reads what is assigned by the caller. `commit` writes positions to ZooKeeper (through a broker). A message that an
 iterator has handed out counts as processed once that iterator is asked for the next one, so a partition's position is
 that of the first message which is in somebody's hand, or was not handed out. Whoever commits, from wherever, commits
-nothing that is still being processed: everything is processed at least once. What is fetched stands in the session
+nothing that is still being processed: everything is processed at least once. A message with which an iterator was left
+(by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads. What is fetched stands in the session
 (`session.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ _ARROW_ROWS = 10_000  # small batches are joined up to here
 _ARROW_BYTES = 2 << 20
 _ANY = 1 << 62
 
+_moments = itertools.count()  # what came first; an iterator may be closed at any point, where no lock can be had
+
 
 class _Hand:
     """What one iterator has handed out and was not asked beyond: a message, or an Arrow batch.
@@ -41,16 +45,18 @@ class _Hand:
     Attributes:
         cursor: of the partition that it is from; None: the hand is empty.
         message: handed out last; None: nothing from `offset` on was yet, or an Arrow batch that begins there.
-        given_up: the iterator was closed with this in hand.
+        made: when its iterator was made, of `_moments`.
+        given_up: when the iterator was closed with this in hand; None: it was not.
     """
 
-    __slots__ = ("cursor", "given_up", "message", "offset")
+    __slots__ = ("cursor", "given_up", "made", "message", "offset")
 
     def __init__(self) -> None:
         self.cursor: _Cursor | None = None
         self.message: Message | None = None
         self.offset = -1
-        self.given_up = False
+        self.made = next(_moments)
+        self.given_up: int | None = None
 
     def take_from(self, cursor: _Cursor, offset: int) -> None:
         """Lock held: what is handed out next is of that partition, from that offset on."""
@@ -126,10 +132,13 @@ class _Cursor:
         self.source.go_to(offset)
         self.offset = offset
 
-    def forget_given_up(self) -> None:
-        """Another is asked for: what iterators that nobody has any more had in hand is processed."""
+    def forget_given_up(self, asking: _Hand) -> None:
+        """Another is asked for: what iterators that were left before that one was made had in hand is processed.
+
+        An iterator that was there already knows nothing of it: it may be another thread's, and processing have failed.
+        """
         if self.hands:
-            self.hands = {hand for hand in self.hands if not hand.given_up}
+            self.hands = {hand for hand in self.hands if hand.given_up is None or hand.given_up > asking.made}
 
     def _forget(self) -> None:
         self.rows.clear()  # an iterator over them that somebody holds has ended
@@ -150,7 +159,7 @@ class MessageStream:
 
     def messages(self, max_messages: int | None = None, timeout: float | None = None) -> Iterator[Message]:
         """As `Consumer.messages`, of this partition."""
-        return self._consumer._messages(self.topic_partition, max_messages, timeout)
+        return self._consumer._messages(self.topic_partition, max_messages, timeout, _Hand())
 
 
 class Consumer:
@@ -247,7 +256,8 @@ class Consumer:
         """The offset before which everything is processed: of the message in an iterator's hand until the iterator is
         asked for the next one, else of the next to be handed out.
 
-        The hand of an iterator that was left in the middle (by `break`, by an error) is empty once another is asked.
+        The hand of an iterator that was left in the middle (by `break`, by an error) is empty once one that was made
+        after that is asked: who makes it goes on. Iterators of other threads that were there already leave it as it is.
         """
         cursor = self._cursor(partition)
         with self._session.lock:
@@ -354,20 +364,19 @@ class Consumer:
             UnknownTopic, UnknownTopicId: the topic was deleted.
             BrokerUnreachable: for retry.timeout.ms. It can be tried again.
         """
-        return self._messages(None, max_messages, timeout)
+        return self._messages(None, max_messages, timeout, _Hand())
 
     def streams(self) -> list[MessageStream]:
         """A stream of messages for each assigned partition; each may be iterated in a thread of its own."""
         return [MessageStream(self, partition) for partition in self._cursors]
 
     def _messages(
-        self, only: TopicPartition | None, max_messages: int | None, timeout: float | None
+        self, only: TopicPartition | None, max_messages: int | None, timeout: float | None, hand: _Hand
     ) -> Iterator[Message]:
         self._check_open()
         arguments.seconds("timeout", timeout)
         if max_messages is not None:
             arguments.whole_number("max_messages", max_messages)
-        hand = _Hand()
         try:
             if max_messages is None:
                 while (cursor := self._next_rows(only, timeout, hand)) is not None:
@@ -387,7 +396,7 @@ class Consumer:
             with self._session.lock:
                 hand.put_down()
         finally:
-            hand.given_up = True
+            hand.given_up = next(_moments)
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they come, as Arrow: each batch from one partition, in order.
@@ -400,14 +409,16 @@ class Consumer:
         Raises:
             As `messages`.
         """
+        return self._arrow_batches(timeout, _Hand())
+
+    def _arrow_batches(self, timeout: float | None, hand: _Hand) -> Iterator[pa.RecordBatch]:
         self._check_open()
         arguments.seconds("timeout", timeout)
-        hand = _Hand()
         try:
             while (batch := self._next_arrow(timeout, hand)) is not None:
                 yield batch
         finally:
-            hand.given_up = True
+            hand.given_up = next(_moments)
 
     def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
         """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
@@ -423,7 +434,7 @@ class Consumer:
             hand.put_down()
             cursors = [self._cursor(only)] if only is not None else list(self._cursors.values())
             for cursor in cursors:
-                cursor.forget_given_up()
+                cursor.forget_given_up(hand)
             for cursor in cursors:
                 if not cursor.is_through():
                     hand.take_from(cursor, cursor.next_offset())
@@ -455,7 +466,7 @@ class Consumer:
         with self._session.lock:
             hand.put_down()
             for cursor in self._cursors.values():
-                cursor.forget_given_up()
+                cursor.forget_given_up(hand)
                 cursor.settle()
         return self._session.next(partial(self._wanted, None), timeout, partial(self._take_arrow, hand))
 

@@ -260,6 +260,32 @@ def test_a_message_that_a_loop_was_left_with_is_processed_once_another_is_asked_
         assert grouped.position(filled) == 21
 
 
+@pytest.mark.parametrize("other", ["running", "made"])
+def test_what_one_iterator_failed_with_is_not_committed_by_one_that_was_there_already(
+    grouped: Consumer, filled: TopicPartition, other: str
+) -> None:
+    failing, going_on = grouped.messages(timeout=5), grouped.messages(timeout=0)
+    assert next(failing).offset == 0
+    if other == "running":
+        assert next(going_on).offset == 1
+    del failing  # as an error in the body of its loop leaves it
+    assert [message.offset for message in going_on][-1] == 99
+    commit_elsewhere(grouped)
+    assert grouped.committed() == {filled: 0}
+    assert list(grouped.messages(timeout=0)) == []  # who begins anew goes on
+    assert grouped.position(filled) == 100
+
+
+def test_an_arrow_batch_that_one_iterator_failed_with_is_not_committed_by_another(
+    grouped: Consumer, filled: TopicPartition
+) -> None:
+    failing, going_on = grouped.arrow_batches(timeout=5), grouped.messages(timeout=0)
+    assert next(failing).num_rows > 0
+    del failing
+    assert list(going_on) == []
+    assert grouped.position(filled) == 0
+
+
 def test_of_several_hands_the_one_furthest_back_counts(grouped: Consumer, filled: TopicPartition) -> None:
     slow, quick = grouped.messages(timeout=5), grouped.messages(timeout=0)
     assert next(slow).offset == 0
