@@ -39,6 +39,7 @@ from pyspark_kafkalog.columns import check_projection
 from pyspark_kafkalog.limits import Gate, backlog, limited
 from pyspark_kafkalog.lookup import Lookup, connected
 from pyspark_kafkalog.losses import Losses
+from pyspark_kafkalog.neighbours import Neighbours
 from pyspark_kafkalog.offsets import (
     EARLIEST,
     LATEST,
@@ -67,6 +68,7 @@ log = get_logger(__name__)
 
 NO_LIMIT = (1 << 63) - 1
 _IDLE_WAIT_S = 0.2
+_IDLE_WAIT_BESIDE_OTHERS_S = 0.02
 _IDLE_PAUSE_S = 0.05
 _IDLE_GAP_S = 0.05
 
@@ -234,7 +236,8 @@ class _Session:
         # Where the topics start that the last look found made anew; of those partitions that the position has.
         self._again: PartitionOffsets = {}
         self._new_wait = False
-        self._may_wait = False
+        self._neighbours = Neighbours()
+        self._wait_s = 0.0
         self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
@@ -291,13 +294,18 @@ class _Session:
             everything: no limit of the options counts either (Trigger.Once).
         """
         # Spark asks the sources of a query one after the other, so that what one waits the others' records wait too. It
-        # tells none of the others. But if nothing went on since the last answer but Spark's pause of 10 ms, no other
-        # source waited, found records or had a micro-batch: the query is idle, and this one may wait for all of them.
-        self._may_wait = time.monotonic() - self._answered_s < _IDLE_GAP_S
+        # tells none of the others; kafkalog's find each other (`neighbours.py`) and share a short wait. If something
+        # went on since the last answer but Spark's pause of 10 ms, the query is not idle, and none is waited at all.
+        others = 0 if everything or self.available_now else self._neighbours.asked()
+        self._wait_s = _IDLE_WAIT_BESIDE_OTHERS_S / others if others else _IDLE_WAIT_S
+        if time.monotonic() - self._answered_s >= _IDLE_GAP_S:
+            self._wait_s = 0.0
         try:
             end = self._next_position(position, max_offsets, everything)
             return self._after_forgetting(position, end, can_wait=not (everything or self.available_now))
         finally:
+            if not (everything or self.available_now):
+                self._neighbours.answered()
             self._answered_s = time.monotonic()
 
     def _next_position(self, position: PartitionOffsets, max_offsets: int, everything: bool) -> PartitionOffsets:
@@ -326,7 +334,7 @@ class _Session:
 
         An idle stream would else ask 90 times a second: Spark's pause between two calls is 10 ms.
         """
-        deadline = time.monotonic() + (_IDLE_WAIT_S if self._may_wait else 0.0)
+        deadline = time.monotonic() + self._wait_s
         while True:
             opens = self._gate.opens(sum(backlog(self._with_new(position, latest), latest).values()))
             if opens and latest != position:

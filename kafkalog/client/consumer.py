@@ -4,8 +4,8 @@ Who reads what is assigned by the caller. `commit` writes positions to ZooKeeper
 iterator has handed out counts as processed once that iterator is asked for the next one, so a partition's position is
 that of the first message which is in somebody's hand, or was not handed out. Whoever commits, from wherever, commits
 nothing that is still being processed: everything is processed at least once. A message with which an iterator was left
-(by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads. What is fetched stands in the session
-(`session.py`).
+(by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads.
+What is fetched stands in the session (`session.py`).
 """
 
 from __future__ import annotations

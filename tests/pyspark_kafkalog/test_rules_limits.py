@@ -200,6 +200,23 @@ def test_a_stream_waits_for_records_only_while_spark_has_nothing_else_to_do(live
 
 
 @pytest.mark.usefixtures("called_soon")
+def test_idle_sources_of_one_query_share_a_short_wait(live: Live, monkeypatch: Any) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", lambda _, __, ms: waits.append(ms))
+    streams = [live.stream(subscribe=live.topic(1), startingOffsets="earliest") for _ in range(3)]
+    ends = [stream.latestOffset(stream.initialOffset(), EVERYTHING) for stream in streams]
+    for _ in range(2):
+        waits.clear()
+        assert [stream.latestOffset(end, EVERYTHING) for stream, end in zip(streams, ends, strict=True)] == ends
+    assert waits
+    assert max(waits) <= 10
+    waits.clear()
+    for _ in range(2):  # the others' query has ended
+        assert streams[0].latestOffset(ends[0], EVERYTHING) == ends[0]
+    assert max(waits) > 100
+
+
+@pytest.mark.usefixtures("called_soon")
 @pytest.mark.parametrize("answer", [True, False])  # as if there were news, or no room for one more who waits
 def test_an_idle_stream_asks_seldom_even_where_the_broker_does_not_wait(
     live: Live, monkeypatch: Any, answer: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,20 @@ def test_a_topic_that_is_not_there_fails_the_write_and_is_not_made(
     with pytest.raises(Exception, match=f"there is no topic '{topic}'"):
         write(spark.range(1).selectExpr("'v' AS value"), options, delivery=delivery)
     assert topic not in {each.name for each in admin.describe_topics()}
+
+
+def test_a_thread_writes_once_it_has_an_active_session(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    rows = spark.range(1).selectExpr("'v' AS value")
+
+    def write_in_thread() -> None:
+        spark.createDataFrame([], "a int")
+        write(rows, options)
+
+    with ThreadPoolExecutor(1) as threads:
+        with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):  # once Spark finds it, this test can go
+            threads.submit(write, rows, options).result()
+        threads.submit(write_in_thread).result()
+    assert len(messages_in(topic)) == 1
