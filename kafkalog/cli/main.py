@@ -67,18 +67,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _failed(error, error.format_message())
     except KafkalogError as error:
-        return _failed(error, str(error))
+        return _failed(error, _with_notes(error, str(error)))
     except _ReaderGone:  # `kafkalog consume t | head`: it has what it wanted, and what is buffered nowhere to go
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 0
-    except (click.Abort, KeyboardInterrupt):
-        return _failed(None, "interrupted")
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        # click makes an Abort of a KeyboardInterrupt; the notes are on what it came from.
+        return _failed(None, _with_notes(interrupt.__cause__ or interrupt, "interrupted"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:  # of standard output, as of a full disk
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         return _failed(error, f"a defect of kafkalog: {type(error).__name__}: {error} (KAFKALOG_DEBUG=1 shows where)")
+
+
+def _with_notes(error: BaseException, sentence: str) -> str:
+    """The sentence, and what a command added to the error: how far it was."""
+    return "; ".join([sentence, *getattr(error, "__notes__", ())])
 
 
 def _failed(error: BaseException | None, sentence: str) -> int:

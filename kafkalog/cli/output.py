@@ -89,6 +89,19 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something that cannot be taken back, unless `--yes` was given. Aborts on a no.
+
+    Raises:
+        click.UsageError: standard input is no terminal, so nobody can be asked; what it holds is no answer.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Standard input is no terminal, so nobody can be asked: give --yes")
+    click.confirm(question, abort=True, err=True)
+
+
 def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE arguments as a dict; a click callback."""
     found = {}

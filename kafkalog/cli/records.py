@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import admin_of, as_text, bootstrap_option, headers_as_text, not_empty, pairs, progress
-from kafkalog.errors import BatchTooLarge, InvalidArgument, RecordTooLarge
+from kafkalog.cli.output import (
+    admin_of,
+    as_text,
+    bootstrap_option,
+    counted,
+    headers_as_text,
+    not_empty,
+    pairs,
+    progress,
+)
+from kafkalog.errors import BatchTooLarge, InvalidArgument, KafkalogError, RecordTooLarge
 
 if TYPE_CHECKING:
     from kafkalog.records import Message, RecordMetadata, TopicPartition
@@ -30,7 +40,10 @@ _IDLE_SECONDS = 0.2
 def produce(
     topic: str, key_separator: str | None, partition: int | None, config: dict[str, Any], bootstrap: str
 ) -> None:
-    """Send each line of standard input to TOPIC as a record."""
+    """Send each line of standard input to TOPIC as a record.
+
+    A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on, give the input from there.
+    """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer import Producer
 
@@ -39,31 +52,63 @@ def produce(
     separator = None if key_separator is None else key_separator.encode()
     parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
+    acknowledged = _Acknowledged()
 
     def delivered(number: int, error: BaseException | None, metadata: RecordMetadata | None) -> None:
         if isinstance(error, _OF_THE_RECORD):
             failures.append(_in_line(number, error))
         elif error is not None:
             failures.append(error)
+        else:
+            acknowledged.add(number)
 
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
     with admin_of(bootstrap) as admin:
         admin.describe_topics([topic])  # a wrong name is said before the first line was typed
-    with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
-        for number, line in enumerate(sys.stdin.buffer, 1):
-            key, value = _key_and_value(line.removesuffix(b"\n"), separator, number)
-            on_delivery = functools.partial(delivered, number)
-            try:
-                producer.send(topic, value, key, partition=partition, on_delivery=on_delivery)
-            except _OF_THE_RECORD as error:
-                raise _in_line(number, error) from None
-            if number % _COUNT_EVERY == 0:
-                advance(_COUNT_EVERY)
-            if failures:
-                break
-        producer.flush()
-    if failures:
-        raise failures[0]
+    try:
+        with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
+            for number, line in enumerate(sys.stdin.buffer, 1):
+                key, value = _key_and_value(line.removesuffix(b"\n"), separator, number)
+                on_delivery = functools.partial(delivered, number)
+                try:
+                    producer.send(topic, value, key, partition=partition, on_delivery=on_delivery)
+                except _OF_THE_RECORD as error:
+                    raise _in_line(number, error) from None
+                if number % _COUNT_EVERY == 0:
+                    advance(_COUNT_EVERY)
+                if failures:
+                    break
+            producer.flush()
+        if failures:
+            raise failures[0]
+    except (KafkalogError, KeyboardInterrupt) as error:  # the producer is closed: no line is acknowledged from here on
+        error.add_note(str(acknowledged))
+        raise
+
+
+class _Acknowledged:
+    """Which lines of the input are in the topic, as a sentence. Each partition has an order of its own, so there may be
+    gaps. Thread-safe: a producer calls back on several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards both
+        self._first = 0  # that many from the first on
+        self._beyond: set[int] = set()  # the others: no more than are in flight, unless a partition fails
+
+    def add(self, number: int) -> None:
+        with self._lock:
+            self._beyond.add(number)
+            while self._first + 1 in self._beyond:
+                self._first += 1
+                self._beyond.remove(self._first)
+
+    def __str__(self) -> str:
+        with self._lock:
+            first, beyond = self._first, len(self._beyond)
+        lines = f"{counted(first + beyond, 'line')} {'is' if first + beyond == 1 else 'are'} acknowledged"
+        if not beyond:
+            return {0: "no line is acknowledged", 1: "the first line is acknowledged"}.get(first, f"the first {lines}")
+        return f"{lines}, but not the first" if not first else f"{lines}, the first {first} of the input among them"
 
 
 _OF_THE_RECORD = (RecordTooLarge, BatchTooLarge)
@@ -71,7 +116,7 @@ _OF_THE_RECORD = (RecordTooLarge, BatchTooLarge)
 
 
 def _in_line(number: int, error: BaseException) -> InvalidArgument:
-    return InvalidArgument(reason=f"line {number} of the input: {error}; the lines before it were sent")
+    return InvalidArgument(reason=f"line {number} of the input: {error}")
 
 
 def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
@@ -85,7 +130,12 @@ def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[b
 
 @click.command()
 @click.argument("topic")
-@click.option("--from-beginning", is_flag=True, help="Start at the oldest record; else only new ones are shown.")
+@click.option(
+    "--from-beginning",
+    is_flag=True,
+    help="Start at the oldest record, else only new ones are shown; with --group, in partitions for which the "
+    "group has committed nothing yet.",
+)
 @click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
 @click.option(
     "--group", callback=not_empty, help="Go on where this consumer group has committed, and commit what was shown."
@@ -112,11 +162,12 @@ def consume(
     shown = committed = 0
     with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
         consumer.assign(dict.fromkeys(_partitions(bootstrap, topic), "committed" if group else fallback))
-        # What is written, not what was handed out: Ctrl-C may come between the two.
-        offsets = {partition.partition: consumer.position(partition) for partition in consumer.assignment()}
+        # What is written, not what was handed out: Ctrl-C may come between the two. Not where it only began, either: a
+        # new group would have committed the end of a partition of which it was shown nothing.
+        offsets: dict[int, int] = {}
 
         def commit() -> int:
-            if group:
+            if group and offsets:
                 consumer.commit({TopicPartition(topic, number): offset for number, offset in offsets.items()})
             return shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from kafkalog.cli.output import (
     CommandGroup,
     admin_of,
     bootstrap_option,
+    confirm,
     counted,
     json_option,
     not_empty,
@@ -167,13 +167,12 @@ def recover(
 
 @topics.command("delete")
 @click.argument("topic")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
 @click.option("--if-exists", is_flag=True, help="Do nothing if there is no such topic.")
 @bootstrap_option
 def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     """Delete TOPIC and its records."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"delete topic {topic} and all its records?", abort=True, err=True)
+    confirm(f"delete topic {topic} and all its records?", yes)
     with admin_of(bootstrap) as admin:
         try:
             admin.delete_topic(topic)

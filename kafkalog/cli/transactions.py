@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from kafkalog.cli.output import (
     CommandGroup,
     admin_of,
     bootstrap_option,
+    confirm,
     json_option,
     print_json,
     print_rows,
@@ -153,7 +153,7 @@ def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
 @transactions.command("forget")
 @click.argument("app_id")
 @click.argument("topic", default="")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
 @bootstrap_option
 @json_option
 def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) -> None:
@@ -181,9 +181,8 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
                     "transaction": decision.transactional_id,
                 }
             )
-        if not yes and sys.stdin.isatty():
-            listed = ", ".join(f"version {row['version']} in topic {row['topic']}" for row in rows)
-            click.confirm(f"forget that {app_id} wrote {listed}?", abort=True, err=True)
+        listed = ", ".join(f"version {row['version']} in topic {row['topic']}" for row in rows)
+        confirm(f"forget that {app_id} wrote {listed}?", yes)
         committer.forget(found)
     if as_json:
         print_json(rows)

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Message, Producer, TopicPartition
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import doctor, records
 from kafkalog.cli.main import kafkalog, run
 from kafkalog.errors import InvalidArgument
@@ -231,7 +231,7 @@ def test_topics_are_made_listed_described_altered_and_deleted(
     )  # fmt: skip
     assert altered.out == f"topic {name} has 4 partitions, segment.bytes=65536\n"
     Ran(capfdbinary, "topics", "alter", name, "--set", "segment.byte=1").fails_with("did you mean 'segment.bytes'?")
-    assert Ran(capfdbinary, "topics", "delete", name).out == f"deleted topic {name}\n"
+    assert Ran(capfdbinary, "topics", "delete", name, "--yes").out == f"deleted topic {name}\n"
     Ran(capfdbinary, "topics", "describe", name).fails_with(f"there is no topic '{name}'")
 
 
@@ -239,7 +239,7 @@ def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.Cap
     name = f"{topic}-again"
     said = [
         Ran(capfdbinary, "topics", *arguments).out
-        for arguments in [("create", name, "--if-not-exists")] * 2 + [("delete", name, "--if-exists")] * 2
+        for arguments in [("create", name, "--if-not-exists")] * 2 + [("delete", name, "--if-exists", "--yes")] * 2
     ]
     assert said == [
         f"made topic {name} with 1 partition\n",
@@ -247,7 +247,21 @@ def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.Cap
         f"deleted topic {name}\n",
         f"there is no topic {name}\n",
     ]
-    Ran(capfdbinary, "topics", "delete", name).fails_with(f"there is no topic '{name}'")
+    Ran(capfdbinary, "topics", "delete", name, "--yes").fails_with(f"there is no topic '{name}'")
+
+
+@pytest.mark.parametrize("answer", [b"", b"n\n", b"y\n"], ids=["nothing", "no", "yes"])
+def test_without_a_terminal_and_without_yes_no_topic_is_deleted(
+    answer: bytes, topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, answer)
+    ran = Ran(capfdbinary, "topics", "delete", topic)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(
+        f"Error: delete topic {topic} and all its records? "
+        "Standard input is no terminal, so nobody can be asked: give --yes\n"
+    )
+    assert topic in Ran(capfdbinary, "topics", "list").out.splitlines()
 
 
 @pytest.mark.parametrize("action", ["describe", "abort", "resolve"])
@@ -339,7 +353,11 @@ def test_a_line_without_the_separator_is_named(
     topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed(monkeypatch, b"a:1\nb2\n")
-    Ran(capfdbinary, "produce", topic, "--key-separator", ":").fails_with("line 2 of the input has no key separator")
+    ran = Ran(capfdbinary, "produce", topic, "--key-separator", ":")
+    ran.fails_with("line 2 of the input has no key separator ':'; the first line is acknowledged\n")
+    feed(monkeypatch, b"no key\n")
+    ran = Ran(capfdbinary, "produce", topic, "--key-separator", ":")
+    ran.fails_with("line 1 of the input has no key separator ':'; no line is acknowledged\n")
 
 
 @pytest.mark.parametrize("limit_is_known", [True, False])
@@ -367,8 +385,24 @@ def test_a_line_that_is_too_large_is_named(
         if limit_is_known:
             lower()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
-        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("line 2 of the input: a ")
+        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("; the first line is acknowledged\n")
         assert admin.list_offsets({where: "latest"})[where].offset == 1
+
+
+def test_a_failed_produce_says_which_lines_are_acknowledged() -> None:
+    acknowledged = records._Acknowledged()
+    said = [str(acknowledged)]
+    for number in (2, 1, 3, 5, 7):
+        acknowledged.add(number)
+        said.append(str(acknowledged))
+    assert said == [
+        "no line is acknowledged",
+        "1 line is acknowledged, but not the first",
+        "the first 2 lines are acknowledged",
+        "the first 3 lines are acknowledged",
+        "4 lines are acknowledged, the first 3 of the input among them",
+        "5 lines are acknowledged, the first 3 of the input among them",
+    ]
 
 
 def test_produce_says_what_is_wrong(
@@ -398,7 +432,29 @@ def test_a_group_goes_on_where_it_committed(
         seen.append(ran.out.split())
     assert seen == [["0", "1", "2", "3"], ["4", "5", "6", "7", "8", "9"]]
     with Admin(cluster.bootstrap_servers) as admin:
-        assert admin.committed("readers")[TopicPartition(topic, 0)] == 10
+        assert admin.committed("readers") == {TopicPartition(topic, 0): 10}
+
+
+def test_a_group_that_was_shown_nothing_begins_where_it_is_told_to_the_next_time(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+
+    def interrupted(consumer: Consumer, max_messages: int | None, timeout: float | None) -> Iterator[Message]:
+        raise KeyboardInterrupt
+
+    group = "shown.nothing"
+    with monkeypatch.context() as patched, Admin(cluster.bootstrap_servers) as admin:
+        patched.setattr(Consumer, "messages", interrupted)
+        assert Ran(capfdbinary, "consume", topic, "--group", group).code == 0
+        assert admin.committed(group) == {}
+    ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "10")
+    assert sorted(ran.out.split()) == [str(number) for number in range(10)]
 
 
 @pytest.mark.parametrize("interrupted", [1, 3])
@@ -424,7 +480,8 @@ def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
     ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "5")
     assert ran.out.split() == [str(number) for number in range(interrupted - 1)]
     with Admin(cluster.bootstrap_servers) as admin:
-        assert admin.committed(group)[TopicPartition(topic, 0)] == interrupted - 1
+        shown = {TopicPartition(topic, 0): interrupted - 1} if interrupted > 1 else {}
+        assert admin.committed(group) == shown
 
 
 def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
@@ -679,8 +736,10 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
                 assert process.poll() is None
             process.send_signal(number)
             assert process.wait(60) == 1
-            assert process.stderr.read().strip() == b"kafkalog: interrupted"
-        assert (admin.list_offsets({where: "latest"})[where].offset or 0) > 2000
+            told = process.stderr.read().strip().decode()
+        sent = admin.list_offsets({where: "latest"})[where].offset or 0
+        assert sent > 2000
+        assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", ">/dev/full"])

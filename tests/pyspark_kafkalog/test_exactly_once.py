@@ -484,7 +484,10 @@ def test_a_new_checkpoint_under_an_old_name_fails_and_says_what_to_do(
         StreamingQueryException, match=f"query {query_id} wrote to topic.*transactions forget etl {topic}"
     ):
         foreach_batch.run(numbered, tmp_path / "new")
-    assert run(["transactions", "forget", "etl", topic, "--bootstrap", options["kafkalog.bootstrap.servers"]]) == 0
+    assert (
+        run(["transactions", "forget", "etl", topic, "--yes", "--bootstrap", options["kafkalog.bootstrap.servers"]])
+        == 0
+    )
     foreach_batch.run(numbered, tmp_path / "new")
     assert texts(messages_in(topic)) == ["a", "a"]
 

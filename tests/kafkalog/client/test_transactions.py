@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -370,7 +371,11 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
 
 
 def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
-    start_query: StartQuery, cluster: LocalCluster, topic: str, capfd: pytest.CaptureFixture[str]
+    start_query: StartQuery,
+    cluster: LocalCluster,
+    topic: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query, app_id = start_query(), f"app of {topic}"
 
@@ -393,6 +398,10 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     assert write(7, "b") is Outcome.SKIPPED
     with pytest.raises(VersionOfAnother):
         write(0, "c", query_id="with a new checkpoint")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    code, out, error = ran(app_id, topic)
+    assert (code, out) == (2, "") and "give --yes" in error
+    assert write(7, "b") is Outcome.SKIPPED  # it is not forgotten
     late = query.batch(8, query.stage(8, rows(8, attempt="late")))
     code, out, _ = ran(app_id, topic, "--yes", "--json")
     [told] = json.loads(out)
@@ -409,7 +418,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     assert code == 1 and "is decided and not everywhere yet, so it can not be forgotten" in error
     del query.committer.__dict__["_roll_forward"]
     query.committer.resolve(query.transactional_id)
-    assert ran(app_id)[1] == f"forgot that {app_id} wrote version 1 to topic {topic}\n"
+    assert ran(app_id, "--yes")[1] == f"forgot that {app_id} wrote version 1 to topic {topic}\n"
     assert write(1, "g") is Outcome.COMMITTED
 
 
