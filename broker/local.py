@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from broker.config import BROKER_SETTINGS
 from broker.guard import python_command
 from broker.sweeper import swept_folder
-from kafkalog.errors import Closed, InternalError, InvalidArgument, from_wire
+from kafkalog.errors import Closed, InvalidArgument, LocalClusterEnded, from_wire
 
 _CLOSE_SECONDS = 90.0
 _OWN_SETTINGS = ("broker.id", "log.dir", "zookeeper.connect", "grpc.port", "data.port", "host", "exit.with.stdin")
@@ -149,7 +149,9 @@ class LocalCluster:
 
         Raises:
             AddressInUse, DataDirInUse, MissingDependency, ZooKeeperUnreachable: nothing is left running.
+            InvalidArgument: the data directory has the data of a broker that would not be started.
         """
+        self._check_all_brokers_start()
         keep_fd = None
         try:
             if self._data is None:
@@ -185,6 +187,18 @@ class LocalCluster:
             LocalBroker(self, index, self._host, announced) for index, announced in enumerate(started["brokers"])
         ]
         return self
+
+    def _check_all_brokers_start(self) -> None:
+        """Without one of its brokers a cluster starts, but every call that needs a partition of that one hangs."""
+        if self._data is None or not self._data.is_dir():
+            return
+        numbers = [path.name.removeprefix("broker-") for path in self._data.glob("broker-*") if path.is_dir()]
+        last = max((int(number) for number in numbers if number.isdecimal()), default=-1)
+        if last >= self._count:
+            raise InvalidArgument(
+                reason=f"{self._data} has the data of broker {last}, whose partitions nobody would serve with "
+                f"brokers={self._count}: give brokers={last + 1} (kafkalog local --brokers {last + 1})"
+            )
 
     def _broker_settings(self, index: int) -> dict[str, Any]:
         port = 0 if self._port is None else self._port + 2 * index
@@ -263,7 +277,7 @@ class LocalCluster:
         threading.Thread(target=self._converse, args=(guard, command, answered), daemon=True).start()
         line = answered.result()
         if not line:
-            raise InternalError(reason=f"the guard of the cluster in {self.root} is gone")
+            raise LocalClusterEnded(root=str(self.root))
         answer = json.loads(line)
         if "error" in answer:
             raise from_wire(answer["error"], answer["facts"])

@@ -66,7 +66,7 @@ class Supervisor:
         """Say what happened since the last time, and start again what is due.
 
         Raises:
-            InternalError: the guard is gone, and the cluster with it.
+            LocalClusterEnded: the guard has ended, and the cluster with it.
             BrokerUnreachable: no broker is left, and none is started again.
         """
         health = self._cluster.look()

@@ -1,6 +1,7 @@
 """Runs notebooks and keeps in them what they put out: `python examples/run_notebooks.py [NOTEBOOK ...]`.
 
-Without a name it runs all of them. What Spark says on stderr when it starts is left out: it names the machine.
+A NOTEBOOK is a name, as `quickstart`, or a path. Without one it runs all of them. What Spark says on stderr when
+it starts is left out: it names the machine.
 """
 
 from __future__ import annotations
@@ -28,9 +29,18 @@ def executed(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def named(text: str) -> Path:
+    """The notebook of that name or path. Raises SystemExit, which names those that there are."""
+    for path in (Path(text), NOTEBOOKS / text, NOTEBOOKS / f"{text}.ipynb"):
+        if path.is_file():
+            return path
+    there_are = ", ".join(sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
+    raise SystemExit(f"there is no notebook '{text}'; there are: {there_are}")
+
+
 def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for path in map(Path, sys.argv[1:] or sorted(NOTEBOOKS.glob("*.ipynb"))):
+    for path in [named(text) for text in sys.argv[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
         print(path.name)
         nbformat.write(executed(path), path)
 

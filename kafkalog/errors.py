@@ -520,6 +520,16 @@ class CheckpointOfOthers(KafkalogError):
     )
 
 
+class LocalClusterEnded(KafkalogError):
+    """The guard (`broker/guard.py`) was killed, or ended by a signal; its processes end with it."""
+
+    code = 181
+    message = (
+        "the process that holds the local cluster in {root} has ended, and its brokers and ZooKeeper with it: start "
+        "the cluster again"
+    )
+
+
 class MissingDependency(KafkalogError):
     code = 63
     message = "{what} was not found: {reason}"

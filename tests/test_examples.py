@@ -50,6 +50,14 @@ each_notebook = pytest.mark.parametrize(
 )
 
 
+def test_notebooks_are_named_with_or_without_their_folder_and_a_wrong_name_says_which_there_are() -> None:
+    quickstart = run_notebooks.NOTEBOOKS / "quickstart.ipynb"
+    assert run_notebooks.named("quickstart") == run_notebooks.named("quickstart.ipynb") == quickstart
+    assert run_notebooks.named(str(quickstart)) == quickstart
+    with pytest.raises(SystemExit, match=r"there is no notebook 'quick'; there are: .*quickstart"):
+        run_notebooks.named("quick")
+
+
 @each_notebook
 def test_a_notebook_runs_to_its_end_draws_and_says_what_is_committed_of_it(
     path: Path, monkeypatch: pytest.MonkeyPatch

@@ -166,7 +166,10 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
         found = committer.recorded(app_id, topic)
         if not found:
             where = f" to topic '{topic}'" if topic else ""
-            raise InvalidArgument(reason=f"no writes of txnAppId '{app_id}'{where} are recorded; nothing is forgotten")
+            hint = _without_prefix(committer, app_id)
+            raise InvalidArgument(
+                reason=f"no writes of txnAppId '{app_id}'{where} are recorded; nothing is forgotten{hint}"
+            )
         rows = []
         for decision in found:
             name = parse(decision.transactional_id)
@@ -189,6 +192,16 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
         return
     for row in rows:
         click.echo(f"forgot that {app_id} wrote version {row['version']} to topic {row['topic']}")
+
+
+def _without_prefix(committer: Committer, given: str) -> str:
+    """What to give for a transaction as `transactions list` shows it, or the beginning of one; else nothing."""
+    from kafkalog.client.numbered import PREFIX
+
+    app_id = given.removeprefix(PREFIX).partition(":")[0]
+    if not given.startswith(PREFIX) or not committer.recorded(app_id, ""):
+        return ""
+    return f"; in `kafkalog transactions list` it is {PREFIX}{app_id}:..., give '{app_id}'"
 
 
 def _rows(decisions: list[Decision], staged: list[StagedSet]) -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+PREFIX = "app-"
 _NAME = re.compile(
-    r"app-(?P<app_id>.*):(?P<topic>[^:]*):(?P<topic_id>[0-9a-f]{32})(?::(?P<generation>\d+))?", re.DOTALL
+    PREFIX + r"(?P<app_id>.*):(?P<topic>[^:]*):(?P<topic_id>[0-9a-f]{32})(?::(?P<generation>\d+))?", re.DOTALL
 )
 
 
@@ -27,7 +28,7 @@ class NumberedName(NamedTuple):
 
 def transactional_id(app_id: str, topic: str, topic_id: bytes, generation: int = 0) -> str:
     """The name. No topic's name has a colon, so no two of them are alike."""
-    name = f"app-{app_id}:{topic}:{topic_id.hex()}"
+    name = f"{PREFIX}{app_id}:{topic}:{topic_id.hex()}"
     return f"{name}:{generation}" if generation else name
 
 

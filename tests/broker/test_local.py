@@ -24,6 +24,7 @@ from kafkalog.errors import (
     DataDirInUse,
     InvalidArgument,
     InvalidRequest,
+    LocalClusterEnded,
     MissingDependency,
     StorageFailed,
     UnknownSetting,
@@ -316,6 +317,32 @@ def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Pa
     (tmp_path / "broker-0").write_text("no directory")
     with pytest.raises(StorageFailed, match=r"broker-0.*File exists"):
         LocalCluster(data=tmp_path).start()
+
+
+def test_fewer_brokers_than_the_data_directory_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "broker-0").mkdir()
+    (tmp_path / "broker-2").mkdir()
+    (tmp_path / "broker-x").mkdir()
+    for brokers, missing in ((1, "broker 2"), (2, "broker 2")):
+        with pytest.raises(InvalidArgument) as raised:
+            LocalCluster(brokers=brokers, data=tmp_path, port=1).start()
+        assert str(raised.value) == (
+            f"{tmp_path} has the data of {missing}, whose partitions nobody would serve with brokers={brokers}: "
+            "give brokers=3 (kafkalog local --brokers 3)"
+        )
+
+
+def test_the_end_of_the_guard_is_told_as_such(tmp_path: Path) -> None:
+    with LocalCluster(data=tmp_path) as cluster:
+        watched = Watched(processes_of(cluster))
+        assert cluster.guard_pid is not None
+        os.kill(cluster.guard_pid, signal.SIGKILL)
+        assert watched.all_end()
+        watched.close()
+        with pytest.raises(
+            LocalClusterEnded, match=f"^the process that holds the local cluster in {tmp_path} has ended"
+        ):
+            cluster.look()
 
 
 def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:

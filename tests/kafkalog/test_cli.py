@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 
@@ -92,6 +93,10 @@ def test_readme_names_every_command() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     named = set(re.findall(r"^    kafkalog (\w+)", readme, re.MULTILINE))
     assert named == set(kafkalog.commands)
+    for name, group in kafkalog.commands.items():
+        if isinstance(group, click.Group):
+            [listed] = re.findall(rf"^    kafkalog {name} ([a-z|]+)", readme, re.MULTILINE)
+            assert set(listed.split("|")) == set(group.commands)
 
 
 # --- usage and failures ------------------------------------------------------------------------------------------

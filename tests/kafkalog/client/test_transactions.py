@@ -402,6 +402,8 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     code, out, error = ran(app_id, topic)
     assert (code, out) == (2, "") and "give --yes" in error
     assert write(7, "b") is Outcome.SKIPPED  # it is not forgotten
+    code, _, error = ran(f"app-{app_id}", "--yes")
+    assert code == 1 and f"; in `kafkalog transactions list` it is app-{app_id}:..., give '{app_id}'" in error
     late = query.batch(8, query.stage(8, rows(8, attempt="late")))
     code, out, _ = ran(app_id, topic, "--yes", "--json")
     [told] = json.loads(out)

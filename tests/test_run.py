@@ -1,0 +1,47 @@
+"""The `run` script of a checkout, with a Python that only records what it is asked to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_PYTHON = """#!/bin/sh
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip install "*)
+    echo installing >>"$RECORD"
+    read -r line <"$GO_ON"
+    ;;
+esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock on this system")
+def test_a_second_set_up_waits_for_the_first_and_finds_its_work_done(tmp_path: Path) -> None:
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python, record, go_on = tmp_path / "a-python", tmp_path / "record", tmp_path / "go-on"
+    python.write_text(_PYTHON)
+    python.chmod(0o755)
+    os.mkfifo(go_on)
+    environment = {**os.environ, "KAFKALOG_PYTHON": str(python), "RECORD": str(record), "GO_ON": str(go_on)}
+
+    def setup() -> subprocess.Popen[str]:
+        return subprocess.Popen([tmp_path / "run", "setup"], env=environment, stderr=subprocess.PIPE, text=True)
+
+    with setup() as first, open(go_on, "w") as release, setup() as second:  # the pipe opens once the first one installs
+        try:
+            assert second.stderr is not None
+            assert second.stderr.readline() == "run: waiting for another ./run that sets up .venv\n"
+            release.write("go on\n")
+            release.close()
+            assert first.wait(60) == second.wait(60) == 0
+        finally:
+            first.kill()
+            second.kill()
+    assert record.read_text() == "installing\n"
