@@ -208,10 +208,14 @@ def run(settings: Values, announces: bool = False) -> None:
         logging.getLogger().addHandler(Announcer(sys.stdout.fileno()))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each partition and each connection takes one or two
-    stopped = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    # A byte in a pipe, not an Event: the system may hand a signal to any thread (not to this one if the process was
+    # just continued after SIGSTOP), and a thread that waits for a lock does not learn of it.
+    asked, asking = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(asking, False)
+    previous_fd = signal.set_wakeup_fd(asking)
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     if settings.exit_with_stdin:
-        threading.Thread(target=_wait_for_end_of_stdin, args=(stopped,), name="stdin", daemon=True).start()
+        threading.Thread(target=_wait_for_end_of_stdin, args=(asking,), name="stdin", daemon=True).start()
     broker = Broker(settings)
     try:
         broker.start()
@@ -229,17 +233,18 @@ def run(settings: Values, announces: bool = False) -> None:
         if announces:
             ports = {"grpc_port": broker.grpc_port, "data_port": broker.data_port, "pid": os.getpid()}
             announce(sys.stdout.fileno(), ports)
-        stopped.wait()
+        os.read(asked, 1)
     finally:
         broker.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
 
 
-def _wait_for_end_of_stdin(stopped: threading.Event) -> None:
+def _wait_for_end_of_stdin(asking: int) -> None:
     try:
         while os.read(sys.stdin.fileno(), 4096):
             pass
     except OSError:
         pass
-    stopped.set()
+    os.write(asking, b"\0")

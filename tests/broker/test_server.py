@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import json
@@ -278,6 +279,17 @@ def test_the_process_stops_in_order_on_a_signal_and_at_the_end_of_its_input(
     assert "broker_stopped broker_id=0 clean=true" in said
     assert "Traceback" not in said
     assert (tmp_path / "data" / "clean").exists()
+
+
+def test_a_signal_that_the_system_hands_to_another_thread_stops_the_process(tmp_path: Path, chroot: str) -> None:
+    running = Process(tmp_path, chroot)
+    pid = running.announced()["pid"]
+    tasks = [task for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+    other = int(next(task.name for task in tasks if "SigBlk:\t0000000000000000" in (task / "status").read_text()))
+    assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+    code, said = running.end()
+    assert code == 0
+    assert "broker_stopped broker_id=0 clean=true" in said
 
 
 def test_the_process_says_why_it_does_not_start_in_one_sentence(tmp_path: Path) -> None:
