@@ -141,7 +141,7 @@ def test_a_java_that_says_nothing_is_given_up(
     [
         ({}, "/given", "/given"),
         ({CONFIGURED: "/root", "spark.job.description": "named\nid = 1\nrunId = 2"}, "/given", "/given"),
-        ({CONFIGURED: "/root/", "spark.job.description": "named\nid = 1\nrunId = 2"}, None, "/root/named"),
+        ({CONFIGURED: "/base/", "spark.job.description": "named\nid = 1\nrunId = 2"}, None, "/base/named"),
         ({CONFIGURED: "/root", "spark.job.description": "id = 1\nrunId = 2"}, None, ""),
         ({"spark.job.description": "named\nid = 1\nrunId = 2"}, None, ""),
     ],
