@@ -206,7 +206,9 @@ def _written(
             elif time.monotonic() + left > lease_ends[who] + _RENEWED_SECONDS and who not in renewed:
                 renewed.add(who)
                 click.echo(f"{who} goes on and renews its lease: stop it", err=True)
-            time.sleep(min(left + _MILLISECOND, _LOOK_SECONDS))  # nobody announces that a lease has ended
+            # A lease ends by silence, so that no event tells of it, and brokers tell no client of a member that leaves:
+            # this looks again when the lease can have ended, or sooner. Ctrl-C ends the wait at once.
+            time.sleep(min(left + _MILLISECOND, _LOOK_SECONDS))
 
 
 def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:

@@ -75,6 +75,9 @@ process that runs tests is forked from one that has run none: no process has wha
 AT_IMPORT = ("kafkalog.format.columns.x__schema__",)
 """Functions that run when their module is imported only: a process that has imported it does not see their mistakes."""
 
+# Appended to the conftest of the copy in which mistakes are made, over the fixture that starts a cluster. Modules are
+# pure, and so are the tests that are to see their mistakes; to start ZooKeeper and brokers for each of 2,000 mistakes
+# would take hours. A test left out can only lower the score. In the project's own run nothing of this is skipped.
 _NO_CLUSTER = """
 
 @pytest.fixture(scope="session")
