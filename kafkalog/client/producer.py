@@ -23,6 +23,7 @@ from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, Partiti
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.delivery import Delivery, TableDelivery
+from kafkalog.client.mutex import TOKEN
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key, random_turn
 from kafkalog.client.sender import BrokerLink
@@ -214,9 +215,12 @@ class Producer:
             raise InvalidArgument(reason=f"on_delivery is {on_delivery!r}, not a function of (error, metadata)")
         delivery = Delivery()
         lock = self._lock
-        held = lock.held
-        try:  # the lock, in line: see mutex.py
-            if held.setdefault(0, delivery) is not delivery:
+        tokens = lock.tokens
+        try:
+            try:  # the lock, in line: see mutex.py
+                del tokens[0]
+                lock.holder = delivery
+            except IndexError:
                 lock.wait_for(delivery)
             queue = route.in_turn if in_turn else route.queues[partition]  # type: ignore[index]
             batch = queue.open
@@ -236,16 +240,18 @@ class Producer:
             values.append(value)  # last: a record without a value here is not there, whatever interrupts this
             if index == self._last_index:
                 self._hurry(batch.queue)
-            del held[0]
+            lock.holder = None
+            tokens += TOKEN
             if lock.waiting:
                 lock.wake()
         except BaseException as error:
             try:
-                if held.get(0) is delivery:
+                if lock.holder is delivery:
                     self._make_whole(error)
             finally:
-                if 0 in held and held[0] is delivery:
-                    del held[0]
+                if lock.holder is delivery:
+                    lock.holder = None
+                    tokens += TOKEN
                 if lock.waiting:
                     lock.wake()
             raise
