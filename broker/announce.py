@@ -30,8 +30,8 @@ def announce(fd: int, facts: dict[str, Any]) -> None:
 
 
 class Announcer(logging.Handler):
-    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread tells of repeats, if there is
-    anything to wait for: one for each event were a thousand that end at once, and starve each other for minutes."""
+    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread tells of all
+    repeats, while there are any to come: a thousand threads, one for each event, would hold each other up."""
 
     def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(logging.WARNING)

@@ -81,7 +81,7 @@ BROKER_SETTINGS = Table(
         Setting("log.retention.check.interval.ms", int, 60_000, at_least(1), "How often retention and rolls by age are looked at."),
         Setting("producer.id.expiration.ms", int, 24 * _HOUR_MS, at_least(1), "A silent producer's sequence state is forgotten after that long."),
         Setting("producer.state.max", int, 10_000, at_least(1),
-                "Producers whose sequence state a partition keeps, 300 B each and 32 B a batch remembered; of more, the one silent longest is forgotten, or if none was for 5 minutes, the new one waits."),
+                "Producers whose sequence state a partition keeps, 300 B each and 32 B a batch remembered; beyond that the one silent longest is forgotten; if all wrote within 5 minutes, a new one has to wait."),
         Setting("producer.batches.remembered", int, 128, between(5, 10_000),
                 "Batches of a producer that are known again when sent twice; at least a producer's max.in.flight.requests."),
         Setting("transaction.timeout.ms", int, 24 * _HOUR_MS, at_least(1),

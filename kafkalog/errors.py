@@ -472,6 +472,14 @@ class CountMoved(KafkalogError):
     )
 
 
+class NoProgress(KafkalogError):
+    """Why a commit is held up: a broker answers that it works at something, and every time the same."""
+
+    code = 154
+    retriable = True
+    message = "{what} at {address} is not finished, and has made no progress for {seconds} s"
+
+
 class CommitTimedOut(KafkalogError):
     """A commit was given up. `decided`: yes, no, or unknown, which says whether to write again."""
 

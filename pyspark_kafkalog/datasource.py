@@ -1,7 +1,7 @@
 """The `kafkalog` format: names it, tells its schema and hands on to `source.py` and `sink.py`.
 
-Imports only pyspark's base class at module level: `pyspark_*` packages are imported at the first use of any Python
-data source, and the process of a streaming source has 10 seconds to start, imports included.
+Imports only pyspark's base class and `sentences.py` at module level: `pyspark_*` packages are imported at the first use
+of any Python data source, and the process of a streaming source has 10 seconds to start, imports included.
 
 Where option errors rise: what is wrong for batch and stream alike at `load()` (but with a schema of the user's, where
 Spark asks nothing yet, at the first action); what depends on batch or stream at the first action or the query's start;

@@ -62,15 +62,15 @@ class Progress:
         self._asked = self._answered = 0
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._written: PartitionOffsets = {}  # the thread's own, as are those below
+        self._written: PartitionOffsets = {}  # the thread's own, as are the next three
         self._renewed_s = 0.0
         self._is_first: bool | None = None
         self._failing = False
-        self._first: list[Callable[[], None]] = []
+        self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
 
     def after(self, task: Callable[[], None]) -> None:
         """Have the thread do something before it publishes anything (more), again and again until it succeeds."""
-        self._first.append(task)
+        self._before_publishing.append(task)
 
     def at(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes] | None = None) -> None:
         """The stream has done with everything before the position.
@@ -156,9 +156,9 @@ class Progress:
         try:
             from kafkalog.client.groups import GroupMember, keep_member, leave_group
 
-            while self._first:
-                self._first[0]()
-                del self._first[0]
+            while self._before_publishing:
+                self._before_publishing[0]()
+                del self._before_publishing[0]
             me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
             news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
             first = keep_member(self._cluster, self._group, me, news, topic_ids)

@@ -7,8 +7,9 @@ Spark plans a DataFrame once and runs the same plan again and again. A stream's 
 A stream's position is in Spark's checkpoint, as JSON; what this reader remembers between micro-batches (its start, the
 ids of its topics, the target of AvailableNow) is gone after a restart and must not be needed then. Spark calls
 `initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
-there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged: an
-empty first batch writes the position down before anything is read. A start at what a group has committed, which others
+there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged (with
+Trigger.Once: of the partitions whose start moves): an empty first batch writes the position down before anything is
+read. A start at what a group has committed, which others
 may move, is held the same way.
 """
 
@@ -293,9 +294,9 @@ class _Session:
             max_offsets: records that it may have.
             everything: no limit of the options counts either (Trigger.Once).
         """
-        # Spark asks the sources of a query one after the other, so that what one waits the others' records wait too. It
-        # tells none of the others; kafkalog's find each other (`neighbours.py`) and share a short wait. If something
-        # went on since the last answer but Spark's pause of 10 ms, the query is not idle, and none is waited at all.
+        # Spark asks the sources of a query one after the other: while one waits for records, those of the others wait,
+        # too. So kafkalog's sources of a query find each other (`neighbours.py`) and share one short wait. Where more
+        # than Spark's pause of 10 ms has passed since the last answer, the query is busy: nothing is waited for.
         others = 0 if everything or self.available_now else self._neighbours.asked()
         self._wait_s = _IDLE_WAIT_BESIDE_OTHERS_S / others if others else _IDLE_WAIT_S
         if time.monotonic() - self._answered_s >= _IDLE_GAP_S:
@@ -363,7 +364,7 @@ class _Session:
         if not self.options.fail_on_data_loss:
             # Only what is there takes a share: recovering a lost partition leaves a gap of 10 million offsets.
             earliest = self._lookup.at(EARLIEST, backlog(start, latest))
-            start |= {p: min(max(start[p], offset), latest[p]) for p, offset in earliest.items()}
+            start = {**start, **{p: min(max(start[p], offset), latest[p]) for p, offset in earliest.items()}}
         end = limited(start, latest, max_offsets)
         if max_bytes is not None:
             by_bytes = self._lookup.limited_by_bytes(start, latest, max_bytes)

@@ -120,9 +120,9 @@ class Jobs:
 
 
 class StagedJobs:
-    """Where prepares wait for their syncs, and where sets are applied and dropped, whoever asks for it. Two at a time:
-    what a partition has of a batch is hidden until all of it is there, so that more side by side would hide each for
-    longer."""
+    """Where prepares wait for their syncs, and where sets are applied and dropped, whoever asks for it. Two sets
+    are applied at a time, for what a partition has of a batch is hidden until all of it is there, and more side by side
+    would hide each for longer; four syncs are waited for."""
 
     def __init__(self, broker_id: int) -> None:
         stopping = partial(BrokerStopping, broker_id=broker_id)

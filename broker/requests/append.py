@@ -1,6 +1,6 @@
 """Appends, top to bottom: check what came, write all of a partition's batches at once, say what each request gets.
 
-The same for both ports. Nothing waits here: what an ack has to wait for is in `Call.waits_for`, and whoever answers
+The same for both ports. No ack is waited for here: what it has to wait for is in `Call.waits_for`, and whoever answers
 asks `ack_reply` once the call `is_acked`.
 
 A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`). A compressed body is

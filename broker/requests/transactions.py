@@ -1,8 +1,8 @@
 """Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Who decides is not known here.
 
-Every request names partitions led here; one that fails fails alone, and its error stands at its place of the reply.
-Where several partitions are to be synced, each is asked for before the first is waited for, so that the directory's
-threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job
+Every request but Renew and ListStaged names partitions led here; one that fails fails alone, and its error stands at
+its place of the reply. Where several partitions are to be synced, each is asked for before the first is waited for, so
+that the directory's threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job
 (`broker/replica/jobs.py`), and its request is answered within `TURN_SECONDS`, done or with how far it is.
 """
 
@@ -39,8 +39,6 @@ more than its work does."""
 _UUID_SIZE = 16
 _ID_BYTES_MAX = 4000
 _RENEW_WITHIN_MS_MAX = 86_400_000  # it travels as 32 bits
-
-
 _RENEWALS = 4
 """Of a task within the retention of what is staged: some of them may be lost."""
 

@@ -385,7 +385,7 @@ def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
     """The logs at a path, by name, of some topics or of all."""
     if path.is_file():
         if not _is_segment(path):
-            raise InvalidArgument(reason=f"{path} is no segment: its name is not 20 digits and {LOG_SUFFIX}")
+            raise InvalidArgument(reason=f"{path} is no segment: its name is not 20 digits and {LOG_SUFFIX} or .next")
         whole = _log_of(path.parent)
         found = [whole._replace(segments=[segment for segment in whole.segments if segment.path.name == path.name])]
     elif path.is_dir():

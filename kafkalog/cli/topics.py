@@ -31,7 +31,7 @@ _NO_TOPICS = "there are no topics"
 
 @click.group(cls=CommandGroup)
 def topics() -> None:
-    """Make, list, describe, alter and delete topics."""
+    """Make, list, describe, alter, delete and recover topics."""
 
 
 @topics.command("create")

@@ -38,7 +38,7 @@ from kafkalog.wire.frames import error_from_wire
 log = get_logger(__name__)
 
 _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
-_SILENT_MS = 10_000  # a first answer that may be awaited for longer than that is worth a word
+_SILENT_MS = 10_000  # a wait for the first answer that may be longer than this is logged
 _REFUSED = (BrokerStopping, BrokerBusy, NoBrokers)
 _ELSEWHERE = (BrokerUnreachable, ZooKeeperUnreachable, *_REFUSED)
 """Failures after which another broker may answer, or the same one later."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.connection import after_fork
-from kafkalog.errors import KafkalogError, LeaderNotAvailable, RequestTimedOut, UnknownTopic, UnknownTopicId
+from kafkalog.errors import KafkalogError, LeaderNotAvailable, NoProgress, UnknownTopic, UnknownTopicId
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2
@@ -74,11 +74,12 @@ class Patience:
         with self._lock:
             self._check(error, pause)
 
-    def works(self, error: KafkalogError) -> None:
-        """Report that a place is not done yet: no failure, and said only once nothing was done for a whole turn. Raises
-        OutOfPatience once the time is over, with the error."""
+    def works(self, what: str, address: str) -> None:
+        """Report that something is not finished yet: no failure, and said only once nothing was done for a whole turn.
+        Raises OutOfPatience once the time is over."""
         with self._lock:
-            self._check(error, is_said=self._clock() - self._since > _TURN_SECONDS)
+            idle = self._clock() - self._since
+            self._check(NoProgress(what=what, address=address, seconds=round(idle)), is_said=idle > _TURN_SECONDS)
 
     def _check(self, error: KafkalogError, pause: float = 0.0, is_said: bool = True) -> None:
         until = self._since + self._seconds
@@ -215,8 +216,7 @@ class Leaders:
                     turn.answers[place] = answer
             if turn.waiting:
                 what = f"{turn.method} of {next(iter(turn.waiting)).label}"
-                waited_ms = round(_TURN_SECONDS * 1000)
-                patience.works(RequestTimedOut(what=what, address=f"broker {turn.broker_id}", timeout_ms=waited_ms))
+                patience.works(what, f"broker {turn.broker_id}")
                 if time.monotonic() > until:
                     return
 

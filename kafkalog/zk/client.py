@@ -6,7 +6,8 @@ socket is full; and as requests count as pings, it never finds out that a server
 Here a request is taken only while there is a connection, and is either *sent* (from its first byte on, so that its
 outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that it is always known which.
 
-Overrides four methods of kazoo's connection and client, as they are in kazoo 2.10 and 2.11.
+Overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_connect`, `_read_socket`,
+`_send_request`), as they are in kazoo 2.10 and 2.11.
 """
 
 from __future__ import annotations

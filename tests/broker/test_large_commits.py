@@ -14,7 +14,7 @@ from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
-from kafkalog.client.staging import PartStager
+from kafkalog.client.staging import PartStager, StagedPartition
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.errors import StagedPartLost
 from kafkalog.format.batch import producer_id_of
@@ -69,8 +69,6 @@ def test_a_prepare_of_more_parts_than_a_message_holds_is_cut(start_broker: Start
     settings = parse_producer({"transaction.commit.timeout.ms": 60_000})
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", connection_settings(settings))
     committer = Committer(cluster, settings)
-    from kafkalog.client.staging import StagedPartition
-
     parts = [
         StagedPartition("t", topic_id, number, part.to_bytes(16, "big"), part, 1, 1000, 1)
         for number in range(8)

@@ -169,7 +169,7 @@ class Workload(Promises):
         for _ in range(count // together):
             batches = []
             for number in range(together):
-                offset = self.end + number * RECORDS  # and sequence: nobody else appends
+                offset = self.end + number * RECORDS
                 batches.append(self._made(offset))
                 self.in_flight |= {offset + i: b"%020d" % (offset + i) for i in range(RECORDS)}
             while batches:

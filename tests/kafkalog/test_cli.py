@@ -390,7 +390,9 @@ def test_a_line_that_is_too_large_is_named(
         if limit_is_known:
             lower()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
-        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("; the first line is acknowledged\n")
+        ran = Ran(capfdbinary, "produce", topic, "--partition", "0")
+        ran.fails_with("line 2 of the input: ")
+        ran.fails_with("; the first line is acknowledged\n")
         assert admin.list_offsets({where: "latest"})[where].offset == 1
 
 

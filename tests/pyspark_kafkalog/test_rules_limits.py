@@ -22,6 +22,7 @@ from kafkalog.records import TopicPartition
 from pyspark_kafkalog import reading
 from pyspark_kafkalog.limits import Gate
 from pyspark_kafkalog.offsets import EARLIEST, LATEST
+from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, Logged, by_partition, ranges, read_between, rows
 
@@ -141,6 +142,22 @@ def test_available_now_ignores_the_minimum_and_once_ignores_all_limits(live: Liv
         stream = live.stream(subscribe=topic, startingOffsets="earliest", **limit)
         for _ in range(2):
             assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable()) == {topic: {"0": 9}}
+
+
+def test_a_call_that_passes_over_what_is_gone_is_not_availablenows_last(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[None] = []
+    monkeypatch.setattr(Progress, "finish", lambda progress: finished.append(None))
+    topic = live.topic(30)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false", maxOffsetsPerTrigger="4")
+    live.delete_before(topic, 30)
+    stream.prepareForTriggerAvailableNow()
+    end = stream.latestOffset({topic: {"0": 5}}, stream.getDefaultReadLimit())
+    assert end == {topic: {"0": 30}}
+    assert not finished
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    assert finished
 
 
 def test_a_batch_read_tells_which_options_it_ignores(live: Live, caplog: pytest.LogCaptureFixture) -> None:

@@ -615,7 +615,7 @@ def test_parts_out_of_order_or_named_twice_are_not_prepared(broker: RunningBroke
     assert all(not staged.commit_uuid for staged in listed(broker))
 
 
-def test_parts_that_nobody_prepares_are_reaped(start_broker: StartBroker) -> None:
+def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:
     broker = start_broker(transaction_staged_retention_ms=1)
     topic = broker.new_topic()
     Write(broker, topic).stage(0, (b"a",))

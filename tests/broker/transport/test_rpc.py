@@ -632,7 +632,7 @@ def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker
 def test_calls_whose_message_never_comes_are_ended_while_others_queue(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.2)
     names = [f"/{SERVICE}/{lane.methods[0]}" for lane in lanes.LANES.values()]
     never = threading.Event()
 
@@ -660,7 +660,7 @@ def test_calls_whose_message_never_comes_are_ended_while_others_queue(
 def test_a_call_whose_message_is_late_is_answered_while_nobody_queues(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(lanes, "_MESSAGE_SECONDS", 0.0)
     go_on = threading.Event()
 
     def late_message() -> Iterator[bytes]:
@@ -686,8 +686,8 @@ def test_a_call_without_its_message_and_one_that_is_no_message_are_refused(broke
 def test_a_peer_that_has_vanished_loses_its_connection(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "_KEEPALIVE_MS", 1000, raising=False)
-    monkeypatch.setattr(rpc, "_KEEPALIVE_TIMEOUT_MS", 200, raising=False)
+    monkeypatch.setattr(rpc, "_KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(rpc, "_KEEPALIVE_TIMEOUT_MS", 200)
     port = start_broker().broker.grpc_port
     with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
         # A client's preface, its settings, and the acknowledgement of the server's; from then on no ping is answered.

@@ -416,7 +416,7 @@ def test_an_interrupt_anywhere_leaves_the_producer_whole(
                     acting(producer, topic, "send", number, placed)()
                 again += interrupted_at(place, acting(producer, topic, act, next(numbers), placed), *OURS)
                 acting(producer, topic, "send", next(numbers), placed)()
-                producer.flush(3)
+                producer.flush(30)
                 assert producer._outbox.buffered == 0
             if not again:
                 break
@@ -737,7 +737,7 @@ def test_a_full_buffer_is_told_after_max_block_ms(cluster: LocalCluster, made: s
         with pytest.raises(BufferExhausted, match=r"buffer\.memory of 20000 bytes stayed full for max\.block\.ms"):
             fill()
         proxy.cut()
-        producer.flush(3)
+        producer.flush(30)
         producer.send(made, b"last", partition=0)
 
 
