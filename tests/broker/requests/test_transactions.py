@@ -651,15 +651,18 @@ def loose(broker: RunningBroker, write: Write) -> int:
     return sum(each.parts for each in listed(broker) if not each.commit_uuid and each.producer_id == write.producer)
 
 
-def test_a_part_lives_while_anything_of_its_write_is_staged_and_a_day_longer(start_broker: StartBroker) -> None:
+@pytest.mark.parametrize("partitions", [(0, 1), (1, 0)])
+def test_a_part_lives_while_anything_of_its_write_is_staged_and_a_day_longer(
+    start_broker: StartBroker, partitions: tuple[int, int]
+) -> None:
     clock = ShiftedClock()
     broker = start_broker(clock=clock)
     topic = broker.new_topic(partitions=2)
     write, other = Write(broker, topic, name="long"), Write(broker, topic, name="abandoned")
-    write.stage(0, (b"a",))
+    write.stage(0, (b"a",), partition=partitions[0])
     other.stage(0, (b"x",))
     clock.advance(20 * HOUR)
-    write.stage(1, (b"b",), partition=1)
+    write.stage(1, (b"b",), partition=partitions[1])
     clock.advance(20 * HOUR)
     assert (loose(broker, write), loose(broker, other)) == (2, 0)
     clock.advance(5 * HOUR)

@@ -483,6 +483,20 @@ def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
     directory.close()
 
 
+@pytest.mark.parametrize("asked", [{"flush_messages": 1}, {"flush_ms": 3_600_000}])
+def test_settings_that_ask_for_flushes_have_flushed_what_was_appended_before_them(
+    directory: LogDirectory, asked: dict[str, int]
+) -> None:
+    log = open_log(directory)
+    flushed = threading.Event()
+    log.on_flushed = flushed.set
+    directory.start()
+    fill(log, 2)
+    log.update_settings(topic(**asked))
+    assert flushed.wait(WAIT_SECONDS)
+    assert log.flushed_offset == 2
+
+
 def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
     settings = topic(flush_messages=1000, flush_visibility="flushed")
     log = open_log(directory, settings)

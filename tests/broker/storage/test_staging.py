@@ -118,6 +118,29 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     assert len(read_all(log)) == 180
 
 
+def test_a_file_that_tells_the_end_of_a_set_stays_as_long_as_the_file_of_that_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start would take the set for prepared."""
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    directory = LogDirectory(tmp_path / "data", clock=ManualClock())
+    log = open_log(directory)
+    held, dropped = (write(log, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    elsewhere = write(log, 2, [batch(0, batch_id=2, size=2200)])
+    for prepared in (dropped, elsewhere):
+        assert log.staged.drop(prepared.commit_uuid, 5)
+    assert len(staged_files(log)) == 2
+    directory.close()
+    directory = LogDirectory(tmp_path / "data", clock=ManualClock())
+    log = open_log(directory)
+    assert [each.prepared for each in log.staged.staged()] == [held]
+    assert log.staged.drop(held.commit_uuid, 5)
+    log.staged.expire((), directory.clock.monotonic() + 1)
+    assert staged_files(log) == []
+    directory.close()
+
+
 def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
