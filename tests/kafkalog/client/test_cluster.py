@@ -21,6 +21,7 @@ class Network:
         self.brokers: dict[Address, int] = {}
         self.silent: set[Address] = set()
         self.calls: list[tuple[str, Address]] = []
+        self.begun: list[Call] = []
         self.open: list[Control] = []
         self.on_connect: Callable[[], object] = lambda: None
 
@@ -32,6 +33,20 @@ class Network:
         for (host, port), broker_id in self.brokers.items():
             described.brokers.add(broker_id=broker_id, host=host, grpc_port=port)
         return described
+
+
+class Call:
+    """In the place of a PendingCall; answered with the address of its broker."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.is_done = self.is_given_up = False
+
+    def result(self) -> Address:
+        return self.address
+
+    def cancel(self) -> None:
+        self.is_given_up = True
 
 
 class Control:
@@ -55,6 +70,14 @@ class Control:
         if self.address in self.network.silent:
             raise RequestTimedOut(what=method, address=str(self.address), timeout_ms=timeout_ms)
         return self.network.description() if method == "DescribeCluster" else (method, self.address)
+
+    def begin(self, method: str, request: object, timeout_ms: int, when_done: Callable[[], object]) -> Call:
+        call = Call(self.address)
+        self.network.begun.append(call)
+        if self.address not in self.network.silent:
+            call.is_done = True
+            when_done()
+        return call
 
     def close(self) -> None:
         if self in self.network.open:
@@ -128,6 +151,22 @@ def test_a_broker_that_registered_since_is_found(network: Network, connected: Cl
     assert connected.call("Ask", None, broker_id=3) == ("Ask", MOVED)
     with pytest.raises(BrokerUnreachable, match="broker 4: it is not registered"):
         connected.call("Ask", None, broker_id=4)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_calls_side_by_side_are_given_up_once_one_is_enough_or_one_broker_cannot_be_asked(
+    network: Network, connected: Cluster, enough: bool
+) -> None:
+    connected.call("Ask", None, broker_id=2)
+    network.silent = {TWO} if enough else {ONE, TWO}
+    asked = dict.fromkeys([1, 2] if enough else [1, 2, 3])
+    if enough:
+        assert connected.first_of("Wait", asked, lambda broker_id, answer: (broker_id, answer) == (1, ONE))
+    else:
+        with pytest.raises(BrokerUnreachable, match="broker 3: it is not registered"):
+            connected.first_of("Wait", asked, lambda broker_id, answer: True)
+    assert [call.address for call in network.begun] == [ONE, TWO]
+    assert all(call.is_done or call.is_given_up for call in network.begun), "a broker's thread waits for nobody"
 
 
 def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Network) -> None:

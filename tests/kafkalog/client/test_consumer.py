@@ -389,6 +389,22 @@ def test_seek_goes_back_and_forth(consumer: Consumer, filled: TopicPartition, wh
     assert numbers(consumer.messages(max_messages=100 - first, timeout=30)) == list(range(first, 100))
 
 
+def test_an_answer_to_what_was_asked_before_a_seek_is_of_no_use_after_it(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    where = TopicPartition(topic, 0)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for _ in range(10):  # a batch for each, and so an answer
+            producer.send(topic, bytes(2000), partition=0).result(30)
+    with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=1024) as consumer:
+        consumer.assign({where: "earliest"})
+        for _ in range(3):
+            assert [message.offset for message in consumer.messages(max_messages=1, timeout=30)] == [0]
+            consumer.seek(where, 0)  # what comes next was asked for already
+        assert [message.offset for message in consumer.messages(max_messages=10, timeout=30)] == list(range(10))
+
+
 def test_max_messages_counts_what_was_handed_out(consumer: Consumer, filled: TopicPartition) -> None:
     consumer.assign({filled: "earliest"})
     seen: list[int] = []

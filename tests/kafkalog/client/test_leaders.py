@@ -144,6 +144,21 @@ def test_a_partition_that_fails_again_and_again_is_given_up_although_it_says_the
     assert now.seconds < 13
 
 
+def test_partitions_that_are_done_with_the_same_again_and_again_are_progress_once() -> None:
+    """As those of a batch that is prepared anew whenever its decision is refused."""
+    now = Now()
+    patience = Patience(10, now)
+    script = Script(lambda method, broker_id, request: applied(request), now)
+    for seconds in (4, 8):
+        asks(script, patience)
+        now.seconds = seconds
+        patience.failed(UNREACHABLE)
+    asks(script, patience)
+    now.seconds = 12
+    with pytest.raises(OutOfPatience):
+        patience.failed(UNREACHABLE)
+
+
 def test_an_error_that_comes_with_progress_and_without_in_turn_is_given_up() -> None:
     now = Now()
     error = error_to_wire(NotLeader(broker_id=0, partition="t-0"))

@@ -316,6 +316,21 @@ def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links
     assert told == [closed]
 
 
+def test_a_connection_that_is_made_while_its_link_is_stopped_is_let_go(links: Links) -> None:
+    part = Part()
+    link = links.start(part)
+
+    def stop() -> None:
+        with links.outbox.lock:
+            link.stop()
+
+    part.on_connect = stop
+    links.send(link, links.queue("t"))
+    link.join(LIMIT / 3)
+    assert part.connects == 1
+    assert not any(thread.is_alive() for thread in (link._thread, *link._readers))
+
+
 def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> None:
     part = Part()
     link = links.start(part)
