@@ -5,8 +5,8 @@ While ZooKeeper is away the last views hold and partitions are served on: withou
 
 A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
 that the log stands in; after an unclean stop with its leader epoch raised. A log that cannot be opened is tried again
-every second. One that is not where its state says is lost: it is neither opened nor made, until it is back at a start
-or `recover` is called.
+every second. One that is not where its state says is lost, and so is one whose files were removed while it was open:
+it is neither opened nor made, until it is back at a start or `recover` is called.
 
 What goes wrong with one topic concerns that topic alone: it is logged once, and tried again every second.
 """
@@ -83,13 +83,16 @@ class Catalog:
         self._undone: Mapping[str, str] = {}  # paths that could not be dealt with, and why; tried again
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._recovering = threading.Lock()  # one `recover` at a time; before _changed
-        self._changed = threading.Condition()  # guards _dirty, _reregister, _withdrawn, _stopping; notified after syncs
+        # Guards _dirty, _removed, _reregister, _withdrawn, _stopping; notified after syncs.
+        self._changed = threading.Condition()
         self._dirty: set[str] = set()
+        self._removed: set[PartitionKey] = set()  # closed by the directory, for their files were gone
         self._reregister = False
         self._withdrawn = False
         self._retry_at = 0.0  # when what failed is tried again
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name="catalog", daemon=True)
+        directory.on_lost = self._log_removed
 
     @property
     def _directory_id(self) -> str:
@@ -192,6 +195,10 @@ class Catalog:
         """Why a partition that is ours is not served; None too where it is not ours."""
         return self._failed.get((topic_id, number))
 
+    def unserved(self) -> Mapping[PartitionKey, KafkalogError]:
+        """The partitions that are ours and not served, and why."""
+        return self._failed
+
     @property
     def failed(self) -> StorageFailed | None:
         """Why nothing here is served any more."""
@@ -287,6 +294,11 @@ class Catalog:
             self._dirty.add(path)
             self._changed.notify_all()
 
+    def _log_removed(self, topic_id: bytes, number: int) -> None:
+        with self._changed:
+            self._removed.add((topic_id, number))
+            self._changed.notify_all()
+
     def _state_changed(self, connected: bool, session_is_new: bool) -> None:
         if not connected:
             return
@@ -299,16 +311,20 @@ class Catalog:
         while True:
             with self._changed:
                 pause = self._retry_at - self.clock.monotonic() if self._to_retry() else None
-                self._changed.wait_for(lambda: self._dirty or self._reregister or self._stopping, pause)
+                self._changed.wait_for(
+                    lambda: self._dirty or self._removed or self._reregister or self._stopping, pause
+                )
                 if self._stopping:
                     return
                 dirty, self._dirty = self._dirty, set()
+                removed, self._removed = self._removed, set()
                 now = self.clock.monotonic()
                 if now >= self._retry_at:
                     dirty |= self._to_retry()
                     self._retry_at = now + _RETRY_SECONDS  # whatever becomes of them: no retry is to follow at once
                 reregister, self._reregister = self._reregister, False
             try:
+                self._take_out(removed)
                 if reregister or paths.broker(self.broker_id) in self._undone:
                     self._renew_registration()
                 self._sync(dirty)
@@ -319,6 +335,7 @@ class Catalog:
                     log.exception("catalog_sync_failed")
                 with self._changed:
                     self._dirty |= dirty
+                    self._removed |= removed
                     self._reregister |= reregister
                     self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
@@ -468,7 +485,11 @@ class Catalog:
         if state.directory != self._directory_id:
             reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
         elif (topic.topic_id, number) not in self._hosted and self._directory.misses_log(topic.topic_id, number):
-            reason = f"its folder {folder_name(topic.topic_id, number)} is gone from data directory {here}, or empty"
+            folder = folder_name(topic.topic_id, number)
+            if self._directory.has_log(topic.topic_id, number):
+                reason = f"files of its folder {folder} in data directory {here} were removed or replaced while in use"
+            else:
+                reason = f"its folder {folder} is gone from data directory {here}, or empty"
         else:
             return None
         return PartitionLost(
@@ -509,6 +530,26 @@ class Catalog:
                 log.error(event, partition=f"{topic.name}-{number}", reason=str(error))
             self._retry_at = self.clock.monotonic() + _RETRY_SECONDS
         self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
+
+    def _take_out(self, removed: Collection[PartitionKey]) -> None:
+        """Serve partitions no longer whose files somebody removed. Asks nothing of ZooKeeper, which may be away."""
+        for topic_id, number in sorted(removed):
+            topic = self._ids.get(topic_id)
+            state = topic.states.get(number) if topic is not None else None
+            if topic is None or state is None or not self._directory.misses_log(topic_id, number):
+                continue  # deleted, or made anew, meanwhile
+            hosted = dict(self._hosted)
+            partition = hosted.pop((topic_id, number), None)
+            self._hosted = hosted
+            lost = self._loss(topic, number, state)
+            if lost is not None:
+                failed = {other: error for (its_topic, other), error in self._failed.items() if its_topic == topic_id}
+                self._take_in_failures(topic, failed | {number: lost})
+            if partition is not None:
+                partition.close()
+        if removed:
+            with self._changed:
+                self._changed.notify_all()
 
     def _open(self, topic: TopicRecord, number: int, settings: Values, leader_epoch: int) -> Partition:
         label = f"{topic.name}-{number}"

@@ -12,7 +12,9 @@ The directory's id is made at its first claim and never changes. The states of p
 a log that is missing here is known to be missing, and is not taken for one that was never there.
 
 A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
-the truth, so nothing of it is read or written until the broker starts anew. What lacks space to be written, or a
+the truth, so nothing of it is read or written until the broker starts anew. So does its removal, or another directory
+in its place. A log whose files somebody removed or moved away is lost alone (`on_lost`): each round of tidying looks
+for that, and whoever does not find a file has it looked for at once. What lacks space to be written, or a
 descriptor or memory to be opened, fails alone and may be tried again; and so does what concerns one name alone, where
 logs are opened and made.
 """
@@ -32,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
-from broker.storage.disk import Disk, storage_error
+from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.faults import Faults
 from broker.storage.home import Flushable
 from broker.storage.log import Log
@@ -58,6 +60,8 @@ _FLUSHERS = 4
 """Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
 _WAIT_SECONDS_MAX = 86_400.0
 """Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
+_REMOVAL_SECONDS = 1.0
+"""How long the removal of a folder is given to get to its last file, before a missing one is the disk's fault."""
 _FULL_LOGGED_EVERY_SECONDS = 60.0
 _FULL_RETRY_SECONDS = 1.0
 
@@ -102,6 +106,8 @@ class LogDirectory:
             the lock knows that no other process that names the same file is alive.
         failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service.
+        on_lost: called with topic id and partition of a log that is closed since somebody removed its files; from any
+            thread, with no lock held.
 
     Raises:
         DataDirInUse: another process has it.
@@ -128,13 +134,16 @@ class LogDirectory:
         self.check_interval_ms = check_interval_ms
         self.failed: StorageFailed | None = None
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
+        self.on_lost: Callable[[bytes, int], None] = lambda topic_id, partition: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
         self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
-        self._telling = threading.Lock()  # guards failed and _full_logged_at; after all other locks
+        self._telling = threading.Lock()  # guards failed, _full_logged_at and _doubted; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
-        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found
+        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found, and _removed
+        self._removed: set[tuple[bytes, int]] = set()  # logs that were gone while they were open
+        self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._closed = False
         self._full_logged_at = float("-inf")
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
@@ -231,10 +240,11 @@ class LogDirectory:
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def misses_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log that should stand here does not. The directory is not marked clean at the end then, unless the
-        log was replaced or removed: nobody knows how one was left that may be put back."""
+        """Whether a log that should stand here does not, or did not while it was open. The directory is not marked
+        clean at the end then, unless the log was replaced or deleted: nobody knows how one was left that may be put
+        back."""
         with self._lock:
-            if self.has_log(topic_id, partition):
+            if (topic_id, partition) not in self._removed and self.has_log(topic_id, partition):
                 return False
             self._missing.add((topic_id, partition))
             return True
@@ -271,7 +281,7 @@ class LogDirectory:
                 self.disk.sync_dir(self.path)
             except OSError as error:
                 Faults(self, folder.name).refuse_to_open(error, "making the log anew")
-            self._missing.discard((topic_id, partition))
+            self._forget_missing((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
         """The log of a partition, made if there is none; open already, the same one.
@@ -335,7 +345,7 @@ class LogDirectory:
         """Close a log and delete all of it; nothing happens if there is none."""
         with self._lock:
             self._check_usable()
-            self._missing.discard((topic_id, partition))
+            self._forget_missing((topic_id, partition))
             opened = self._logs.pop((topic_id, partition), None)
             if opened is not None:
                 opened.close(clean=False)
@@ -350,6 +360,10 @@ class LogDirectory:
             except OSError as error:
                 Faults(self, folder.name).refuse_to_open(error, "deleting the log")
         log.info("log_deleted", folder=folder.name)
+
+    def _forget_missing(self, key: tuple[bytes, int]) -> None:
+        self._missing.discard(key)
+        self._removed.discard(key)
 
     def _remove_folder(self, folder: Path) -> None:
         names = self.disk.names(folder)
@@ -376,6 +390,70 @@ class LogDirectory:
             self.failed = error
         log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
         threading.Thread(target=self._tell_failure, args=(error,), name="log-failed", daemon=True).start()
+
+    def doubt(self, label: str, error: StorageFailed) -> None:
+        """Have a thread of its own look for a partition's log, of which a file was not there: the caller may hold that
+        log's lock. The directory fails with the error if the log is in its place."""
+        with self._telling:
+            if label in self._doubted or self.failed is not None:
+                return
+            self._doubted.add(label)
+        threading.Thread(target=self._settle_doubt, args=(label, error), name="log-missing", daemon=True).start()
+
+    def _settle_doubt(self, label: str, error: StorageFailed) -> None:
+        try:
+            if not self._was_removed(label):
+                self._wait_stopping(_REMOVAL_SECONDS)
+                if not self._was_removed(label):
+                    self.fail(error)
+        except KafkalogError:  # it cannot be looked for
+            self.fail(error)
+        finally:
+            with self._telling:
+                self._doubted.discard(label)
+
+    def _was_removed(self, label: str) -> bool:
+        """Whether the logs of a label, or with them the whole directory, were removed or closed."""
+        with self._lock:
+            if self._closed or not self._is_in_place():
+                return True
+            doubted = [(key, opened) for key, opened in self._logs.items() if opened.label == label]
+        return all(self._is_lost(key, opened) for key, opened in doubted)
+
+    def _is_in_place(self) -> bool:
+        """Whether what stands at the path is the directory that was opened; it is out of service otherwise. Called with
+        the lock held, or by a thread that `close` waits for."""
+        lock = self.path / _LOCK
+        try:
+            if self.disk.stands_at(self._lock_fd, lock):
+                return True
+            reason = (
+                f"{lock} is not the file any more that this broker has locked: the directory was removed, emptied or "
+                "replaced while it was in use"
+            )
+        except OSError as error:
+            if is_of_a_name(error) or passes(error):
+                return True  # that says nothing of the directory
+            reason = f"looking for {lock}: {error.strerror or error}"
+        self.fail(StorageFailed(directory=str(self.path), reason=reason))
+        return False
+
+    def _is_lost(self, key: tuple[bytes, int], opened: Log) -> bool:
+        """Whether somebody removed an open log's files, or it is closed; it is lost in the first case from now on."""
+        if not opened.is_gone():
+            return False
+        with self._lock:
+            # Whoever deletes or replaces it has it out of _logs before he touches a file, and keeps the lock meanwhile.
+            if self._closed or self._logs.get(key) is not opened:
+                return True
+            if not self._is_in_place():
+                return True  # all of them are gone, and may be back
+            del self._logs[key]
+            self._missing.add(key)
+            self._removed.add(key)
+            opened.close(clean=False)
+        self.on_lost(*key)
+        return True
 
     def tell_full(self, error: DiskFull, label: str) -> None:
         """Log that there was no room for something of a partition; once a minute, whoever tries again how often."""
@@ -469,9 +547,16 @@ class LogDirectory:
             return self._timer.wait_for(lambda: self._stopping, min(seconds, _WAIT_SECONDS_MAX))
 
     def tidy(self) -> None:
-        """One round of rolls by age, retention, checkpoints and forgetting of producers, over every log."""
-        for opened in self.logs():
+        """One round over every log: whether it is still there, then rolls by age, retention, checkpoints and forgetting
+        of producers."""
+        if self.failed is not None or not self._is_in_place():
+            return
+        with self._lock:
+            logs = list(self._logs.items())
+        for key, opened in logs:
             try:
+                if self._is_lost(key, opened):
+                    continue
                 opened.roll_if_old()
                 opened.apply_retention()
                 opened.forget_silent_producers(self.clock.now_us() - self.producer_expiration_ms * 1000)
@@ -480,6 +565,8 @@ class LogDirectory:
                 continue
             except DiskFull as error:
                 self.tell_full(error, opened.label)
+            except KafkalogError as error:
+                log.warning("tidy_failed", partition=opened.label, reason=str(error))
             except Exception:
                 log.exception("tidy_failed", partition=opened.label)
 
@@ -516,5 +603,5 @@ class LogDirectory:
         except OSError as error:
             log.warning("clean_stop_not_marked", directory=str(self.path), reason=str(error))
         finally:
-            with contextlib.suppress(OSError):
+            with self._lock, contextlib.suppress(OSError):
                 self.disk.close(self._lock_fd)

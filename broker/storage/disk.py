@@ -105,6 +105,14 @@ class Disk:
         """What stands in a folder, sorted."""
         return sorted(os.listdir(path))
 
+    def stands_at(self, fd: int, path: Path) -> bool:
+        """Whether an open file is what a path names; not so once it was removed, moved or replaced."""
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(found, os.fstat(fd))
+
     def lock(self, path: Path) -> int | None:
         """A descriptor that holds the lock of a file (made if missing), or None if another process holds it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -191,6 +199,11 @@ def is_of_a_name(error: OSError) -> bool:
     """Whether it is about one name alone: rights to it, its absence, or what else stands there. The disk can be
     believed."""
     return error.errno in _OF_A_NAME and bool(error.filename)
+
+
+def is_missing(error: OSError) -> bool:
+    """Whether a name was not there that should have been."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR) and bool(error.filename)
 
 
 def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:

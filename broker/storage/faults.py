@@ -1,4 +1,5 @@
-"""What a failed step of the disk means for a partition: refused and to be tried again, or the end of the directory.
+"""What a failed step of the disk means for a partition: refused and to be tried again, or the end of the directory, or
+of the partition alone if its files are gone.
 
 Shared by all that a partition keeps in its folder, so that whatever fails first takes all of it out of service.
 """
@@ -7,9 +8,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from broker.storage.disk import TruncateFailed, is_of_a_name, passes, storage_error
+from broker.storage.disk import TruncateFailed, is_missing, is_of_a_name, passes, storage_error
 from broker.storage.home import LogHome
-from kafkalog.errors import FileRefused, StorageFailed
+from kafkalog.errors import Closed, FileRefused, StorageFailed
 
 
 class Faults:
@@ -26,9 +27,16 @@ class Faults:
             raise StorageFailed(**failed.facts)
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
-        """The disk can no longer be believed: take the directory out of service."""
+        """The disk can no longer be believed: take the directory out of service.
+
+        Where a file is missing, somebody may have removed the partition's folder, as `rm` does. That is found out by a
+        thread of its own, for the caller holds locks; until then the log is as good as closed.
+        """
         reason = f"{doing} for {self._label}: {getattr(error, 'strerror', None) or error}"
         failed = StorageFailed(directory=str(self._home.path), reason=reason)
+        if isinstance(error, OSError) and is_missing(error):
+            self._home.doubt(self._label, failed)
+            raise Closed(what=f"log of {self._label}") from error
         self._home.fail(failed)
         raise failed from error
 

@@ -32,6 +32,10 @@ class LogHome(Protocol):
     def fail(self, error: StorageFailed) -> None:
         """Take the whole directory out of service."""
 
+    def doubt(self, label: str, error: StorageFailed) -> None:
+        """A file of a partition was not there: have it looked whether somebody removed the partition, which concerns
+        that one alone. If it is in its place, the whole directory is taken out of service with the error."""
+
     def tell_full(self, error: DiskFull, label: str) -> None:
         """Log that there was no room for something of a partition."""
 

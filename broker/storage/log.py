@@ -715,6 +715,17 @@ class Log:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
+    def is_gone(self) -> bool:
+        """Whether the file that is appended to was removed, moved or replaced: what is written to it, no start finds.
+        Costs two calls to the system. Raises StorageFailed, FileRefused: it cannot be looked for."""
+        try:
+            if self._active.is_in_place():
+                return False
+            with self._save_lock, self._flush_lock, self._lock:  # it may just have been renamed, or have a successor
+                return not self._closed and not self._active.is_in_place()
+        except OSError as error:
+            self._faults.refuse_to_open(error, "looking for its file")
+
     def forget_silent_producers(self, before_us: int) -> int:
         """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
         keep = self.staged.producer_ids()

@@ -104,11 +104,24 @@ class Segment:
         if file is not None:
             file.release()
 
+    def is_in_place(self) -> bool:
+        """Whether its open file is what stands under its name; so too if it is closed."""
+        file = self._file
+        if file is None or not file.share():
+            return True
+        try:
+            return self._disk.stands_at(file.fd, self.path)
+        finally:
+            file.release()
+
     def delete(self) -> None:
-        """Unlink index and log."""
+        """Unlink index and log; what somebody else has removed is deleted."""
         self.close()
         self.forget_saved_index()
-        self._disk.unlink(self.path)
+        try:
+            self._disk.unlink(self.path)
+        except FileNotFoundError:
+            pass
 
     @property
     def index_path(self) -> Path:

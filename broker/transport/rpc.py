@@ -140,7 +140,12 @@ class BrokerService:
             pid=os.getpid(),
             version=self._version,
             zookeeper_connected=self._catalog.session.connected,
-            counters=self._counters() | {"staged.bytes": transactions.staged_bytes(self._catalog)},
+            counters=self._counters()
+            | {
+                "staged.bytes": transactions.staged_bytes(self._catalog),
+                "partitions.served": len(self._catalog.hosted),
+                "partitions.unserved": len(self._catalog.unserved()),
+            },
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:

@@ -234,12 +234,14 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
 
 
 def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
-    """Whether the brokers answer, each at both of its ports. No cluster is a warning unless its address was given."""
+    """Whether the brokers answer, each at both of its ports, and serve their partitions. No cluster is a warning unless
+    its address was given."""
     from kafkalog.client.admin import Admin
 
     try:
         with Admin(bootstrap) as admin:
             cluster = admin.describe_cluster()
+            unserved = admin.unserved([topic.name for topic in admin.describe_topics()])
     except KafkalogError as error:
         if asked_for:
             advice = (
@@ -264,3 +266,6 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             except OSError as error:
                 advice = "open the port, or set advertised.host to an address that clients can reach"
                 yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)
+    for partition, why in unserved.items():
+        advice = "the sentence says what to do; the log of its broker has more"
+        yield Finding(f"partition {partition}", "failed", str(why), advice)

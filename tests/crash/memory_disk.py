@@ -234,6 +234,12 @@ class MemoryDisk(Disk):
     def names(self, path: Path) -> list[str]:
         return sorted(self._folder(path).names)
 
+    def stands_at(self, fd: int, path: Path) -> bool:
+        try:
+            return self._file(path) is self._open[fd]
+        except FileNotFoundError:
+            return False
+
     def lock(self, path: Path) -> int | None:
         folder = self._folder(path.parent)
         file = folder.names.setdefault(path.name, File())

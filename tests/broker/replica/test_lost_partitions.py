@@ -208,6 +208,133 @@ def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_
     assert catalog.leader_of(topic, 0).log.end_offset == 70
 
 
+# --- removed while the broker runs -----------------------------------------------------------------------------------
+
+
+def remove_last_segment(tmp_path: Path, topic: bytes) -> None:
+    log = folder(tmp_path, topic, 0)
+    shutil.copytree(log, tmp_path / "kept")
+    (log / f"{0:020d}.log").unlink()
+    (log / f"{5:020d}.log").write_bytes(b"")  # as another segment is left: the folder is not empty
+
+
+def replace_by_copy(tmp_path: Path, topic: bytes) -> None:
+    shutil.move(folder(tmp_path, topic, 0), tmp_path / "kept")
+    shutil.copytree(tmp_path / "kept", folder(tmp_path, topic, 0))
+
+
+@pytest.mark.parametrize("wipe", [wipe_folder, empty_folder, remove_last_segment, replace_by_copy])
+def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_start(
+    start_broker: StartBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, wipe: Callable[[Path, bytes], None]
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    partition = catalog.leader_of(topic, 0)
+    assert partition.log.flushed_offset == 0  # so that a round which does not see it would save it, where it was
+    wipe(tmp_path, topic)
+    catalog._directory.tidy()
+    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    told = "its folder {} is gone" if wipe in (wipe_folder, empty_folder) else "files of its folder {} .* were removed"
+    assert_lost(broker, topic, 0, told.format(f"{topic.hex()}-0"))
+    with pytest.raises(errors.NotLeader):
+        partition.append_as_leader([])
+    assert catalog.leader_of(topic, 1).log.end_offset == 5
+    counters = broker.counters()
+    assert (counters["partitions.served"], counters["partitions.unserved"]) == (1, 1)
+    put_back(tmp_path, topic, wipe)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "1000000"}), timeout=60)
+    catalog._directory.tidy()
+    assert_lost(broker, topic, 0, "files of its folder")  # nobody knows what else was done to it meanwhile
+    assert catalog.failed is None
+    assert "log_directory_failed" not in caplog.text
+    broker.stop()
+    assert not (tmp_path / "broker-0" / "clean").exists()
+    broker = start_broker()
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    assert (log.end_offset, log.leader_epoch) == (5, 1)
+
+
+def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_is_gone(
+    start_broker: StartBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker(log_retention_check_interval_ms=20)
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    tidy, rounds = catalog._directory.tidy, threading.Semaphore(0)
+    monkeypatch.setattr(catalog._directory, "tidy", lambda: (tidy(), rounds.release()))
+    wipe_folder(tmp_path, topic)
+    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    for _ in range(3):
+        assert rounds.acquire(timeout=60)
+    assert caplog.text.count("partition_lost partition=t-0") == 1
+    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
+    recovered = recover(broker, topic, 0, start_offset=12)
+    assert (recovered.start_offset, recovered.leader_epoch) == (12, 1)
+    assert catalog.leader_of(topic, 0).log.end_offset == 12
+    for _ in range(3):
+        assert rounds.acquire(timeout=60)
+    assert catalog.failure(topic, 0) is None
+
+
+def test_a_roll_in_a_folder_that_is_gone_takes_its_partition_out_and_no_other(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    wipe_folder(tmp_path, topic)
+    with pytest.raises(errors.NotLeader), catalog.leader_of(topic, 0)._hosted():
+        catalog.leader_of(topic, 0).log.delete_before(5)  # all of it: another segment is to be made
+    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
+    assert catalog.failed is None
+    with broker.client() as client:
+        assert client.append(topic, a_batch(), partition=1).base_offset == 5
+
+
+def test_a_topic_that_is_deleted_while_its_logs_are_looked_for_is_no_loss(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    log = catalog.leader_of(topic, 0).log
+    is_gone = log.is_gone
+
+    def deleted_meanwhile() -> bool:
+        monkeypatch.setattr(log, "is_gone", is_gone)
+        broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+        until(broker, lambda: not catalog._directory.logs())
+        return True
+
+    monkeypatch.setattr(log, "is_gone", deleted_meanwhile)
+    catalog._directory.tidy()
+    assert catalog.failure(topic, 0) is None
+    assert "partition_lost" not in caplog.text
+    assert not catalog._directory._missing
+
+
+def test_a_data_directory_that_is_removed_takes_its_broker_out_of_service(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    wipe_directory(tmp_path, topic)
+    catalog._directory.tidy()
+    with pytest.raises(
+        errors.StorageFailed, match="the directory was removed, emptied or replaced while it was in use"
+    ):
+        catalog.leader_of(topic, 0)
+    until(broker, lambda: 0 not in catalog.brokers)
+    assert not list(catalog.unserved())  # no partition is lost by it
+    broker.stop()
+    shutil.move(tmp_path / "kept", tmp_path / "broker-0")
+    broker = start_broker()
+    assert broker.broker.catalog.leader_of(topic, 0).log.end_offset == 5
+
+
 # --- recovering ------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -329,3 +331,127 @@ def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:
         log.append([numbered(0)])
     directory.close()
     assert not LogDirectory(tmp_path).was_clean
+
+
+# --- what somebody removes while it is open --------------------------------------------------------------------------
+
+
+def emptied(directory: Path, kept: Path) -> None:
+    shutil.copytree(directory, kept)
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def moved(directory: Path, kept: Path) -> None:
+    directory.rename(kept)
+
+
+def replaced(directory: Path, kept: Path) -> None:
+    directory.rename(kept)
+    shutil.copytree(kept, directory)
+
+
+@pytest.mark.parametrize("deed", [emptied, moved, replaced])
+def test_a_directory_that_is_gone_or_another_is_out_of_service(
+    tmp_path: Path, deed: Callable[[Path, Path], None]
+) -> None:
+    directory = LogDirectory(tmp_path / "data")
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    log.append([numbered(0)])
+    lost: list[object] = []
+    directory.on_lost = lambda *key: lost.append(key)
+    directory.tidy()
+    assert directory.failed is None
+    deed(tmp_path / "data", tmp_path / "kept")
+    directory.tidy()
+    assert "is not the file any more that this broker has locked" in str(directory.failed)
+    assert not lost
+    directory.close()
+    assert not (tmp_path / "data" / "clean").exists()
+
+
+def test_a_log_that_is_replaced_while_it_is_looked_for_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    lost: list[object] = []
+    directory.on_lost = lambda *key: lost.append(key)
+
+    def replaced_meanwhile() -> bool:
+        directory.replace_log(TOPIC_ID, 0, "t-0", 7)
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+        return True
+
+    monkeypatch.setattr(log, "is_gone", replaced_meanwhile)
+    directory.tidy()
+    assert not lost
+    assert not directory.misses_log(TOPIC_ID, 0)
+    assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])[0].base_offset == 7
+    directory.close()
+    assert LogDirectory(tmp_path).was_clean
+
+
+def test_a_segment_that_gets_its_name_while_it_is_looked_for_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
+    log.append([numbered(0, size=5000)])
+    log.append([numbered(1, size=5000)])
+    stands_at, looked = directory.disk.stands_at, list[str]()
+
+    def named_meanwhile(fd: int, path: Path) -> bool:
+        if not looked:
+            log.flush()
+        looked.append(path.suffix)
+        return stands_at(fd, path)
+
+    monkeypatch.setattr(directory.disk, "stands_at", named_meanwhile)
+    assert not log.is_gone()
+    assert looked == [".next", ".log"]
+    directory.close()
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    directory = LogDirectory(tmp_path)
+    log, other = (directory.open_log(TOPIC_ID, number, f"t-{number}", topic(), 0) for number in (0, 1))
+    log.append([numbered(0)])
+    told = threading.Event()
+    directory.on_failed = lambda error: told.set()
+    directory.on_lost = lambda *key: told.set()
+
+    def missing(path: Path) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    if is_removed:
+        shutil.rmtree(log.directory)
+    else:
+        monkeypatch.setattr(directory.disk, "create", missing)
+    with pytest.raises(Closed, match="log of t-0"):
+        log.checkpoint()
+    assert told.wait(WAIT_SECONDS)
+    if is_removed:
+        assert directory.failed is None
+        assert directory.misses_log(TOPIC_ID, 0)
+        other.append([numbered(0)])
+        other.checkpoint()
+    else:
+        assert "No such file or directory" in str(directory.failed)
+    directory.close()
+
+
+def test_a_segment_that_somebody_removed_is_no_obstacle_to_retention(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
+    for number in range(3):
+        log.append([numbered(number, size=5000)])
+        log.flush()
+    (log.directory / f"{0:020d}.log").unlink()
+    assert log.delete_before(2) == 2
+    assert directory.failed is None
+    assert sorted(read_all(log)) == [2]
+    directory.close()
