@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafkalog.cli.extents import extents
 from kafkalog.cli.output import (
     CommandGroup,
     admin_of,
     bootstrap_option,
+    end_with,
     json_option,
     partitions_named,
     print_json,
@@ -21,6 +23,7 @@ from kafkalog.cli.output import (
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, AtTimestamp
+    from kafkalog.errors import KafkalogError
     from kafkalog.records import TopicPartition
 
 _LOOK_SECONDS = 0.5
@@ -55,9 +58,10 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
 def describe(group: str, bootstrap: str, as_json: bool) -> None:
     """Describe GROUP: its offset in each partition of its topics, how many records are before it, its live members."""
     with admin_of(bootstrap) as admin:
-        found = _description(admin, group)
+        found, failed = _description(admin, group)
     if as_json:
         print_json(found)
+        end_with(failed)
         return
     if found["partitions"]:
         print_table(found["partitions"], _COLUMNS)
@@ -69,10 +73,11 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
         print_table(found["members"], ["member", "host", "since", "subscription"])
     else:
         click.echo("no live member")
+    end_with(failed)
 
 
-def _description(admin: Admin, group: str) -> dict[str, Any]:
-    from kafkalog.client.groups import lag
+def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPartition, KafkalogError]]:
+    """The group, and why partitions of its topics are not served: lag and size are those of the others."""
     from kafkalog.errors import UnknownTopic
     from kafkalog.records import TopicPartition
 
@@ -84,29 +89,21 @@ def _description(admin: Admin, group: str) -> dict[str, Any]:
         except UnknownTopic:
             continue  # deleted this moment
         partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
-    starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-    ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-    rows: list[dict[str, Any]] = []
-    for partition in partitions:
-        start, end, reached = starts[partition].offset, ends[partition].offset, described.offsets.get(partition)
-        assert start is not None and end is not None  # only an offset by timestamp may be
-        rows.append(
-            {
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "start_offset": start,
-                "end_offset": end,
-                "size_bytes": ends[partition].size_bytes,
-                "committed": reached.offset if reached else None,
-                "lag": lag(start, end, reached.offset if reached else None),
-                "committed_at": _time(reached.committed_us) if reached else None,
-            }
-        )
+    committed = {partition: reached.offset for partition, reached in described.offsets.items()}
+    rows, failed = extents(admin, partitions, committed)
+    served = [row for row in rows.values() if row["error"] is None]
     return {
         "group": group,
-        "lag": sum(row["lag"] for row in rows),
-        "size_bytes": sum(row["size_bytes"] for row in rows),
-        "partitions": rows,
+        "lag": sum(row["lag"] for row in served),
+        "size_bytes": sum(row["size_bytes"] for row in served),
+        "partitions": [
+            {
+                "topic": partition.topic,
+                **row,
+                "committed_at": _time(reached.committed_us) if (reached := described.offsets.get(partition)) else None,
+            }
+            for partition, row in rows.items()
+        ],
         "members": [
             {
                 "member": member.name,
@@ -116,7 +113,7 @@ def _description(admin: Admin, group: str) -> dict[str, Any]:
             }
             for member in described.members
         ],
-    }
+    }, failed
 
 
 def _time(time_us: int) -> str:

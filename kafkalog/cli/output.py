@@ -18,6 +18,8 @@ import click
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin
+    from kafkalog.errors import KafkalogError
+    from kafkalog.records import TopicPartition
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9192"
 
@@ -147,6 +149,20 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_jso
 def print_none(sentence: str) -> None:
     """Say that there is nothing to list: on stderr, so that a program that reads the list reads nothing."""
     click.echo(sentence, err=True)
+
+
+def say_failure(partition: TopicPartition, error: KafkalogError) -> None:
+    """Say on stderr, in one sentence, why a partition is left out of what a command shows."""
+    sentence = " ".join(str(error).split())
+    click.echo(f"kafkalog: {sentence if str(partition) in sentence else f'{partition}: {sentence}'}", err=True)
+
+
+def end_with(failed: Mapping[TopicPartition, KafkalogError]) -> None:
+    """End a command that has shown what it could: with `say_failure` and exit code 1 if partitions were left out."""
+    for partition, error in failed.items():
+        say_failure(partition, error)
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def as_text(name: str, data: bytes | None) -> dict[str, str | None]:

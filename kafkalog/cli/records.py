@@ -20,6 +20,7 @@ from kafkalog.cli.output import (
     not_empty,
     pairs,
     progress,
+    say_failure,
 )
 from kafkalog.errors import BatchTooLarge, InvalidArgument, KafkalogError, RecordTooLarge
 
@@ -152,7 +153,10 @@ def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[b
 def consume(
     topic: str, from_beginning: bool, max_messages: int | None, group: str | None, layout: str, bootstrap: str
 ) -> None:
-    """Show the records of TOPIC, one a line, in order per partition."""
+    """Show the records of TOPIC, one a line, in order per partition.
+
+    A partition that cannot be read (on), as a lost one, is left out: it is said on stderr, and the exit code is 1.
+    """
     from kafkalog.client.consumer import Consumer
     from kafkalog.records import TopicPartition
 
@@ -160,8 +164,11 @@ def consume(
     as_line = _LAYOUTS[layout]
     out = sys.stdout.buffer
     shown = committed = 0
+    starts, failed = _starts(bootstrap, topic, "committed" if group else fallback, fallback)
+    for partition, error in failed.items():
+        say_failure(partition, error)
     with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
-        consumer.assign(dict.fromkeys(_partitions(bootstrap, topic), "committed" if group else fallback))
+        consumer.assign(starts)
         # What is written, not what was handed out: Ctrl-C may come between the two. Not where it only began, either: a
         # new group would have committed the end of a partition of which it was shown nothing.
         offsets: dict[int, int] = {}
@@ -171,30 +178,53 @@ def consume(
                 consumer.commit({TopicPartition(topic, number): offset for number, offset in offsets.items()})
             return shown
 
+        def leave_out(error: KafkalogError) -> None:
+            """Go on without the partitions that failed. Raises the error if it is not theirs."""
+            out.flush()
+            found = consumer.failures()
+            if not found:
+                raise error
+            for partition, reason in found.items():
+                if str(reason) not in map(str, failed.values()):  # one sentence, where a topic was deleted
+                    say_failure(partition, reason)
+                failed[partition] = reason
+            consumer.unassign(found)
+
         try:
-            while max_messages is None or shown < max_messages:
+            while consumer.assignment() and (max_messages is None or shown < max_messages):
                 left = None if max_messages is None else max_messages - shown
-                for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
-                    out.write(as_line(message))
-                    offsets[message.partition] = message.offset + 1
-                    shown += 1
-                    if shown - committed >= _COMMIT_EVERY:
-                        out.flush()
-                        committed = commit()
+                try:
+                    for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
+                        out.write(as_line(message))
+                        offsets[message.partition] = message.offset + 1
+                        shown += 1
+                        if shown - committed >= _COMMIT_EVERY:
+                            out.flush()
+                            committed = commit()
+                except KafkalogError as error:
+                    leave_out(error)
                 out.flush()
                 if shown > committed:
                     committed = commit()
         except KeyboardInterrupt:  # how it is meant to end
             out.flush()
             commit()
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
-def _partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
+def _starts(
+    bootstrap: str, topic: str, start: str, fallback: str
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, KafkalogError]]:
+    """Where to start in the partitions of a topic that are served; and why the others are not."""
     from kafkalog.records import TopicPartition
 
+    failed: dict[TopicPartition, KafkalogError] = {}
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
-    return [TopicPartition(topic, partition.partition) for partition in description.partitions]
+        partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
+        served = admin.list_offsets(dict.fromkeys(partitions, fallback), failed)
+    return dict.fromkeys(served, start), failed
 
 
 def _value_line(message: Message) -> bytes:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafkalog.cli.extents import extents
 from kafkalog.cli.output import (
     CommandGroup,
     admin_of,
     bootstrap_option,
     confirm,
     counted,
+    end_with,
     json_option,
     not_empty,
     pairs,
@@ -193,31 +195,14 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
 @json_option
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
     """Show from where to where each partition of TOPIC goes."""
-    from kafkalog.client.groups import lag
-
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
-        earliest = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-        latest = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        committed = admin.committed(group) if group else {}
-    rows = []
-    for partition in partitions:
-        start, end = earliest[partition].offset, latest[partition].offset
-        assert start is not None  # only an offset by timestamp may be
-        assert end is not None
-        row: dict[str, Any] = {
-            "partition": partition.partition,
-            "start_offset": start,
-            "end_offset": end,
-            "size_bytes": latest[partition].size_bytes,
-        }
-        if group:
-            reached = committed.get(partition)
-            row["committed"] = reached
-            row["lag"] = lag(start, end, reached)
-        rows.append(row)
+        committed = admin.committed(group) if group else None
+        by_partition, failed = extents(admin, partitions, committed)
+    rows = list(by_partition.values())
     if as_json:
         print_json(rows)
     else:
-        print_table(rows, list(rows[0]))
+        print_table(rows, [column for column in rows[0] if column != "error"])
+    end_with(failed)

@@ -69,12 +69,19 @@ _AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
 
 
 def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes]
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
+    failed: dict[TopicPartition, KafkalogError] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """Where partitions start or end now, or reach a timestamp or size; one request to each leader.
 
+    Args:
+        failed: takes in why partitions cannot be asked for good, as a lost one; the others are answered. None: that is
+            raised.
+
     Raises:
         UnknownTopic, UnknownPartition: of the partitions asked for.
+        PartitionLost, FileRefused, StorageFailed: a partition is not served.
         BrokerUnreachable, LeaderNotAvailable: a leader did not answer in time.
     """
 
@@ -82,6 +89,8 @@ def list_offsets(
         by_leader: dict[int, list[TopicPartition]] = {}
         topic_ids = {}
         for partition in wanted:
+            if failed and partition in failed:
+                continue
             topic, leader = cluster.leader_of(partition)
             topic_ids[partition] = topic.topic_id
             by_leader.setdefault(leader.broker_id, []).append(partition)
@@ -94,14 +103,18 @@ def list_offsets(
             reply = cluster.call("ListOffsets", request, broker_id=broker_id)
             for partition, listed in zip(partitions, reply.partitions, strict=True):
                 if listed.HasField("error"):
-                    raise error_from_wire(listed.error)
+                    error = error_from_wire(listed.error)
+                    if failed is None or error.retriable or isinstance(error, _STALE):
+                        raise error
+                    failed[partition] = error
+                    continue
                 by_time = isinstance(wanted[partition], AtTimestamp)
                 found[partition] = ListedOffset(
                     listed.offset if listed.found else None,
                     listed.timestamp_us if by_time and listed.found else None,
                     listed.size_bytes,
                 )
-        return {partition: found[partition] for partition in wanted}
+        return {partition: found[partition] for partition in wanted if partition in found}
 
     return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, attempt)
 
@@ -339,14 +352,19 @@ class Admin:
         return with_fresh_leaders(self._cluster, [partition.topic], attempt)
 
     def list_offsets(
-        self, wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes]
+        self,
+        wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
+        failed: dict[TopicPartition, KafkalogError] | None = None,
     ) -> dict[TopicPartition, ListedOffset]:
         """Where partitions start ("earliest") or end ("latest") now, or reach a timestamp.
 
+        Args:
+            failed: takes in why partitions are not served, as a lost one; the others are answered. None: it is raised.
+
         Raises:
-            UnknownTopic, UnknownPartition, LeaderNotAvailable.
+            UnknownTopic, UnknownPartition, LeaderNotAvailable, PartitionLost.
         """
-        return list_offsets(self._cluster, arguments.by_partition("wanted", wanted))
+        return list_offsets(self._cluster, arguments.by_partition("wanted", wanted), failed)
 
     def committed(self, group: str, topics: Iterable[str] = ()) -> dict[TopicPartition, int]:
         """A group's offsets, of every topic if none is named; partitions without one are left out."""

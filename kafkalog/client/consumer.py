@@ -24,7 +24,7 @@ from kafkalog.client.fetcher import FetchedBatch, decode
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.client.session import FetchSession, Source
 from kafkalog.connection import after_fork
-from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, NoCommittedOffset
+from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
 from kafkalog.records import Message, TopicPartition
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ class Consumer:
 
         Raises:
             UnknownTopic, UnknownPartition, BrokerUnreachable.
+            PartitionLost: one that is to be looked up is not served.
             NoCommittedOffset: by "committed", with committed.fallback=error.
         """
         self._check_open()
@@ -238,6 +239,27 @@ class Consumer:
             self._cursors = cursors
             self._by_source = {cursor.source: cursor for cursor in cursors.values()}
             self._session.set_sources(self._by_source)
+
+    def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions no longer; the others go on as they are. Those that are not assigned are left out."""
+        self._check_open()
+        gone = set(arguments.partitions("partitions", partitions))
+        with self._session.lock:
+            for partition in gone & self._cursors.keys():
+                self._cursors[partition].settle()
+            self._cursors = {partition: cursor for partition, cursor in self._cursors.items() if partition not in gone}
+            self._by_source = {cursor.source: cursor for cursor in self._cursors.values()}
+            self._session.set_sources(self._by_source)
+
+    def failures(self) -> dict[TopicPartition, KafkalogError]:
+        """Why assigned partitions could not be read on: what an iterator raised last of each, since it was assigned or
+        sought. To go on with the others, `unassign` these; they are tried again otherwise."""
+        with self._session.lock:
+            return {
+                partition: cursor.source.failure
+                for partition, cursor in self._cursors.items()
+                if cursor.source.failure is not None
+            }
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions being read."""
@@ -361,6 +383,8 @@ class Consumer:
         Raises:
             OffsetOutOfRange: the position is not in the log (any more), with auto.offset.reset=error.
             CorruptBatch: what comes next is damaged; `seek` behind it to go on.
+            PartitionLost, FileRefused: a partition is not served, and will not be until somebody sees to it; `failures`
+                has it, like all of these.
             UnknownTopic, UnknownTopicId: the topic was deleted.
             BrokerUnreachable: for retry.timeout.ms. It can be tried again.
         """
@@ -488,10 +512,11 @@ class Consumer:
         for number, batch in enumerate(batches):
             try:
                 columns = decode(batch, source.topic_partition, end_offset)
-            except CorruptBatch:
+            except CorruptBatch as error:
                 source.put_back(batches[number:])
                 del batches[number:]
                 if number == 0:
+                    source.failure = error
                     raise
                 return
             yield Decoded(batch.header, columns, batch.start_offset)

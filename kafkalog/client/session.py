@@ -52,11 +52,12 @@ class Source:
         arrived: batches in order, not taken.
         arrived_bytes: of those.
         error: to be raised once `arrived` is used up.
+        failure: what was raised for it last, since it was sought.
         asked: the request for it that is unanswered.
         broker_id: of the broker last asked.
     """
 
-    __slots__ = ("arrived", "arrived_bytes", "asked", "broker_id", "error", "reader", "topic_partition")
+    __slots__ = ("arrived", "arrived_bytes", "asked", "broker_id", "error", "failure", "reader", "topic_partition")
 
     def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
         self.topic_partition = topic_partition
@@ -64,6 +65,7 @@ class Source:
         self.arrived: deque[FetchedBatch] = deque()
         self.arrived_bytes = 0
         self.error: KafkalogError | None = None
+        self.failure: KafkalogError | None = None
         self.asked: _Asked | None = None
         self.broker_id = _NO_BROKER
 
@@ -89,7 +91,7 @@ class Source:
         """Forget what arrived, and go on elsewhere."""
         self.arrived.clear()
         self.arrived_bytes = 0
-        self.error = None
+        self.error = self.failure = None
         self.asked = None  # what comes of that is of no use now
         self.reader.offset = offset
 
@@ -234,8 +236,8 @@ class FetchSession:
                     self._turn = at
                 return source
             if source.error is not None:
-                error, source.error = source.error, None
-                raise error
+                source.failure, source.error = source.error, None
+                raise source.failure
         if self._late_error is not None:
             error, self._late_error = self._late_error, None
             raise error

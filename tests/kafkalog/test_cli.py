@@ -296,7 +296,9 @@ def test_a_lost_partition_is_described_and_recovered(
         [described] = json.loads(Ran(capfdbinary, "topics", "describe", "--json").out)
         assert described["partitions"][0]["error"] is None
         assert described["partitions"][1]["error"].startswith(sentence)
-        Ran(capfdbinary, "offsets", "t").fails_with(sentence)
+        findings = {each["check"]: each for each in json.loads(Ran(capfdbinary, "doctor", "--json").out)}
+        assert findings["partition t-1"]["state"] == "failed"
+        assert findings["partition t-1"]["found"].startswith(sentence)
         assert sentence in Ran(capfdbinary, "topics", "recover", "t").out
         assert sentence not in Ran(capfdbinary, "topics", "recover", "t", "--partition", "0").out
         Ran(capfdbinary, "topics", "recover", "t", "--partition", "0", "--accept-loss").fails_with("t-0 is not lost")
@@ -305,6 +307,92 @@ def test_a_lost_partition_is_described_and_recovered(
         assert recovered.out == "t-1 begins anew at offset 10000004; what it held is lost\n"
         table = json.loads(Ran(capfdbinary, "offsets", "t", "--json").out)
         assert [row["start_offset"] for row in table] == [0, 10000004]
+
+
+def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"log.retention.check.interval.ms": 50}
+    with LocalCluster(data=tmp_path, settings=settings) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+        topic_id = admin.create_topic("t", partitions=3).topic_id
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(9):
+                producer.send("t", b"%d" % number, partition=number // 3)
+        admin.commit("readers", {TopicPartition("t", number): 1 for number in range(3)})
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+
+        def lost() -> bool:
+            return TopicPartition("t", 1) in admin.unserved(["t"])
+
+        # While it is read: the others go on.
+        with running("consume", "t", "--from-beginning") as consumer:
+            assert consumer.stdout is not None and consumer.stderr is not None
+            assert sorted(consumer.stdout.readline() for _ in range(9)) == [f"{number}\n" for number in range(9)]
+            shutil.rmtree(cluster.brokers[0].data_directory / f"{topic_id.hex()}-1")
+            waited_for(lost)
+            assert consumer.stderr.readline().startswith(f"kafkalog: {sentence}")
+            with Producer(cluster.bootstrap_servers) as producer:
+                for partition in (0, 2):
+                    producer.send("t", b"more", partition=partition).result(60)
+            assert [consumer.stdout.readline() for _ in range(2)] == ["more\n"] * 2
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(60) == 1
+            assert consumer.stderr.read() == ""
+
+        # Before it is read.
+        ran = Ran(capfdbinary, "offsets", "t", "--group", "readers")
+        ran.fails_with(sentence)
+        assert ran.out.splitlines()[2].split() == ["1", "-", "-", "-", "1", "-"]
+        rows = json.loads(Ran(capfdbinary, "offsets", "t", "--group", "readers", "--json").out)
+        assert [row["end_offset"] for row in rows] == [4, None, 4]
+        assert [row["lag"] for row in rows] == [3, None, 3]
+        assert rows[0]["error"] is None and rows[1]["error"].startswith(sentence)
+        ran = Ran(capfdbinary, "groups", "describe", "readers")
+        ran.fails_with(sentence)
+        assert "\nlag 6, of " in ran.out
+        rows = json.loads(Ran(capfdbinary, "groups", "describe", "readers", "--json").out)["partitions"]
+        assert [row["lag"] for row in rows] == [3, None, 3]
+        assert rows[1]["error"].startswith(sentence) and rows[1]["committed"] == 1
+        ran = Ran(capfdbinary, "consume", "t", "--from-beginning", "--max-messages", "8")
+        ran.fails_with(sentence)
+        assert sorted(ran.out.split()) == ["0", "1", "2", "6", "7", "8", "more", "more"]
+        ran = Ran(capfdbinary, "consume", "t", "--group", "readers", "--max-messages", "6")
+        ran.fails_with(sentence)
+        assert sorted(ran.out.split()) == ["1", "2", "7", "8", "more", "more"]
+        assert admin.committed("readers") == {TopicPartition("t", n): offset for n, offset in enumerate((4, 1, 4))}
+
+        for number in (0, 2):
+            shutil.rmtree(cluster.brokers[0].data_directory / f"{topic_id.hex()}-{number}")
+        waited_for(lambda: len(admin.unserved(["t"])) == 3)
+        ran = Ran(capfdbinary, "consume", "t")
+        assert (ran.code, ran.out, ran.err.count("is lost")) == (1, "", 3)
+
+
+def test_a_damaged_partition_ends_no_other_ones_records(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(data=tmp_path) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+        topic_id = admin.create_topic("t", partitions=2).topic_id
+        with Producer(cluster.bootstrap_servers) as producer:
+            for partition in (0, 1):
+                producer.send("t", b"a value to be found", partition=partition)
+        path = cluster.brokers[0].data_directory / f"{topic_id.hex()}-0" / f"{0:020d}.log"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        ran = Ran(capfdbinary, "consume", "t", "--from-beginning", "--max-messages", "1")
+        # Which one is asked for first is nobody's promise, so it may have ended before it met the damage.
+        assert ran.out == "a value to be found\n"
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send("t", b"another", partition=1)
+        with running("consume", "t", "--from-beginning") as consumer:
+            assert consumer.stdout is not None and consumer.stderr is not None
+            assert [consumer.stdout.readline() for _ in range(2)] == ["a value to be found\n", "another\n"]
+            assert "t-0" in consumer.stderr.readline()
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(60) == 1
 
 
 def test_offsets_tell_start_end_and_a_groups_lag(
