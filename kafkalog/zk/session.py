@@ -375,19 +375,6 @@ class ZooKeeperSession:
             if isinstance(outcome, Exception) and not isinstance(outcome, RolledBackError | RuntimeInconsistency):
                 raise outcome
 
-    def delete_tree(self, path: str) -> None:
-        """Remove a znode and all below it, leaves first; what is gone already is fine."""
-        try:
-            below = self.children(path)
-        except NoNode:
-            return
-        for child in below:
-            self.delete_tree(f"{path}/{child}")
-        try:
-            self.delete(path)
-        except NoNode:
-            pass
-
 
 def _path_of(request: Any) -> str:
     """The znode that a request writes, the largest of a multi's."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kazoo.client import KazooClient
 
 from broker.replica.catalog import Catalog
 from broker.zookeeper import EmbeddedZooKeeper
@@ -23,6 +24,8 @@ from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.kafkalog.zk.expiry import expire
 from tests.waiting import waited_for
+
+_PATIENT_SECONDS = 120.0
 
 
 def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
@@ -111,8 +114,12 @@ def test_logs_of_a_topic_that_nobody_deleted_are_kept_and_told(
     broker = start_broker()
     topic = broker.new_topic()
     folder = broker.broker.catalog.leader_of(topic, 0).log.directory
-    session = broker.broker.catalog.session
-    session.delete_tree(paths.topic("t"))  # as if ZooKeeper's data were an old backup
+    address = broker.broker.catalog.session.address
+    client = KazooClient(hosts=address.hosts)
+    client.start(timeout=60)
+    client.delete(address.chroot + paths.topic("t"), recursive=True)  # as if ZooKeeper's data were an old backup
+    client.stop()
+    client.close()
     until(broker, lambda: not broker.broker.catalog.hosted)
     broker.stop()
     start_broker()
@@ -219,25 +226,31 @@ def test_a_topic_that_comes_and_goes_is_known_or_unknown_and_nothing_between(bro
         catalog._topics = names
 
 
-def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(tmp_path: Path, start_broker: StartBroker) -> None:
+def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(
+    tmp_path: Path, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = EmbeddedZooKeeper(tmp_path / "zookeeper", durable=False)
     server.start()
     server.wait_ready(threading.Event().wait)
     try:
-        broker = start_broker(zookeeper_connect=server.connect, zookeeper_session_timeout_ms=2000)
+        # A session that lasts: under load a short one is lost while requests are under way, as nothing here is about.
+        broker = start_broker(zookeeper_connect=server.connect)
         topic = broker.new_topic()
-        broker.broker.catalog.session._request_timeout = 1.0
+        session = broker.broker.catalog.session
         server.kill()
+        waited_for(lambda: not session.connected, _PATIENT_SECONDS)
         with broker.client() as client:
             assert client.append(topic, a_batch()).base_offset == 0
             assert client.fetch(topic, 0)[0].end_offset == 1
         assert broker.stub.DescribeTopics(bpb.DescribeTopicsRequest()).topics[0].name == "t"
-        with pytest.raises(Exception, match=f"ZooKeeper at {server.connect} is not reachable"):
-            broker.new_topic("other")
+        with monkeypatch.context() as impatient:
+            impatient.setattr(session, "_connection_timeout", 0.1)  # it would wait so long for a connection
+            with pytest.raises(Exception, match=f"ZooKeeper at {server.connect} is not reachable"):
+                broker.new_topic("other")
         server.start()
-        server.wait_ready(threading.Event().wait)
-        until(broker, lambda: broker.broker.catalog.session.connected)
-        broker.broker.catalog.session._request_timeout = 30.0
+        server.wait_ready(threading.Event().wait, _PATIENT_SECONDS)
+        waited_for(lambda: session.connected, _PATIENT_SECONDS)
+        monkeypatch.setattr(session, "_connection_timeout", _PATIENT_SECONDS)
         broker.new_topic("other")
         with broker.client() as client:
             assert client.append(topic, a_batch()).base_offset == 1

@@ -30,7 +30,7 @@ from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
-from tests.kafkalog.zk.proxy import Proxy
+from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 
 
@@ -497,14 +497,14 @@ def test_every_method_has_its_lane() -> None:
 
 
 @pytest.fixture
-def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[Proxy]:
-    one = Proxy(zookeeper.port)
+def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
+    one = StallingProxy(zookeeper.port)
     yield one
     one.close()
 
 
 def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
-    start_broker: StartBroker, proxy: Proxy, chroot: str
+    start_broker: StartBroker, proxy: StallingProxy, chroot: str
 ) -> None:
     through_proxy = f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"
     broker = start_broker(**{"zookeeper.connect": through_proxy, "zookeeper.session.timeout.ms": 60_000})
@@ -697,7 +697,7 @@ def test_a_peer_that_has_vanished_loses_its_connection(
 
 
 def test_a_commit_lives_through_a_moment_without_zookeeper(
-    start_broker: StartBroker, proxy: Proxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+    start_broker: StartBroker, proxy: StallingProxy, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = TopicPartition("t", 0)
     broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
@@ -723,7 +723,7 @@ def test_a_commit_lives_through_a_moment_without_zookeeper(
 
 
 def test_a_start_and_a_change_of_topics_wait_for_a_zookeeper_that_is_away_for_a_moment(
-    start_broker: StartBroker, proxy: Proxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+    start_broker: StartBroker, proxy: StallingProxy, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away: list[bool] = []
     start, wait = ZooKeeperSession.start, Client.wait_connected

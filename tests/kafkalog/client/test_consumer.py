@@ -32,7 +32,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from tests.kafkalog.client.proxy import proxied
+from tests.proxy import proxied
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(120)

@@ -32,7 +32,7 @@ from kafkalog.errors import (
 from kafkalog.format.batch import BatchHeader, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from kafkalog.wire import dataport_pb2 as pb
-from tests.kafkalog.client.proxy import proxied
+from tests.proxy import proxied
 
 pytestmark = pytest.mark.timeout(120)
 COUNT = 2000

@@ -32,7 +32,7 @@ from kafkalog.errors import (
 from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
 from tests.interrupts import interrupted_at
-from tests.kafkalog.client.proxy import proxied
+from tests.proxy import proxied
 
 pytestmark = pytest.mark.timeout(120)
 PARTITIONS = 3

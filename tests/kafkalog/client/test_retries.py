@@ -16,7 +16,7 @@ from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.batcher import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
-from tests.kafkalog.client.proxy import proxied
+from tests.proxy import proxied
 
 pytestmark = pytest.mark.timeout(180)
 PARTITIONS = 2

@@ -23,8 +23,8 @@ from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
-from tests.kafkalog.client.proxy import proxied
 from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
+from tests.proxy import proxied
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(180)

@@ -10,7 +10,7 @@ import pytest
 
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog.zk.session import ZooKeeperSession
-from tests.kafkalog.zk.proxy import Proxy
+from tests.proxy import StallingProxy
 
 _chroots = itertools.count()
 
@@ -25,9 +25,9 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 
 @pytest.fixture
-def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[Proxy]:
+def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
     """A proxy before the ZooKeeper."""
-    one = Proxy(zookeeper.port)
+    one = StallingProxy(zookeeper.port)
     yield one
     one.close()
 
@@ -38,7 +38,7 @@ def new_session(zookeeper: EmbeddedZooKeeper) -> Iterator[Callable[..., ZooKeepe
     chroot = f"zk-test/{next(_chroots)}"
     started = []
 
-    def start(through: Proxy | None = None, **timeouts: int) -> ZooKeeperSession:
+    def start(through: StallingProxy | None = None, **timeouts: int) -> ZooKeeperSession:
         server = zookeeper.connect if through is None else f"127.0.0.1:{through.port}"
         session = ZooKeeperSession(f"{server}/{chroot}", **timeouts)
         session.start()

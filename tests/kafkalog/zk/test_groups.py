@@ -12,7 +12,7 @@ from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, paths
 from kafkalog.zk.session import Check, Operation, ZooKeeperSession
-from tests.kafkalog.zk.proxy import Proxy
+from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
@@ -83,7 +83,7 @@ P0 = TopicPartition("a", 0)
 
 
 def test_a_commit_refused_while_zookeeper_is_away_is_never_made(
-    new_session: Callable[..., ZooKeeperSession], proxy: Proxy
+    new_session: Callable[..., ZooKeeperSession], proxy: StallingProxy
 ) -> None:
     cut_off, other = new_session(proxy), new_session()
     groups.commit_offsets(other, "g", {P0: 50}, IDS, 0)
@@ -100,7 +100,7 @@ def test_a_commit_refused_while_zookeeper_is_away_is_never_made(
 @pytest.mark.parametrize("before", [None, 50])
 def test_a_commit_that_arrives_late_spares_a_later_one(
     new_session: Callable[..., ZooKeeperSession],
-    proxy: Proxy,
+    proxy: StallingProxy,
     monkeypatch: pytest.MonkeyPatch,
     before: int | None,
 ) -> None:
