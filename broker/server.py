@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.resolver import Resolver
+from broker.signals import StopRequest
 from broker.storage.directory import LogDirectory
 from broker.transport import dataport
 from broker.transport.dataport import DataPort
@@ -208,43 +208,35 @@ def run(settings: Values, announces: bool = False) -> None:
         logging.getLogger().addHandler(Announcer(sys.stdout.fileno()))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each partition and each connection takes one or two
-    # A byte in a pipe, not an Event: the system may hand a signal to any thread (not to this one if the process was
-    # just continued after SIGSTOP), and a thread that waits for a lock does not learn of it.
-    asked, asking = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(asking, False)
-    previous_fd = signal.set_wakeup_fd(asking)
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    if settings.exit_with_stdin:
-        threading.Thread(target=_wait_for_end_of_stdin, args=(asking,), name="stdin", daemon=True).start()
-    broker = Broker(settings)
-    try:
-        broker.start()
-        # What is here stays, and requests leave no cycles: with the default thresholds a fifth of an append is spent on
-        # looking for them.
-        gc.freeze()
-        sys.setswitchinterval(0.02)
-        gc.set_threshold(50_000, 20, 100)
-    except KafkalogError as error:
-        if announces:
-            code, facts = error.to_wire()
-            announce(sys.stdout.fileno(), {"error": code, "facts": facts})
-        raise
-    try:
-        if announces:
-            ports = {"grpc_port": broker.grpc_port, "data_port": broker.data_port, "pid": os.getpid()}
-            announce(sys.stdout.fileno(), ports)
-        os.read(asked, 1)
-    finally:
-        broker.stop()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(previous_fd)
+    with StopRequest() as stop:
+        if settings.exit_with_stdin:
+            threading.Thread(target=_wait_for_end_of_stdin, args=(stop,), name="stdin", daemon=True).start()
+        broker = Broker(settings)
+        try:
+            broker.start()
+            # What is here stays, and requests leave no cycles: with the default thresholds a fifth of an append is
+            # spent on looking for them.
+            gc.freeze()
+            sys.setswitchinterval(0.02)
+            gc.set_threshold(50_000, 20, 100)
+        except KafkalogError as error:
+            if announces:
+                code, facts = error.to_wire()
+                announce(sys.stdout.fileno(), {"error": code, "facts": facts})
+            raise
+        try:
+            if announces:
+                ports = {"grpc_port": broker.grpc_port, "data_port": broker.data_port, "pid": os.getpid()}
+                announce(sys.stdout.fileno(), ports)
+            stop.wait()
+        finally:
+            broker.stop()
 
 
-def _wait_for_end_of_stdin(asking: int) -> None:
+def _wait_for_end_of_stdin(stop: StopRequest) -> None:
     try:
         while os.read(sys.stdin.fileno(), 4096):
             pass
     except OSError:
         pass
-    os.write(asking, b"\0")
+    stop.ask()

@@ -24,7 +24,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports", "sweeper", "announce"],
+        ["config", "folder_lock", "ports", "signals", "sweeper", "announce"],
         ["storage"],
         ["replica"],
         ["requests"],

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -17,18 +14,6 @@ from kafkalog.errors import StorageFailed, ZooKeeperUnreachable
 
 _LOOK_SECONDS = 0.5
 _folder = click.Path(file_okay=False, path_type=Path)
-
-
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and Ctrl-C set; for servers, whose end that is and no failure."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
-    return stop
 
 
 @click.command()
@@ -43,6 +28,7 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     What the brokers log as warnings and errors is shown on stderr, and when one has ended.
     """
     from broker.local import LocalCluster
+    from broker.signals import StopRequest
     from broker.supervisor import Supervisor
 
     if port + 2 * brokers - 1 > 65535:
@@ -53,10 +39,11 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
         click.echo(f"data: {data.resolve() if data else 'gone when this ends; keep it with --data DIR'}")
         click.echo("Ctrl-C stops it")
         sys.stdout.flush()
-        stop = stop_on_signals()
         supervisor = Supervisor(cluster, lambda sentence: click.echo(sentence, err=True), restart=not no_restart)
-        while not stop.wait(_LOOK_SECONDS):
-            supervisor.look()
+        with StopRequest() as stop:
+            while not stop.wait(_LOOK_SECONDS):
+                supervisor.look()
+            cluster.close()  # in here: a second Ctrl-C does not interrupt it
 
 
 @click.command()
@@ -82,6 +69,7 @@ def broker(config: Path) -> None:
 @click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
+    from broker.signals import StopRequest
     from broker.zookeeper import EmbeddedZooKeeper
 
     with ExitStack() as stack:
@@ -89,7 +77,7 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
         if directory is None:
             directory, keep_fd = stack.enter_context(_temporary_folder())
             keep_fds.append(keep_fd)
-        stop = stop_on_signals()
+        stop = stack.enter_context(StopRequest())
         server = EmbeddedZooKeeper(directory, port=port, host=host, durable=data is not None, pass_fds=keep_fds)
         server.start()
         stack.callback(server.stop)
