@@ -1,0 +1,42 @@
+"""A request to stop: by a signal, whichever thread gets it, or by a thread; asked once, it stays asked."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from broker.signals import StopRequest
+
+WAIT_SECONDS = 60.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_another_thread_gets_ends_the_wait(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop.wait(0)
+        waits = threading.Event()
+
+        def hit() -> None:
+            waits.wait(WAIT_SECONDS)
+            signal.pthread_kill(threading.get_ident(), number)
+
+        hitting = threading.Thread(target=hit)
+        hitting.start()
+        waits.set()
+        assert stop.wait(WAIT_SECONDS)
+        assert stop.wait()
+        hitting.join()
+    assert signal.getsignal(number) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_thread_may_ask_and_one_that_comes_late_harms_nobody() -> None:
+    with StopRequest() as stop:
+        asking = threading.Thread(target=stop.ask)
+        asking.start()
+        assert stop.wait()
+        asking.join()
+    stop.ask()
