@@ -91,7 +91,7 @@ def test_a_group_is_listed_and_described_with_its_lag_and_its_members(
     assert found["size_bytes"] == sum(sizes) and min(sizes) > 0
     moment = datetime.fromisoformat(found["partitions"][0].pop("committed_at"))
     assert abs((moment - datetime.now(moment.tzinfo)).total_seconds()) < 60
-    common = {"topic": made, "start_offset": 0}
+    common = {"topic": made, "start_offset": 0, "error": None}
     assert found["partitions"] == [
         {**common, "partition": 0, "end_offset": 10, "committed": 5, "lag": 5},
         {**common, "partition": 1, "end_offset": 5, "committed": None, "lag": 5, "committed_at": None},
