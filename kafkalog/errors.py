@@ -451,6 +451,17 @@ class VersionOfAnother(KafkalogError):
     )
 
 
+class QueryNotKnown(KafkalogError):
+    """A numbered write of a streaming query that cannot be told from another query's under the same txnAppId."""
+
+    code = 111
+    message = (
+        "which query writes version {version} of txnAppId '{app_id}' is not known, so it cannot be told from another "
+        "query's version of that number: {reason}. Give the write the query's own checkpointLocation as an option, on "
+        "a file system that the driver can read"
+    )
+
+
 class VersionWrittenTwice(KafkalogError):
     """A second numbered write to a topic in one micro-batch: to skip it would lose its rows."""
 

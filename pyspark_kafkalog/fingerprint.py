@@ -12,12 +12,13 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.log import get_logger
 from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -33,11 +34,16 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//[^/]*)?")
 _AGAIN_SECONDS = 600.0  # a Java that did not start is not waited for at each batch
 
 
+class CheckpointUnreadable(Exception):
+    """A checkpoint's files are not there, or not to be read. Says which and why."""
+
+
 class Checkpoint(NamedTuple):
     """Where a query's checkpoint is, and what it takes to read it.
 
     Attributes:
         location: as Spark was told it, with the query's name where that is part of it; empty: nobody said.
+        query_id: as Spark reports it; empty where it does not.
         hadoop: the application's settings for file systems, sorted.
         jars: paths with commas between.
     """
@@ -48,27 +54,23 @@ class Checkpoint(NamedTuple):
     jars: str = ""
 
 
-def checkpoint_of(task: TaskContext, query_id: str, option: str | None) -> Checkpoint:
+def checkpoint_of(task: TaskContext, micro_batch: MicroBatch, option: str | None) -> Checkpoint:
     """The checkpoint of the query that a task is part of.
 
     Args:
         option: the write's own `checkpointLocation`.
     """
     properties: Mapping[str, str] = task._localProperties or {}
-    location = option or _configured(properties)
+    location = option or _configured(properties.get(CONFIGURED, ""), micro_batch.name)
     hadoop = sorted((name[len(_HADOOP) :], text) for name, text in properties.items() if name.startswith(_HADOOP))
     jars = ",".join(properties[name] for name in _JARS if properties.get(name))
-    return Checkpoint(location, query_id, tuple(hadoop), jars)
+    return Checkpoint(location, micro_batch.query_id, tuple(hadoop), jars)
 
 
-def _configured(properties: Mapping[str, str]) -> str:
+def _configured(root: str, name: str) -> str:
     """Of a query with a name, in the folder that the session is configured with; one without has a new checkpoint at
     each start, which nobody copies."""
-    root = properties.get(CONFIGURED, "")
-    name = properties.get("spark.job.description", "").partition("\n")[0]
-    if not root or not name or name.startswith("id = "):
-        return ""
-    return f"{root.rstrip('/')}/{name}"
+    return f"{root.rstrip('/')}/{name}" if root and name else ""
 
 
 class Fingerprints:
@@ -83,17 +85,27 @@ class Fingerprints:
         if not checkpoint.location:
             return self._unknown(checkpoint, "where it is was not said")
         try:
-            metadata, offsets = self._read(checkpoint, ("metadata", f"offsets/{batch_id}"))
-            if json.loads(metadata).get("id") != checkpoint.query_id:
+            metadata, offsets = self._read(checkpoint, "metadata", f"offsets/{batch_id}")
+            if _query_id(metadata) != checkpoint.query_id:
                 return self._unknown(checkpoint, "it is another query's")
-        except FileNotFoundError as missing:
-            return self._unknown(checkpoint, f"there is no {missing}")
-        except (OSError, ValueError, HadoopUnavailable) as error:
+        except CheckpointUnreadable as error:
             return self._unknown(checkpoint, str(error))
         return hashlib.sha256(offsets).digest()
 
-    def _read(self, checkpoint: Checkpoint, names: Iterable[str]) -> list[bytes]:
-        names = list(names)
+    def query_of(self, checkpoint: Checkpoint) -> str:
+        """The id of the query whose checkpoint it is. Raises CheckpointUnreadable."""
+        [metadata] = self._read(checkpoint, "metadata")
+        return _query_id(metadata)
+
+    def _read(self, checkpoint: Checkpoint, *names: str) -> list[bytes]:
+        try:
+            return self._read_files(checkpoint, names)
+        except FileNotFoundError as missing:
+            raise CheckpointUnreadable(f"there is no {missing}") from missing
+        except (OSError, ValueError, HadoopUnavailable) as error:
+            raise CheckpointUnreadable(str(error)) from error
+
+    def _read_files(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[bytes]:
         scheme = _SCHEME.match(checkpoint.location)
         if scheme is None or scheme[1].lower() == "file":
             path = Path(checkpoint.location[scheme.end() :] if scheme else checkpoint.location)
@@ -146,3 +158,11 @@ class Fingerprints:
             if isinstance(files, HadoopFiles):
                 files.close()
         self._files.clear()
+
+
+def _query_id(metadata: bytes) -> str:
+    """The query's, in a checkpoint's `metadata` (`{"id": "..."}`)."""
+    try:
+        return str(json.loads(metadata)["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointUnreadable(f"its metadata is no query's: {error}") from error

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kafkalog.errors import InvalidArgument
+from kafkalog.errors import InvalidArgument, QueryNotKnown
 from pyspark_kafkalog import staged
 from pyspark_kafkalog.columns import sink_columns
 from pyspark_kafkalog.direct import write_rows
 from pyspark_kafkalog.fingerprint import checkpoint_of
+from pyspark_kafkalog.micro_batch import micro_batch_of
 from pyspark_kafkalog.sentences import in_sentences
 from pyspark_kafkalog.sink_options import parse_sink
-from pyspark_kafkalog.staged import Transaction
+from pyspark_kafkalog.staged import Messages, Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-Messages = list[WriterCommitMessage | None]
-"""One for each of Spark's partitions; None for a task that failed, or never ran."""
+_NOT_REPORTED = (
+    "Spark reports it neither to foreachBatch under Spark Connect nor to a Python thread started there (unless it is a "
+    "pyspark.InheritableThread)"
+)
 
 
 def _checkpoint_option(options: Mapping[str, str]) -> str | None:
@@ -47,19 +50,28 @@ class BatchWriter(DataSourceArrowWriter):
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
         task = staged.task_context()
-        query, part, txn = staged.query_of(task), task.partitionId(), self._options.txn
+        micro_batch, part, txn = micro_batch_of(task), task.partitionId(), self._options.txn
         if txn is not None:
-            message = staged.stage_numbered(iterator, self._options, self._columns, txn, query, part)
-            micro_batch = task.getLocalProperty(staged.BATCH_ID)
-            if query[0] and micro_batch:
-                checkpoint = checkpoint_of(task, query[0], self._checkpoint)
-                if checkpoint.location:  # in foreachBatch few say where it is
-                    message.checkpoint, message.micro_batch = checkpoint, int(micro_batch)
+            checkpoint = checkpoint_of(task, micro_batch, self._checkpoint)
+            if micro_batch.is_of_unknown_query and not checkpoint.location:
+                raise QueryNotKnown(app_id=txn.app_id, version=txn.version, reason=_NOT_REPORTED)
+            message = staged.stage_numbered(iterator, self._options, self._columns, txn, micro_batch, part)
+            if checkpoint.location:  # in foreachBatch few say where it is
+                message.checkpoint = checkpoint
+                message.micro_batch = micro_batch.batch_id if micro_batch.query_id else txn.version
             return message
-        transaction = Transaction(f"spark-batch-{self._write_id}", 0, self._write_id, stays=False, query_id=query[0])
+        transaction = Transaction(
+            f"spark-batch-{self._write_id}",
+            0,
+            self._write_id,
+            stays=False,
+            query_id=micro_batch.query_id,
+            session_id=micro_batch.session_id,
+        )
         return staged.stage_rows(iterator, self._options, self._columns, transaction, part)
 
     def commit(self, messages: Messages) -> None:
+        messages = staged.with_query(messages, self._options.txn)
         staged.commit(messages, self._options, staged.fingerprint(messages))
 
     def abort(self, messages: Messages) -> None:
@@ -82,9 +94,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
         task = staged.task_context()
-        transaction = staged.stream_transaction(task)
+        micro_batch = micro_batch_of(task)
+        transaction = staged.stream_transaction(micro_batch)
         message = staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
-        message.checkpoint = checkpoint_of(task, transaction.query_id, self._checkpoint)
+        message.checkpoint = checkpoint_of(task, micro_batch, self._checkpoint)
         message.micro_batch = transaction.batch_id
         return message
 

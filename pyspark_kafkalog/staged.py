@@ -7,10 +7,10 @@ away by the brokers. What a commit is made of is `kafkalog/client/transactions.p
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -18,7 +18,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from kafkalog.log import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
-from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint, Fingerprints
+from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints
+from pyspark_kafkalog.micro_batch import NO_BATCH, MicroBatch
 from pyspark_kafkalog.sink_options import SinkOptions, TxnVersion
 
 if TYPE_CHECKING:
@@ -31,16 +32,11 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-QUERY_ID = "sql.streaming.queryId"
-BATCH_ID = "streaming.sql.batchId"
-DESCRIPTION = "spark.job.description"
-"""Task properties: a query's id, the number of its micro-batch, and what Spark says of the job. Spark tells the
-driver's side of a sink none of them, so the tasks' messages carry them there."""
-
-_RUN_ID = re.compile(r"^runId = (\S+)$", re.MULTILINE)
+Messages = Sequence[WriterCommitMessage | None]
+"""One for each of Spark's partitions; None for a task that failed, or never ran."""
 
 _committers: dict[Key, Committer] = {}
-_warned: set[str] = set()  # queries by id
+_warned: set[str] = set()  # queries by id, or by their run's session
 _fingerprints = Fingerprints()
 
 
@@ -53,7 +49,8 @@ class Transaction:
             a user's version. Others are forgotten a day after they are done.
         run_id: empty where it is not known: then no other run's end is seen, and none is ended.
         skip_if_recorded: a batch number up to the last recorded one is no mistake, but a write to be skipped.
-        query_id: of the query that writes, itself or in `foreachBatch`; empty outside any.
+        query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and where it is not known.
+        session_id: of the query's run, as `MicroBatch.session_id`.
     """
 
     transactional_id: str
@@ -62,6 +59,7 @@ class Transaction:
     stays: bool
     skip_if_recorded: bool = False
     query_id: str = ""
+    session_id: str = ""
 
 
 class StagedBatch(NamedTuple):
@@ -73,16 +71,18 @@ class StagedBatch(NamedTuple):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task staged, as it tells the driver: of one transaction, or of one for each topic of a numbered write.
+    """What a task staged, as it reports it to the driver: of one transaction, or of one for each topic of a numbered
+    write. Spark reports query and micro-batch to tasks only, so the messages carry them to the driver.
 
     Attributes:
-        checkpoint: of the query that writes, itself or in `foreachBatch`; None outside any.
+        checkpoint: of the query that writes, itself or in `foreachBatch`; None outside any. Its query_id is empty where
+            the checkpoint alone says which query it is.
         micro_batch: of that query.
     """
 
     batches: tuple[StagedBatch, ...]
     checkpoint: Checkpoint | None = None
-    micro_batch: int = -1
+    micro_batch: int = NO_BATCH
 
 
 def task_context() -> TaskContext:
@@ -94,23 +94,11 @@ def task_context() -> TaskContext:
     return context
 
 
-def query_of(task: TaskContext) -> tuple[str, str]:
-    """The ids of the query and of the run that a task is part of, itself or in `foreachBatch`; empty if there is none.
-
-    The run's is taken from the description that Spark gives a micro-batch's jobs. The job group has it too, but that is
-    the user's to set, and stays set for the query's later batches. Where the user has set the description as well, by
-    the time that the batch is written, the run is not known.
-    """
-    query_id = task.getLocalProperty(QUERY_ID) or ""
-    found = _RUN_ID.search(task.getLocalProperty(DESCRIPTION) or "") if query_id else None
-    return query_id, found[1] if found else ""
-
-
-def stream_transaction(task: TaskContext) -> Transaction:
+def stream_transaction(micro_batch: MicroBatch) -> Transaction:
     """A stream's, in one of its tasks."""
-    (query_id, run_id), batch_id = query_of(task), task.getLocalProperty(BATCH_ID)
-    assert query_id and batch_id, "Spark did not tell the task its query and batch"
-    return Transaction(f"spark-stream-{query_id}", int(batch_id), run_id, stays=True, query_id=query_id)
+    query_id, batch_id = micro_batch.query_id, micro_batch.batch_id
+    assert query_id and batch_id != NO_BATCH, "Spark did not report query and micro-batch to the task"
+    return Transaction(f"spark-stream-{query_id}", batch_id, micro_batch.run_id, stays=True, query_id=query_id)
 
 
 def stage_rows(
@@ -133,13 +121,10 @@ def stage_numbered(
     options: SinkOptions,
     columns: tuple[str, ...],
     txn: TxnVersion,
-    query: tuple[str, str],
+    micro_batch: MicroBatch,
     part: int,
 ) -> Staged:
     """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction.
-
-    Args:
-        query: the ids of query and run, as `query_of`.
 
     Raises:
         CountMoved: a topic was made anew meanwhile.
@@ -147,7 +132,6 @@ def stage_numbered(
     from kafkalog.errors import CountMoved
 
     cluster = cluster_of(options.bootstrap_servers, _producer_settings(options))
-    query_id, run_id = query
     stagers: dict[str, tuple[Transaction, bytes, PartStager]] = {}
     with ExitStack() as stack:  # a failure discards
         for batch in batches:
@@ -156,7 +140,13 @@ def stage_numbered(
                     [info] = cluster.describe_topics([topic])  # not as it was last told: it may have been made anew
                     name = _committer(options).numbered(txn.app_id, topic, info.topic_id)
                     transaction = Transaction(
-                        name, txn.version, run_id, stays=True, skip_if_recorded=True, query_id=query_id
+                        name,
+                        txn.version,
+                        micro_batch.run_id,
+                        stays=True,
+                        skip_if_recorded=True,
+                        query_id=micro_batch.query_id,
+                        session_id=micro_batch.session_id,
                     )
                     stager = stack.enter_context(_stager(options, transaction, part))
                     stagers[topic] = transaction, info.topic_id, stager
@@ -185,7 +175,7 @@ def _producer_settings(options: SinkOptions) -> Values:
     return parse_producer(options.client)
 
 
-def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, fingerprint: bytes = UNKNOWN) -> None:
+def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOWN) -> None:
     """Commit, on the driver, what the tasks of a write staged; returns when all of it is in the log.
 
     Raises:
@@ -200,7 +190,33 @@ def commit(messages: Sequence[WriterCommitMessage | None], options: SinkOptions,
         _commit(transaction, found, options, fingerprint)
 
 
-def fingerprint(messages: Sequence[WriterCommitMessage | None]) -> bytes:
+def with_query(messages: Messages, txn: TxnVersion | None) -> Messages:
+    """The messages of a write, with the query that its checkpoint names where Spark did not report it to the tasks.
+
+    Raises:
+        QueryNotKnown: the checkpoint cannot be read.
+    """
+    from kafkalog.errors import QueryNotKnown
+
+    found = (each.checkpoint for each in _staged(messages) if each.batches)
+    unnamed = next((each for each in found if each is not None and not each.query_id), None)
+    if txn is None or unnamed is None:
+        return messages
+    try:
+        query_id = _fingerprints.query_of(unnamed)
+    except CheckpointUnreadable as error:
+        reason = f"its checkpoint {unnamed.location} cannot be read: {error}"
+        raise QueryNotKnown(app_id=txn.app_id, version=txn.version, reason=reason) from error
+    return [_of_query(each, query_id) for each in _staged(messages) if each.batches]
+
+
+def _of_query(message: Staged, query_id: str) -> Staged:
+    assert message.checkpoint is not None, "messages of several writes"
+    batches = tuple(StagedBatch(replace(each.transaction, query_id=query_id), each.parts) for each in message.batches)
+    return Staged(batches, message.checkpoint._replace(query_id=query_id), message.micro_batch)
+
+
+def fingerprint(messages: Messages) -> bytes:
     """What the checkpoint says of the micro-batch that was staged, as far as tasks told where it is."""
     for message in _staged(messages):
         if message.checkpoint is not None and any(batch.parts for batch in message.batches):
@@ -237,30 +253,52 @@ def _commit(
             parts=sorted(parts, key=lambda part: part.part),
             skip_if_recorded=transaction.skip_if_recorded,
             query_id=transaction.query_id,
+            session_id=transaction.session_id,
         )
     )
-    values = {"transactional_id": transaction.transactional_id, "batch_id": transaction.batch_id}
     if outcome is Outcome.SKIPPED:
-        reason = "this version or a later one of the same txnAppId was written before; nothing is written now"
-        log.warning("write_skipped", **values, reason=reason)
+        _warn_skipped(transaction)
     else:
+        values = {"transactional_id": transaction.transactional_id, "batch_id": transaction.batch_id}
         log.info("batch_committed", **values, outcome=outcome.name)
-    if transaction.query_id and not transaction.stays:
-        _warn_unnumbered(transaction.query_id)
+    if not transaction.stays and (transaction.query_id or transaction.session_id):
+        _warn_unnumbered(transaction)
 
 
-def _warn_unnumbered(query_id: str) -> None:
+def _warn_skipped(transaction: Transaction) -> None:
+    from kafkalog.client.numbered import parse
+
+    name = parse(transaction.transactional_id)
+    assert name is not None, "only numbered writes are skipped"
+    if transaction.query_id:
+        reason = (
+            f"query {transaction.query_id}, which this write comes from, wrote this version before; nothing is written "
+            "now (two writes of a micro-batch to one topic need a txnAppId each)"
+        )
+    else:
+        reason = (
+            "a write outside any query wrote this version or a later one before; nothing is written now. If these are "
+            "other rows, write them under another txnAppId, or start the count anew with `kafkalog transactions forget "
+            f"{shlex.join([name.app_id, name.topic])}`. If this is foreachBatch, give the write the query's own "
+            "checkpointLocation as an option: without it two queries of one txnAppId are not told apart"
+        )
+    log.warning("write_skipped", app_id=name.app_id, version=transaction.batch_id, topic=name.topic, reason=reason)
+
+
+def _warn_unnumbered(transaction: Transaction) -> None:
     """Once for each query: its batch may run again after a failure, and this write with it."""
-    if query_id not in _warned:
-        _warned.add(query_id)
+    if (query := transaction.query_id or transaction.session_id) not in _warned:
+        _warned.add(query)
         reason = (
             "this write in foreachBatch is written again when its micro-batch runs again, as after a restart: give it "
             "the options txnAppId (a name for it) and txnVersion (the batch id), and it is written once"
         )
-        log.warning("write_not_numbered", query_id=query_id, reason=reason)
+        if not transaction.query_id:
+            reason += "; checkpointLocation (the query's own) too, for Spark does not report the query to this write"
+        log.warning("write_not_numbered", query_id=transaction.query_id or "not known", reason=reason)
 
 
-def discard(messages: Sequence[WriterCommitMessage | None], options: SinkOptions) -> None:
+def discard(messages: Messages, options: SinkOptions) -> None:
     """Tell the brokers that what the tasks of a failed write staged is not wanted. A hint: what a commit may have
     decided stays."""
     if options.txn is not None:
@@ -269,7 +307,7 @@ def discard(messages: Sequence[WriterCommitMessage | None], options: SinkOptions
         _committer(options).discard(parts)
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _staged(messages: Messages) -> list[Staged]:
     """The messages of tasks that ended well."""
     return [message for message in messages if isinstance(message, Staged)]
 

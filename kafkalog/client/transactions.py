@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kafkalog.client import numbered
 from kafkalog.client.cluster import Cluster
@@ -86,6 +87,8 @@ class CommitBatch:
         skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before, if the same
             query recorded it.
         query_id: of the query that writes; empty outside any.
+        session_id: another name of the run, which no other process knows; empty where there is none. It is known in
+            places where run_id is not.
     """
 
     transactional_id: str
@@ -96,6 +99,14 @@ class CommitBatch:
     parts: Sequence[StagedPartition]
     skip_if_recorded: bool = False
     query_id: str = ""
+    session_id: str = ""
+
+
+class Written(NamedTuple):
+    """What this process wrote last of a numbered transaction: the commit's uuid, and the batch's session_id."""
+
+    commit_uuid: bytes = b""
+    session_id: str = ""
 
 
 class Step(enum.Enum):
@@ -108,11 +119,11 @@ class Step(enum.Enum):
     SKIP = "nothing, it was written before"
 
 
-def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, written: bytes = b"") -> Step:
+def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, written: Written | None = None) -> Step:
     """What comes next by the decision as it is.
 
     Args:
-        written: the commit uuid of what this process wrote last of the transaction, if it wrote anything.
+        written: what this process wrote last of the transaction, if it wrote anything.
 
     Raises:
         RunSuperseded: another run has taken over from the batch's.
@@ -151,13 +162,19 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, writte
         )
     if not batch.skip_if_recorded:
         return Step.RECORDED
-    if batch.run_id and batch.run_id == decision.run_id and written and written == decision.commit_uuid:
+    if written is not None and written.commit_uuid == decision.commit_uuid and _is_same_run(decision, batch, written):
         raise _written_twice(batch)
     return Step.SKIP
 
 
 def _run(decision: Decision) -> str:
     return f"run {decision.run_id}" if decision.run_id else "a run that is not known"
+
+
+def _is_same_run(decision: Decision, batch: CommitBatch, written: Written) -> bool:
+    """Whether the run that writes a batch is the one that wrote what is recorded."""
+    by_session = bool(batch.session_id) and batch.session_id == written.session_id
+    return by_session or (bool(batch.run_id) and batch.run_id == decision.run_id)
 
 
 def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
@@ -195,7 +212,9 @@ def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
         topic=name.topic if name else "",
         recorded=decision.batch_id,
         recorded_by=f"query {decision.query_id}" if decision.query_id else "a write outside any query",
-        writer=f"query {batch.query_id}" if batch.query_id else "outside any query",
+        writer=f"query {batch.query_id}"
+        if batch.query_id
+        else "outside any query (in foreachBatch, the option checkpointLocation says which it is)",
         command=shlex.join([name.app_id, name.topic]) if name else "APP_ID",
     )
 
@@ -258,7 +277,7 @@ class Committer:
         self._leaders = Leaders(cluster)
         self._lock = threading.Lock()  # guards what follows
         self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs a write that is refused
-        self._written: dict[str, bytes] = {}  # by numbered transaction: the uuid of the last commit that ended well
+        self._written: dict[str, Written] = {}  # by numbered transaction: the last commit that ended well
 
     def close(self) -> None:
         self._leaders.close()
@@ -302,7 +321,7 @@ class Committer:
         batch, commit_uuid = attempt.batch, attempt.commit_uuid
         patience = self._patience()
         with self._lock:
-            written = self._written.get(batch.transactional_id, b"")
+            written = self._written.get(batch.transactional_id)
         if known is None or known.is_open or known.run_id != batch.run_id or known.batch_id >= batch.batch_id:
             known = self._read(batch.transactional_id, patience)
         decision = known
@@ -323,7 +342,7 @@ class Committer:
                     self.discard(batch.parts)
                 elif batch.skip_if_recorded:
                     with self._lock:
-                        self._written[batch.transactional_id] = commit_uuid
+                        self._written[batch.transactional_id] = Written(commit_uuid, batch.session_id)
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:

@@ -25,6 +25,7 @@ from tests.java import QUICK
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = Path(__file__).with_name("deployed_job.py")
+FOREACH_BATCH_JOB = Path(__file__).with_name("foreach_batch_job.py")
 CONF = ROOT / "conf" / "spark-defaults.conf"
 
 _OF_SPARK = re.compile(r"PYTHONPATH|PYSPARK_.*|SPARK_.*")

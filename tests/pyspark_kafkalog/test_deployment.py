@@ -8,7 +8,8 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import pytest
 from nbclient import NotebookClient
 
 from broker.local import LocalCluster
-from kafkalog import Admin
+from kafkalog import Admin, Message
 from tests.borrowed_environment import borrowed_environment
 from tests.java import QUICK
 from tests.pyspark_kafkalog.deployed_job import HALTING_TASK, TASKS
 from tests.pyspark_kafkalog.deployments import (
     CONF,
+    FOREACH_BATCH_JOB,
     JOB,
     ROOT,
     SPARK_HOME,
@@ -156,9 +158,9 @@ def test_standalone_with_speculation_twins_run_and_each_row_is_there_once(
     assert twins["save"] == 2 and twins["start"] == found["micro_batches"] + doubled["micro_batches"]
 
 
-def test_spark_connect_with_conf_and_a_client_that_has_no_kafkalog(
-    cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path
-) -> None:
+@contextmanager
+def connect_server(folder: Path) -> Iterator[tuple[Running, str]]:
+    """A Spark Connect server, and its address."""
     settings = {
         **COMMON,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -166,17 +168,46 @@ def test_spark_connect_with_conf_and_a_client_that_has_no_kafkalog(
     }
     server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", *options(settings)]
     command = [SUBMIT, "--master", "local[2]", "--properties-file", str(CONF), *server]
+    with Running(command, environment(SPARK_CONNECT_MODE="0"), folder) as serving:
+        port = serving.told(r"Spark Connect server started at: \S+:(\d+)")
+        yield serving, f"sc://127.0.0.1:{port}"
+
+
+def test_spark_connect_with_conf_and_a_client_that_has_no_kafkalog(
+    cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path
+) -> None:
     home = tmp_path / "client"
     borrowed_environment(home)
-    with Running(command, environment(SPARK_CONNECT_MODE="0"), tmp_path) as serving:
-        port = serving.told(r"Spark Connect server started at: \S+:(\d+)")
-        job = [str(JOB), cluster.bootstrap_servers, str(tmp_path), topics(), "--remote", f"sc://127.0.0.1:{port}"]
+    with connect_server(tmp_path) as (_, address):
+        job = [str(JOB), cluster.bootstrap_servers, str(tmp_path), topics(), "--remote", address]
         client = [str(home / "bin" / "python"), *job]
         with Running(client, environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path) as running:
             [found] = running.answer()
     check(found, "local[2]", conf=True)
     assert found["driver"] == str(home) and not found["driver_has_kafkalog"]
     assert found["prefixes"] == [sys.prefix] and found["packages"] == [str(ROOT / "pyspark_kafkalog")]
+
+
+def test_foreach_batch_under_spark_connect_knows_its_query_by_its_checkpoint(
+    cluster: LocalCluster, topic: str, messages_in: Callable[[str], list[Message]], tmp_path: Path
+) -> None:
+    home = tmp_path / "client"
+    borrowed_environment(home)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic)
+    with connect_server(tmp_path) as (serving, address):
+        job = [str(FOREACH_BATCH_JOB), cluster.bootstrap_servers, str(tmp_path), topic, address]
+        with Running(
+            [str(home / "bin" / "python"), *job], environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path
+        ) as running:
+            found = running.answer()
+        errors = "".join(serving.errors)
+    assert found["unnumbered"] is found["named"] is found["again"] is None
+    assert "which query writes version 0 of txnAppId 'connect' is not known" in found["unnamed"]
+    assert f"query {found['id']} wrote to topic '{topic}', and this write comes from query" in found["new"]
+    assert [message.value for message in messages_in(topic)] == [b"a", b"a"]  # unnumbered, and named
+    [warning] = [line for line in errors.splitlines() if "write_not_numbered" in line]
+    assert "txnAppId" in warning and "checkpointLocation" in warning
 
 
 IN_A_CELL = """

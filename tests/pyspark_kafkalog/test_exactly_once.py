@@ -4,6 +4,7 @@ old or copied, runs that others replaced, numbered writes. Under fire it is in `
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -22,9 +24,10 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.numbered import transactional_id as numbered_id
 from kafkalog.errors import RunSuperseded
 from kafkalog.wire import transactions_pb2
-from pyspark_kafkalog import staged
+from pyspark_kafkalog import micro_batch, staged
 from pyspark_kafkalog.fingerprint import CONFIGURED
 from pyspark_kafkalog.sink_options import SinkOptions, parse_sink
 from pyspark_kafkalog.staged import Staged, Transaction
@@ -536,6 +539,106 @@ def test_two_writes_to_one_topic_under_one_name_fail(
     assert texts(messages_in(topic)) == ["a"]
 
 
+def in_a_thread(
+    function: Callable[[DataFrame, int], None], inheriting: bool = False
+) -> Callable[[DataFrame, int], None]:
+    """For foreachBatch: calls a function in a Python thread of its own, and raises what it raises."""
+
+    def call(rows: DataFrame, batch_id: int) -> None:
+        def run() -> None:
+            rows.sparkSession.createDataFrame([], "a int")  # Spark looks for sources in the thread's active session
+            function(rows, batch_id)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(inheritable_thread_target(rows.sparkSession)(run) if inheriting else run).result()
+
+    return call
+
+
+def test_a_numbered_write_in_a_thread_that_does_not_know_its_query_fails_and_says_what_to_do(
+    foreach_batch: ForeachBatch, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+
+    def numbered(rows: DataFrame, batch_id: int) -> None:
+        write(rows, options, txnAppId="threads", txnVersion=str(batch_id))
+
+    foreach_batch.add("a")
+    says = "which query writes version 0 of txnAppId 'threads' is not known.*own checkpointLocation as an option"
+    with pytest.raises(StreamingQueryException, match=says):
+        foreach_batch.run(in_a_thread(numbered))
+    assert messages_in(topic) == []
+    foreach_batch.run(in_a_thread(numbered, inheriting=True))
+    assert texts(messages_in(topic)) == ["a"]
+
+
+@pytest.mark.parametrize("inheriting", [False, True])
+def test_a_numbered_write_in_a_thread_knows_its_query_by_the_thread_or_the_checkpoint(
+    foreach_batch: ForeachBatch,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    tmp_path: Path,
+    inheriting: bool,
+) -> None:
+    admin.create_topic(topic)
+    fails = [False]
+
+    def numbered(checkpoint: Path) -> Callable[[DataFrame, int], None]:
+        more = {} if inheriting else {"checkpointLocation": str(checkpoint)}
+
+        def function(rows: DataFrame, batch_id: int) -> None:
+            write(rows, options, txnAppId="etl", txnVersion=str(batch_id), **more)
+            if fails[0]:
+                raise RuntimeError("the batch fails after its write")
+
+        return in_a_thread(function, inheriting)
+
+    foreach_batch.add("a")
+    fails[0] = True
+    with pytest.raises(StreamingQueryException, match="the batch fails after its write"):
+        foreach_batch.run(numbered(foreach_batch.checkpoint))
+    fails[0] = False
+    query_id = foreach_batch.run(numbered(foreach_batch.checkpoint))
+    shutil.copytree(foreach_batch.checkpoint, tmp_path / "old")
+    with pytest.raises(StreamingQueryException, match=f"query {query_id} wrote to topic.*comes from query [0-9a-f-]+:"):
+        foreach_batch.run(numbered(tmp_path / "new"), tmp_path / "new")
+    foreach_batch.add("b")
+    foreach_batch.run(numbered(foreach_batch.checkpoint))
+    if not inheriting:
+        foreach_batch.add("c")
+        with pytest.raises(StreamingQueryException, match="wrote a batch of this number from another input"):
+            foreach_batch.run(numbered(tmp_path / "old"), tmp_path / "old")
+    assert texts(messages_in(topic)) == ["a", "b"]
+
+
+def test_two_writes_in_threads_to_one_topic_under_one_name_fail(
+    foreach_batch: ForeachBatch, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
+) -> None:
+    admin.create_topic(topic)
+    more = {"txnAppId": topic, "checkpointLocation": str(foreach_batch.checkpoint)}
+
+    def twice(rows: DataFrame, batch_id: int) -> None:
+        for filtered in ("value < 'b'", "value >= 'b'"):
+            write(rows.where(filtered), options, txnVersion=str(batch_id), **more)
+
+    foreach_batch.add("a", "b")
+    with pytest.raises(StreamingQueryException, match="Two writes to one topic need a txnAppId"):
+        foreach_batch.run(in_a_thread(twice))
+    assert texts(messages_in(topic)) == ["a"]
+
+
+def test_a_checkpoint_that_can_not_be_read_fails_a_numbered_write_that_needs_it(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn, tmp_path: Path
+) -> None:
+    admin.create_topic(topic)
+    rows = spark.range(1).selectExpr("'a' AS value")
+    with pytest.raises(Exception, match=r"which query writes version 0.*no/metadata.*that the driver can read"):
+        write(rows, options, txnAppId="a", txnVersion="0", checkpointLocation=f"file:{tmp_path}/no")
+    assert messages_in(topic) == []
+
+
 def test_a_job_group_that_is_named_in_foreach_batch_replaces_no_run(
     spark: SparkSession,
     foreach_batch: ForeachBatch,
@@ -564,11 +667,12 @@ def test_a_replaced_run_writes_no_version_from_foreach_batch(
     spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
-    properties = {staged.QUERY_ID: "query", staged.BATCH_ID: "0"}
+    properties = {micro_batch.QUERY_ID: "query", micro_batch.BATCH_ID: "0"}
 
     def write_in(run_id: str, version: int, group: str) -> None:
         """As in a micro-batch of a run: Spark's own properties of its jobs."""
-        described = {staged.DESCRIPTION: f"id = query\nrunId = {run_id}\nbatch = {version}", "spark.jobGroup.id": group}
+        description = f"id = query\nrunId = {run_id}\nbatch = {version}"
+        described = {micro_batch.DESCRIPTION: description, "spark.jobGroup.id": group}
         for name, text in {**properties, **described}.items():
             spark.sparkContext.setLocalProperty(name, text)
         try:
@@ -593,18 +697,54 @@ def test_a_write_in_foreach_batch_that_is_not_numbered_is_warned_of_once(
     admin.create_topic(topic)
     attempt = Attempt(options, transactional_id)
 
-    def commit(number: int, query_id: str, stays: bool = False) -> list[str]:
-        transaction = Transaction(f"{transactional_id}-{number}", 0, "", stays=stays, query_id=query_id)
+    def commit(number: int, query_id: str, stays: bool = False, session_id: str = "") -> list[str]:
+        name = f"{transactional_id}-{number}"
+        transaction = Transaction(name, 0, "", stays=stays, query_id=query_id, session_id=session_id)
         batch = pa.RecordBatch.from_pydict({"value": pa.array(["v"])})
         caplog.clear()
         attempt.commit(staged.stage_rows(iter([batch]), parse_sink(options), ("value",), transaction, 0))
         return [record.message for record in caplog.records if "write_not_numbered" in record.message]
 
     [warning] = commit(0, f"{topic} 1")
-    assert "txnAppId" in warning and "txnVersion" in warning
+    assert "txnAppId" in warning and "txnVersion" in warning and "checkpointLocation" not in warning
+    [warning] = commit(5, "", session_id=f"{topic} s")  # in a Python thread, or under Spark Connect
+    assert "txnAppId" in warning and "checkpointLocation" in warning
+    assert commit(6, "", session_id=f"{topic} s") == []
     assert commit(1, f"{topic} 1") == []
     assert len(commit(2, f"{topic} 2")) == 1
     assert commit(3, "") == commit(4, f"{topic} 3", stays=True) == []
+
+
+@pytest.mark.parametrize(
+    ("query_id", "says"),
+    [
+        ("", "a write outside any query wrote this version.*transactions forget 'my app' TOPIC`.*checkpointLocation"),
+        ("q", "query q, which this write comes from, wrote this version before; nothing is written now"),
+    ],
+    ids=["a plain job", "a query"],
+)
+def test_a_skip_is_reported_with_name_version_and_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+    brokers: Cluster,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    query_id: str,
+    says: str,
+) -> None:
+    admin.create_topic(topic)
+    [info] = brokers.describe_topics([topic])
+    numbered = Transaction(numbered_id("my app", topic, info.topic_id), 3, "", True, True, query_id)
+    for value in ("first", "again"):
+        caplog.clear()
+        batch = pa.RecordBatch.from_pydict({"value": pa.array([value])})
+        message = staged.stage_rows(iter([batch]), parse_sink(options), ("value",), numbered, 0)
+        staged.commit([message], parse_sink(options))
+    [warning] = [record.message for record in caplog.records if "write_skipped" in record.message]
+    assert all(fact in warning for fact in ('app_id="my app"', f"topic={topic}", "version=3"))
+    assert re.search(says.replace("TOPIC", topic), warning)
+    assert texts(messages_in(topic)) == ["first"]
 
 
 def test_two_writes_of_one_foreach_batch_both_land_and_once_when_the_batch_runs_again(

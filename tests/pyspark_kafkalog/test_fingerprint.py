@@ -14,8 +14,16 @@ import pytest
 from pyspark import TaskContext
 
 from pyspark_kafkalog import fingerprint, hadoop
-from pyspark_kafkalog.fingerprint import CONFIGURED, UNKNOWN, Checkpoint, Fingerprints, checkpoint_of
+from pyspark_kafkalog.fingerprint import (
+    CONFIGURED,
+    UNKNOWN,
+    Checkpoint,
+    CheckpointUnreadable,
+    Fingerprints,
+    checkpoint_of,
+)
 from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.micro_batch import MicroBatch
 
 
 @pytest.fixture
@@ -83,6 +91,14 @@ def test_what_can_not_be_read_is_unknown_and_warned_of_once(
         assert said(checkpoint, 8) == []
 
 
+def test_it_names_its_query_or_says_why_it_does_not(folder: Path, fingerprints: Fingerprints) -> None:
+    assert fingerprints.query_of(Checkpoint(str(folder), "")) == "query"
+    (folder / "metadata").write_text("[]")
+    for location, reason in ((folder, "its metadata is no query's"), (f"file:{folder}/no", "there is no .*metadata")):
+        with pytest.raises(CheckpointUnreadable, match=reason):
+            fingerprints.query_of(Checkpoint(str(location), ""))
+
+
 def test_a_java_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(HadoopUnavailable, match="bin/java: No such file"):
@@ -124,6 +140,7 @@ def test_a_java_that_says_nothing_is_given_up(
     java.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/started\nexec sleep 600\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    patience = hadoop._START_SECONDS
     monkeypatch.setattr(hadoop, "_START_SECONDS", 1.0)
     for _ in range(2):
         assert fingerprints.of(mounted(folder), 7) == UNKNOWN
@@ -131,25 +148,27 @@ def test_a_java_that_says_nothing_is_given_up(
     with pytest.raises(ProcessLookupError):
         os.kill(int(process), 0)
     monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setattr(hadoop, "_START_SECONDS", patience)
     now = time.monotonic() + fingerprint._AGAIN_SECONDS + 1
     monkeypatch.setattr(fingerprint, "time", SimpleNamespace(monotonic=lambda: now))
     assert fingerprints.of(mounted(folder), 7) != UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("properties", "option", "location"),
+    ("properties", "name", "option", "location"),
     [
-        ({}, "/given", "/given"),
-        ({CONFIGURED: "/root", "spark.job.description": "named\nid = 1\nrunId = 2"}, "/given", "/given"),
-        ({CONFIGURED: "/base/", "spark.job.description": "named\nid = 1\nrunId = 2"}, None, "/base/named"),
-        ({CONFIGURED: "/root", "spark.job.description": "id = 1\nrunId = 2"}, None, ""),
-        ({"spark.job.description": "named\nid = 1\nrunId = 2"}, None, ""),
+        ({}, "", "/given", "/given"),
+        ({CONFIGURED: "/root"}, "named", "/given", "/given"),
+        ({CONFIGURED: "/base/"}, "named", None, "/base/named"),
+        ({CONFIGURED: "/root"}, "", None, ""),
+        ({}, "named", None, ""),
     ],
 )
 def test_it_is_where_the_write_or_the_session_says(
-    properties: dict[str, str], option: str | None, location: str
+    properties: dict[str, str], name: str, option: str | None, location: str
 ) -> None:
     task = TaskContext()
     more = {"spark.hadoop.fs.s3a.endpoint": "e", "spark.jars": "file:/a.jar", "spark.app.id": "x"}
     task._localProperties = {**properties, **more}
-    assert checkpoint_of(task, "q", option) == Checkpoint(location, "q", (("fs.s3a.endpoint", "e"),), "file:/a.jar")
+    found = checkpoint_of(task, MicroBatch("q", name=name), option)
+    assert found == Checkpoint(location, "q", (("fs.s3a.endpoint", "e"),), "file:/a.jar")

@@ -19,7 +19,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
 from kafkalog.client.consumer import Consumer
 from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, decided, is_recorded, next_step
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, Written, decided, is_recorded, next_step
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
@@ -128,15 +128,23 @@ def test_a_version_below_the_recorded_one_of_the_same_query_fails_the_write() ->
 def test_a_version_that_this_process_wrote_in_the_same_run_is_no_restart_and_fails() -> None:
     recorded = replace(RECORDED_IN_QUERY, run_id="run")
     with pytest.raises(VersionWrittenTwice, match="Two writes to one topic need a txnAppId each"):
-        next_step(recorded, IN_QUERY, UUID, OTHER)
+        next_step(recorded, IN_QUERY, UUID, Written(OTHER))
     for decision, batch, written in (
-        (recorded, IN_QUERY, b""),  # another process wrote it, or this one's commit failed
-        (recorded, IN_QUERY, b"e" * 16),
-        (RECORDED_IN_QUERY, IN_QUERY, OTHER),  # a run before
-        (replace(recorded, run_id=""), replace(IN_QUERY, run_id=""), OTHER),
-        (replace(RECORDED, run_id="run"), NUMBERED, OTHER),  # a job outside any query
+        (recorded, IN_QUERY, None),  # another process wrote it, or this one's commit failed
+        (recorded, IN_QUERY, Written(b"e" * 16)),
+        (RECORDED_IN_QUERY, IN_QUERY, Written(OTHER)),  # a run before
+        (replace(recorded, run_id=""), replace(IN_QUERY, run_id=""), Written(OTHER)),
+        (replace(RECORDED, run_id="run"), NUMBERED, Written(OTHER)),  # a job outside any query
     ):
         assert next_step(decision, batch, UUID, written) is Step.SKIP
+
+
+def test_a_run_whose_id_is_not_known_is_told_from_others_by_its_session() -> None:
+    recorded, batch = replace(RECORDED_IN_QUERY, run_id=""), replace(IN_QUERY, run_id="", session_id="s")
+    with pytest.raises(VersionWrittenTwice):
+        next_step(recorded, batch, UUID, Written(OTHER, "s"))
+    assert next_step(recorded, batch, UUID, Written(OTHER, "of a run before")) is Step.SKIP
+    assert next_step(recorded, batch, UUID, Written(b"e" * 16, "s")) is Step.SKIP
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_kafkalog.datasource import KafkalogDataSource
+from pyspark_kafkalog.micro_batch import micro_batch_of
 from pyspark_kafkalog.sink import StreamWriter
-from pyspark_kafkalog.staged import BATCH_ID, query_of, task_context
+from pyspark_kafkalog.staged import task_context
 
 FORMAT = "kafkalogfire"
 FOLDER = "KAFKALOG_FIRE_FOLDER"
@@ -112,7 +113,8 @@ class FireWriter(StreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         folder, plan = _plan()
         context = task_context()
-        batch, task = int(context.getLocalProperty(BATCH_ID) or ""), context.partitionId()
+        micro_batch, task = micro_batch_of(context), context.partitionId()
+        batch = micro_batch.batch_id
         fault = plan.tasks.get(f"{batch}-{task}")
         is_first = fault is not None and happens(folder, f"task {batch}-{task} {fault}")
         twin_of_slow = folder / "happened" / f"twin of slow {batch}-{task}"
@@ -120,7 +122,7 @@ class FireWriter(StreamWriter):
             twin_of_slow.touch()
         fault = fault if is_first else None
         rows = list(iterator)
-        token = f"{query_of(context)[1]}/{uuid.uuid4()}"
+        token = f"{micro_batch.run_id}/{uuid.uuid4()}"
         twin = threading.Thread(target=self._write_as_twin, args=[rows, f"{token} twin"], name="twin")
         if fault in ("twin", "late twin"):
             twin.start()
