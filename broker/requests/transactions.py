@@ -126,7 +126,7 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
                 job.result()
             else:
                 answer.unfinished = True
-        _say_progress(answer, partition, None if job.begun else catalog)
+        _say_progress_of(job, answer, partition, catalog)
     return reply
 
 
@@ -185,7 +185,7 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
             else:
                 partition.finish_apply(done)
                 answer.end_offset = done.end_offset
-        _say_progress(answer, partition, None if job.begun else catalog)
+        _say_progress_of(job, answer, partition, catalog)
     return reply
 
 
@@ -193,17 +193,20 @@ def _turn_end(catalog: Catalog, seconds: float) -> float:
     return catalog.clock.monotonic() + min(TURN_SECONDS, seconds / 2)
 
 
-def _say_progress(answer: Any, partition: Partition, behind: Catalog | None = None) -> None:
-    """Of what is unfinished or failed.
-
-    Args:
-        behind: given for a job that has not begun. Whatever is done here for staged writes counts then: it waits for
-            those before it.
-    """
-    if answer.unfinished and behind is not None:
-        answer.progress = sum(each.staged_work for each in list(behind.hosted.values()))
-    elif answer.unfinished or answer.HasField("error"):
+def _say_progress(answer: Any, partition: Partition) -> None:
+    """Of what is unfinished or failed: the partition's."""
+    if answer.unfinished or answer.HasField("error"):
         answer.progress = partition.staged_work
+
+
+def _say_progress_of(job: Job, answer: Any, partition: Partition, catalog: Catalog) -> None:
+    """The same. A job that has not begun waits for those before it, so it gives what is done here for staged writes
+    altogether. That is another measure than the partition's, and the answer says so."""
+    if job.begun:
+        _say_progress(answer, partition)
+    elif answer.unfinished:
+        answer.queued = True
+        answer.progress = sum(each.staged_work for each in list(catalog.hosted.values()))
 
 
 def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:

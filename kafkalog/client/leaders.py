@@ -48,23 +48,38 @@ class Patience:
         self._lock = threading.Lock()  # guards all that follows
         self._since = clock()
         self._complaint = Complaint(log, "commit_held_up", clock)
-        self._seen: dict[Place, int] = {}
+        self._seen: dict[tuple[Place, bool], int] = {}
+        self._stuck: dict[Place, KafkalogError] = {}  # places that failed and have not got on since
         self._finished: set[tuple[str, Place]] = set()
 
     def progressed(self) -> None:
         with self._lock:
             self._since = self._clock()
 
-    def saw(self, place: Place, progress: int) -> None:
-        """Record what a place answered: another number than before is progress."""
+    def saw(self, place: Place, answer: Any) -> None:
+        """Record how far a place says it is, unfinished or failed: another number than before is progress.
+
+        A place whose work is queued gives the number of those before it, which is another measure. It is no progress
+        of a place that failed and has not got on since: that is asked again and again, and queued each time.
+        """
+        failed = answer.HasField("error")
+        if failed and not answer.progress:  # it was not worked at
+            return
         with self._lock:
-            if self._seen.setdefault(place, progress) != progress:
-                self._seen[place] = progress
+            measure = place, answer.queued
+            moved = self._seen.setdefault(measure, answer.progress) != answer.progress
+            self._seen[measure] = answer.progress
+            if moved and not answer.queued:
+                self._stuck.pop(place, None)
+            if moved and place not in self._stuck:
                 self._since = self._clock()
+            if failed:
+                self._stuck[place] = error_from_wire(answer.error)
 
     def finished(self, method: str, place: Place) -> None:
         """Record that a place is done with something: progress where it is so for the first time."""
         with self._lock:
+            self._stuck.pop(place, None)
             if (method, place) not in self._finished:
                 self._finished.add((method, place))
                 self._since = self._clock()
@@ -76,10 +91,12 @@ class Patience:
 
     def works(self, what: str, address: str) -> None:
         """Report that something is not finished yet: no failure, and said only once nothing was done for a whole turn.
-        Raises OutOfPatience once the time is over."""
+        Raises OutOfPatience once the time is over, with why a place failed that it is tried again at, if there is one.
+        """
         with self._lock:
             idle = self._clock() - self._since
-            self._check(NoProgress(what=what, address=address, seconds=round(idle)), is_said=idle > _TURN_SECONDS)
+            error = next(iter(self._stuck.values()), NoProgress(what=what, address=address, seconds=round(idle)))
+            self._check(error, is_said=idle > _TURN_SECONDS)
 
     def _check(self, error: KafkalogError, pause: float = 0.0, is_said: bool = True) -> None:
         until = self._since + self._seconds
@@ -204,12 +221,11 @@ class Leaders:
                 return
             for place, answer in zip(asked, reply.partitions, strict=True):
                 if answer.unfinished:
-                    patience.saw(place, answer.progress)
+                    patience.saw(place, answer)
                     continue
                 del turn.waiting[place]
                 if answer.HasField("error"):
-                    if answer.progress:  # none: it was not worked at
-                        patience.saw(place, answer.progress)
+                    patience.saw(place, answer)
                     turn.failures[place] = error_from_wire(answer.error)
                 else:
                     patience.finished(turn.method, place)

@@ -52,14 +52,16 @@ class PrepareReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[PreparedPartition, _Mapping]]] = ...) -> None: ...
 
 class PreparedPartition(_message.Message):
-    __slots__ = ("error", "unfinished", "progress")
+    __slots__ = ("error", "unfinished", "progress", "queued")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     unfinished: bool
     progress: int
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
+    queued: bool
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ..., queued: _Optional[bool] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("transactional_id", "producer_id", "batch_id", "commit_uuid", "partitions")
@@ -90,16 +92,18 @@ class ApplyReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[AppliedPartition, _Mapping]]] = ...) -> None: ...
 
 class AppliedPartition(_message.Message):
-    __slots__ = ("error", "end_offset", "unfinished", "progress")
+    __slots__ = ("error", "end_offset", "unfinished", "progress", "queued")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     end_offset: int
     unfinished: bool
     progress: int
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
+    queued: bool
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ..., queued: _Optional[bool] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version", "last")

@@ -242,18 +242,31 @@ def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.
     assert partition.log.flushed_offset == 4
 
 
+@pytest.mark.parametrize("partitions", [1, 8])  # one whose job begins at once, and more than there are threads
 def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room(
-    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)  # as a large one
+    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
     monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
-    topic = broker.new_topic()
+    topic = broker.new_topic(partitions=partitions)
     disk = broker.broker.catalog.leader_of(topic, 0).log._disk
     writes, tries = disk.write, itertools.count()
+    real, asked, asks, over = transactions.apply, threading.Condition(), 0, False
+
+    def apply(*arguments: Any) -> pb.ApplyReply:
+        nonlocal asks
+        with asked:
+            asks += 1
+            asked.notify_all()
+        return real(*arguments)
 
     def full(fd: int, buffers: Sequence[Any], position: int) -> int:
         if os.readlink(f"/proc/self/fd/{fd}").endswith(LOG_SUFFIX):
             next(tries)
+            with asked:  # no job is over within the turn in which it begins
+                now = asks
+                asked.wait_for(lambda: asks > now or over, 60)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return writes(fd, buffers, position)
 
@@ -261,21 +274,27 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", retry_backoff_ms=10, retry_backoff_max_ms=50)
     committer = Committer(cluster, settings)
     with PartStager(cluster, settings, PRODUCER, 0, 0) as stager:
-        stager.stage("t", pa.table({"value": [b"%0700000d" % number for number in range(3)]}))
+        values = [b"%0700000d" % number for number in range(3 * partitions)]
+        numbers = [number % partitions for number in range(3 * partitions)]
+        stager.stage("t", pa.table({"value": values, "partition": pa.array(numbers, pa.int32())}))
         parts = stager.finish()
     batch = CommitBatch(TRANSACTION, 0, "run", True, b"", parts)
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
         patched.setattr(disk, "write", full)
+        patched.setattr(transactions, "apply", apply)
         commit = thread.submit(committer.commit, batch)
         try:
-            with pytest.raises(errors.CommitTimedOut, match="no space left on the disk") as over:
+            with pytest.raises(errors.CommitTimedOut, match="no space left on the disk") as given_up:
                 commit.result(60)
         finally:
             patched.undo()
-    assert over.value.facts["decided"] == "yes"
-    assert next(tries) > 3
+            with asked:
+                over = True
+                asked.notify_all()
+    assert given_up.value.facts["decided"] == "yes"
+    assert next(tries) >= 3
     assert committer.commit(batch) is Outcome.ROLLED_FORWARD
-    assert len(values_in(broker, topic)) == 3
+    assert [len(values_in(broker, topic, number)) for number in range(partitions)] == [3] * partitions
     committer.close()
     cluster.close()
 

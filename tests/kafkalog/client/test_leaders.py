@@ -4,7 +4,7 @@ are scripts of answers; over real ones it is in `test_transactions.py`."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -129,7 +129,7 @@ def test_a_partition_that_does_nothing_is_given_up_after_its_time() -> None:
     with pytest.raises(OutOfPatience) as over:
         asks(Script(answer, now), Patience(10, now), PLACES[:1])
     assert isinstance(over.value.error, NoProgress)
-    assert str(over.value.error) == "Apply of t-0 at broker 0 is not finished, and has made no progress for 10 s"
+    assert str(over.value.error) == "Apply of t-0 at broker 0 is not finished, and has made no progress for 11 s"
     assert 10 < now.seconds < 13
 
 
@@ -167,6 +167,52 @@ def test_an_error_that_comes_with_progress_and_without_in_turn_is_given_up() -> 
     with pytest.raises(OutOfPatience):
         asks(script, Patience(10, lambda: now.seconds if now.seconds < 100 else pytest.fail("endless")), PLACES[:1])
     assert now.seconds < 13
+
+
+def queued(*told: int) -> list[dict[str, Any]]:
+    """Answers of a place whose work waits for others', at which that stands."""
+    return [{"unfinished": True, "queued": True, "progress": progress} for progress in told]
+
+
+def test_a_place_that_is_queued_and_fails_in_turn_is_given_up_whatever_others_do() -> None:
+    now = Now()
+    error = error_to_wire(NotLeader(broker_id=0, partition="t-0"))
+    others = itertools.count(1_000_000, 1000)
+
+    def answers() -> Iterator[dict[str, Any]]:
+        while now.seconds < 100:
+            yield from queued(next(others), next(others))
+            yield {"unfinished": True, "progress": 3}
+            yield {"error": error, "progress": 3}
+
+    told = answers()
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        now.seconds += 1
+        return applied(request, **next(told))
+
+    with pytest.raises(OutOfPatience):
+        asks(Script(answer, now), Patience(10, now), PLACES[:1])
+    assert now.seconds < 20
+
+
+def test_a_place_that_is_queued_waits_while_those_before_it_get_on_and_then_gets_on_itself() -> None:
+    now = Now()
+    told = iter(
+        queued(*range(1000, 1050))
+        + [{"unfinished": True, "progress": progress} for progress in range(50)]
+        + [{"error": error_to_wire(NotLeader(broker_id=0, partition="t-0")), "progress": 51}]
+        + [{"unfinished": True, "progress": 52}]
+        + queued(*range(2000, 2050))
+        + [{}]
+    )
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        now.seconds += 1
+        return applied(request, **next(told))
+
+    asks(Script(answer, now), Patience(10, now), PLACES[:1])
+    assert now.seconds > 150
 
 
 def test_a_final_error_of_one_partition_is_raised() -> None:
