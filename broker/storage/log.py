@@ -728,9 +728,14 @@ class Log:
 
     def forget_silent_producers(self, before_us: int) -> int:
         """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
-        keep = self.staged.producer_ids()
+        keep, now_us = self.staged.producer_ids(), self._clock.now_us()
         with self._lock:
-            self._producers.marks.forget_silent(self._clock.now_us(), keep)
+            has_silent = bool(self._producers.marks.silent(now_us, keep))
+        # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
+        are_dropped = has_silent and self.staged.settle_drops()
+        with self._lock:
+            if are_dropped:
+                self._producers.marks.forget_silent(now_us, keep)
             return self._producers.forget_silent(before_us)
 
     def close(self, clean: bool = True) -> None:

@@ -8,10 +8,10 @@ machine may leave holes in what it had not synced.
 Marks outlive the batches they speak of (retention deletes those): they are saved with the producers' state
 (`producers.py`). A mark is needed as long as a set of its batch is prepared here: then an apply may come, again too,
 and only the mark keeps it from appending twice. Without a set an apply appends nothing, with or without a mark; the
-mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared.
-Else it is an hour after its last append where the transaction is done and was a write of its own, that no other batch
-will follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`. Saved
-form, little-endian:
+mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared,
+nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is an hour
+after its last append where the transaction is done and was a write of its own, that no other batch will follow; after
+`KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`. Saved form, little-endian:
 
     u32 mark_count
     for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
@@ -146,16 +146,19 @@ class Marks:
         if mark is not None and mark.batch_id <= batch_id:
             self._done.add(producer_id)
 
-    def forget_silent(self, now_us: int, keep: Collection[int]) -> int:
-        """Forget the marks that are old enough, and the oldest of too many, but for some producers'; returns how
-        many."""
+    def silent(self, now_us: int, keep: Collection[int]) -> list[int]:
+        """Whose marks are old enough to be forgotten, or the oldest of too many, but for some producers'."""
         by_age = sorted((mark.last_append_us, number) for number, mark in self._by_id.items() if number not in keep)
         too_many = len(self._by_id) - MARKS_MAX
-        silent = [
+        return [
             number
             for place, (at_us, number) in enumerate(by_age)
             if place < too_many or now_us - at_us > (DONE_KEPT_US if number in self._done else KEPT_US)
         ]
+
+    def forget_silent(self, now_us: int, keep: Collection[int]) -> int:
+        """Forget the marks that are `silent`; returns how many."""
+        silent = self.silent(now_us, keep)
         for number in silent:
             del self._by_id[number]
             self._done.discard(number)

@@ -283,6 +283,10 @@ class StagedWrites:
         """Whose sets are prepared here."""
         return self._staging.producer_ids()
 
+    def settle_drops(self) -> bool:
+        """`Staging.settle_drops`."""
+        return self._staging.settle_drops()
+
     def close(self) -> None:
         self._staging.close()
 

@@ -132,6 +132,8 @@ class Staging:
         self.synced_bytes = 0  # since the start; grows with each file
         self.checked_bytes = 0  # since the start; see `check`
         self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
+        self._drops_made = self._drops_synced = 0  # sets dropped, and those that no power cut brings back
+        self._untold: dict[bytes, list[StagedFile]] = {}  # sets whose end there was no room to tell, and where they are
         self._files: dict[int, StagedFile] = {}
         self._next_number = 0
         self._written = 0.0  # when something was written last
@@ -147,6 +149,7 @@ class Staging:
             names = self._disk.names(self._folder)
         except FileNotFoundError:
             return
+        self._drops_made = 1  # as the names: what is not here any more may have been dropped just before a kill
         numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
         for number in numbers:
             self._read_file(StagedFile(self._disk, self._folder, number, 0))
@@ -373,6 +376,7 @@ class Staging:
             known = self._sets[prepared.commit_uuid] = _Set(prepared, parts, now_us, self._now())
             for part in parts:
                 part.sets += 1
+        self._untold.pop(prepared.commit_uuid, None)
         known.prepared = prepared
         known.files.append(file)
         file.live += 1
@@ -405,6 +409,9 @@ class Staging:
 
     def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None) -> None:
         known = self._sets.pop(commit_uuid)
+        self._drops_made += 1
+        if told_in is None:
+            self._untold[commit_uuid] = known.files
         for file in known.files:
             file.live -= 1
             if told_in is not None and file is not told_in:
@@ -413,6 +420,34 @@ class Staging:
             part.sets -= 1
             if not part.sets:
                 self._forget_part(part)
+
+    def settle_drops(self) -> bool:
+        """Whether no crash brings back a set that was dropped before this call; sees to it as far as it can.
+
+        Raises:
+            StorageFailed, Closed.
+        """
+        try:
+            with self._lock:
+                self._check_usable()
+                self._tell_drops()
+                dropped = self._drops_made
+            if self._drops_synced < dropped:
+                self.sync(drops_too=True)
+        except DiskFull as full:
+            self._home.tell_full(full, self.label)
+            return False
+        return True
+
+    def _tell_drops(self) -> None:
+        """Write the ends of sets for which there was no room. Raises DiskFull."""
+        for commit_uuid, files in list(self._untold.items()):
+            left = [each for each in files if self._files.get(each.number) is each]
+            if left:
+                file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
+                file.drops |= {each.number for each in left if each is not file}
+                self._drops_made += 1
+            del self._untold[commit_uuid]
 
     def _forget_part(self, part: Part) -> None:
         del self._parts[part.uuid]
@@ -606,23 +641,28 @@ class Staging:
         """`sync`, as the directory's threads call it."""
         self.sync()
 
-    def sync(self) -> None:
-        """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed."""
+    def sync(self, *, drops_too: bool = False) -> None:
+        """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed.
+
+        Args:
+            drops_too: the removal of files that hold nothing any more does so too; nobody else waits for that.
+        """
         with self._sync_lock:
             with self._lock:
                 self._check_usable()
                 self._sync_asked = False
-                names = self._names_made
+                names, drops = self._names_made, self._drops_made
                 unsynced = [(file, file.size) for file in self._files.values() if file.synced < file.size]
             for file, size in unsynced:
                 self._sync_file(file, size)
-            if names > self._names_synced:
+            if names > self._names_synced or drops_too:
                 try:
                     self._disk.sync_dir(self._folder)
                     if not self._names_synced:
                         self._disk.sync_dir(self._folder.parent)
                 except OSError as error:
                     self._faults.refuse(error, "making a staged file last")
+                self._drops_synced = drops
             self._names_synced = names
 
     def _sync_file(self, file: StagedFile, size: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import pytest
 from broker.storage import staged_part, staging
 from broker.storage.directory import LogDirectory
 from broker.storage.log import Log
+from broker.storage.marks import KEPT_US
 from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
@@ -381,3 +383,74 @@ def test_damage_of_a_staged_batch_loses_its_set_and_is_never_served() -> None:
             assert visible(log) == []
         else:  # a bit that means nothing: one that a stamp replaces
             assert visible(log) == FIRST.values
+
+
+def done_and_forgotten(work: Staged, also_staged: Set | None = None) -> LogDirectory:
+    """A one-off write that is done, released, and so long ago that its progress is forgotten, which is saved."""
+    clock = ManualClock(1)
+    directory = open_directory(work.disk, clock)
+    work.log = open_log(directory)
+    if also_staged is not None:
+        work._stage(also_staged)  # its file has to stay
+        work._prepare(also_staged)
+    work._stage(FIRST)
+    work._prepare(FIRST)
+    work._apply(FIRST)
+    work.log.staged.release(TRANSACTION, FIRST.batch_id, last=True)
+    clock.advance(KEPT_US // 1_000_000 + 1)
+    return directory
+
+
+def forget(work: Staged, directory: LogDirectory) -> None:
+    work.log.forget_silent_producers(0)
+    work._plain()
+    work.log.checkpoint()
+    directory.close(clean=False)
+
+
+def apply_again(disk: MemoryDisk) -> None:
+    """A committer that was frozen asks once more: the set may be back, but what it wrote is not written twice."""
+    log = open_log(open_directory(disk), leader_epoch=1)
+    try:
+        apply(log, FIRST)
+    except StagedPartLost:
+        pass
+    values = [value for value in visible(log) if value is not None]
+    assert sorted(value for value in values if value in FIRST.values) == sorted(FIRST.values)
+
+
+@pytest.mark.parametrize("also_staged", [None, FOREIGN])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_progress_of_an_apply_is_forgotten_only_once_no_power_cut_brings_its_set_back(
+    also_staged: Set | None, is_killed: bool
+) -> None:
+    work = Staged(MemoryDisk())
+    directory = done_and_forgotten(work, also_staged)
+    if is_killed:  # what told that the set is dropped is in the page cache only
+        directory.close(clean=False)
+        clock = ManualClock(2 * KEPT_US)
+        directory = open_directory(work.disk, clock)
+        work.log = open_log(directory)
+    forget(work, directory)
+    assert work.log.mark(PRODUCER) is None
+    for number in range(20):
+        apply_again(work.disk.after_power_cut(random.Random(number), number % 3 / 2))
+
+
+def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_set_is_dropped() -> None:
+    work = Staged(MemoryDisk())
+    full = True
+
+    def no_room(step: str) -> None:
+        if full and work.applied and step == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    work.disk.before = no_room
+    directory = done_and_forgotten(work, also_staged=FOREIGN)
+    work.log.forget_silent_producers(0)
+    assert work.log.mark(PRODUCER) is not None
+    full = False
+    forget(work, directory)
+    assert work.log.mark(PRODUCER) is None
+    apply_again(work.disk.after_kill())
+    apply_again(work.disk.after_power_cut(random.Random(0), 0.0))

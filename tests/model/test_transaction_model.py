@@ -21,6 +21,7 @@ WORLDS = {
     "aborts, and an old znode": World(discards=True, expires=True),
     "numbered writes of two queries": World(batches=2, restarts=0, copies=1, numbered=True),
     "numbered writes of an older checkpoint": World(batches=2, restarts=0, copies=1, numbered=True, restored=True),
+    "progress that is forgotten": World(parts=2, restarts=0, kills=1, power_losses=1, forgets=1),
     "a commit that is given up": World(parts=2, gives_up=True, timeouts=1),
 }
 
@@ -44,6 +45,8 @@ WITHOUT = {
     "fingerprint": ("a copy of the checkpoint", "of another input"),
     "apply_resumes_after_mark": ("crashes amid an apply", "twice"),
     "marks_rebuilt": ("crashes amid an apply", "twice"),
+    "mark_kept_with_set": ("progress that is forgotten", "twice"),
+    "drop_synced_before_mark": ("progress that is forgotten", "twice"),
     "staged_kept_until_done": ("crashes amid an apply", "lost: decided"),
     "done_before_next": ("a zombie over two batches", "out of order"),
     "abort_spares_prepared": ("aborts, and an old znode", "lost: decided"),

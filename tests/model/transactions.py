@@ -37,6 +37,8 @@ RULES = {
     "lost_hides_nothing": "half a batch is hidden only as long as the rest of it can come",
     "apply_resumes_after_mark": "apply goes on after what the log has of the batch",
     "marks_rebuilt": "how far a batch came is rebuilt from the log after a crash",
+    "mark_kept_with_set": "how far a batch came is not forgotten while a set of it is prepared",
+    "drop_synced_before_mark": "nor before it is durable that its set was dropped",
     "staged_kept_until_done": "staged parts stay until the batch is done, not until they are appended",
     "done_before_next": "a batch is decided only after the one before is done",
     "abort_spares_prepared": "discard never removes a prepared part",
@@ -73,6 +75,7 @@ class World:
     discards: bool = False
     expires: bool = False
     tidy: bool = False  # no prepare is doubled, and what can have no effect any more is gone at once: for larger worlds
+    forgets: int = 0  # a leader forgets how far a batch came; applies that drivers asked for come late, and again
     forgetful: bool = False  # the driver's process is a new one for every batch
 
 
@@ -94,6 +97,10 @@ class Leader(NamedTuple):
     applying: tuple[int, int, int] | None = None  # driver, batch, next part; in memory
     damaged: frozenset[Any] = frozenset()  # names of parts
     lost: frozenset[Any] = frozenset()  # (driver, batch) whose damage was found
+    dropped: frozenset[Any] = frozenset()  # (prepared, its parts) that a power loss may bring back
+    forgot: int = (
+        -1
+    )  # the last batch whose mark was forgotten, which is saved: what the log has of it is not read again
 
 
 class Driver(NamedTuple):
@@ -120,6 +127,7 @@ class State(NamedTuple):
     timeouts: int
     overdue: int
     damages: int
+    forgets: int
 
 
 class Violation(Exception):
@@ -145,7 +153,7 @@ class Model:
         world = self.world
         drivers = (self._at_batch(0), *[Driver()] * (world.restarts + world.copies))
         budget = (world.reaps, world.kills, world.power_losses, world.timeouts, world.overdue, world.damages)
-        return State(Znode(), (Leader(),) * world.leaders, drivers, frozenset(), 0, (), *budget)
+        return State(Znode(), (Leader(),) * world.leaders, drivers, frozenset(), 0, (), *budget, world.forgets)
 
     def _at_batch(self, batch: int, recorded: bool = False) -> Driver:
         return Driver("stage", batch, (0,) * self.world.twins, recorded=recorded and not self.world.forgetful)
@@ -322,7 +330,9 @@ class Model:
         rolls = now.batch >= batch or self.has("done_before_next")
         if is_open and rolls and (mine or now.batch != batch or self.has("roll_forward_recorded")):
             target = (now.uuid, now.batch)
-            return f"rolls {target} forward", to("apply", target=target, task=driver.task, recorded=recorded)
+            applies = [("apply", *target, leader) for leader in range(self.world.leaders)] if self.world.forgets else []
+            fields = {"target": target, "task": driver.task, "recorded": recorded}
+            return f"rolls {target} forward", to("apply", frozenset(applies), **fields)
         if mine:
             return "finds its own done", self._returned(state, number, driver)
         if self.world.numbered and now.batch >= batch:
@@ -404,6 +414,7 @@ class Model:
         if leader.applying is not None:
             yield "goes on", to(**self._go_on(leader)._asdict())
         yield from self._resolve(state, leader, to)
+        yield from self._forget(state, leader, to)
         yield from self._faults(state, leader, to)
 
     def _names(self, prepared: tuple[int, int, int, int]) -> list[tuple[int, int, int, int]]:
@@ -425,7 +436,7 @@ class Model:
         yield f"{message}", after._replace(network=after.network - {message}) if self.world.tidy else after
 
     def _apply(self, leader: Leader, message: Any, to: Any) -> Iterator[tuple[str, State]]:
-        """An apply that the znode does not call for; the others are those of `_resolve`."""
+        """An apply that the znode does not call for (any more); the others are those of `_resolve`."""
         _, driver, batch, _ = message
         known = any(each[:2] == (driver, batch) for each in leader.prepared)
         if leader.applying is None and known and leader.mark < (batch, self.world.parts):
@@ -495,10 +506,27 @@ class Model:
 
     def _without(self, leader: Leader, prepared: Any) -> dict[str, Any]:
         names = self._names(prepared)
-        return {
-            "prepared": leader.prepared - {prepared},
-            "parts": frozenset(part for part in leader.parts if part[0] not in names),
-        }
+        gone = frozenset(part for part in leader.parts if part[0] in names)
+        fields: dict[str, Any] = {"prepared": leader.prepared - {prepared}, "parts": leader.parts - gone}
+        if self.world.forgets:
+            fields["dropped"] = leader.dropped | {(prepared, gone)}
+        return fields
+
+    def _forget(self, state: State, leader: Leader, to: Any) -> Iterator[tuple[str, State]]:
+        """How far a batch came is kept no longer than it is needed."""
+        if leader.dropped:
+            yield "syncs what it dropped", to(dropped=frozenset())
+        batch, parts = leader.mark
+        if not state.forgets or parts < self.world.parts or leader.applying is not None:
+            return
+        if any(each[1] == batch for each in leader.prepared) and self.has("mark_kept_with_set"):
+            return
+        if leader.dropped and self.has("drop_synced_before_mark"):
+            return
+        yield (
+            f"forgets how far batch {batch} came",
+            to(mark=(-1, 0), forgot=batch, world={"forgets": state.forgets - 1}),
+        )
 
     def _resolve(self, state: State, leader: Leader, to: Any) -> Iterator[tuple[str, State]]:
         """What a leader does on its own with what it has prepared, by the znode."""
@@ -557,7 +585,12 @@ class Model:
             yield "is killed", to(**self._restarted(leader, leader.log), world={"kills": state.kills - 1})
         if state.power_losses:
             fields = self._restarted(leader, leader.log[: leader.synced])
-            yield "loses power", to(parts=synced, **fields, world={"power_losses": state.power_losses - 1})
+            fields |= {"dropped": frozenset(), "world": {"power_losses": state.power_losses - 1}}
+            yield "loses power", to(parts=synced, **fields)
+            if leader.dropped:
+                back = leader.prepared | {prepared for prepared, _ in leader.dropped}
+                parts = synced.union(*(parts for _, parts in leader.dropped))
+                yield "loses power, and has back what it dropped", to(**fields | {"parts": parts, "prepared": back})
 
     def _is_renewed(self, state: State, name: tuple[int, int, int, int]) -> bool:
         """Whether a task of the write that a part belongs to runs."""
@@ -566,7 +599,7 @@ class Model:
 
     def _restarted(self, leader: Leader, log: tuple[Any, ...]) -> dict[str, Any]:
         mark = (-1, 0)
-        if log and self.has("marks_rebuilt"):
+        if log and log[-1][0] > leader.forgot and self.has("marks_rebuilt"):
             mark = (log[-1][0], log[-1][2] + 1)
         lost = frozenset(
             each[:2]
