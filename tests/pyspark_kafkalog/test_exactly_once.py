@@ -19,21 +19,24 @@ from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StringType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.numbered import transactional_id as numbered_id
-from kafkalog.errors import RunSuperseded
+from kafkalog.errors import RunSuperseded, VersionWrittenTwice
 from kafkalog.wire import transactions_pb2
 from pyspark_kafkalog import micro_batch, staged
 from pyspark_kafkalog.fingerprint import CONFIGURED
+from pyspark_kafkalog.sink import BatchWriter, StreamWriter
 from pyspark_kafkalog.sink_options import SinkOptions, parse_sink
 from pyspark_kafkalog.staged import Staged, Transaction
 from tests.waiting import waited_for
 
 MessagesIn = Callable[[str], list[Message]]
+VALUES = StructType([StructField("value", StringType())])
 
 
 @pytest.fixture
@@ -241,14 +244,18 @@ def test_a_run_that_was_replaced_fails(
     assert texts(messages_in(topic)) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("written_as", ["batch", "numbered", "stream"])
 def test_what_was_staged_for_nothing_is_thrown_away(
-    brokers: Cluster, admin: Admin, options: dict[str, str], topic: str, transactional_id: str
+    brokers: Cluster, admin: Admin, options: dict[str, str], topic: str, transactional_id: str, written_as: str
 ) -> None:
     admin.create_topic(topic)
-    attempt = Attempt(options, transactional_id)
-    message = attempt.stage(0, "staged")
+    message = Attempt(options, transactional_id).stage(0, "staged")
     assert [each.parts for each in staged_sets(brokers, topic)] == [1]
-    attempt.abort(message, None)
+    if written_as == "stream":
+        StreamWriter(VALUES, options).abort([message, None], 0)
+    else:
+        numbered = {"txnAppId": "a", "txnVersion": "0"} if written_as == "numbered" else {}
+        BatchWriter(VALUES, options | numbered, overwrite=False).abort([message, None])
     waited_for(lambda: staged_sets(brokers, topic) == [], 30)
 
 
@@ -440,6 +447,36 @@ def test_a_numbered_write_counts_each_topic_that_its_rows_name(
         write(rows, options, txnAppId="a", txnVersion=version)
     assert texts(messages_in(one)) == ["alone", "0", "1", "2", "3"]
     assert texts(messages_in(two)) == ["4", "5", "4", "5"]
+
+
+def test_after_a_write_that_failed_those_beside_it_may_be_tried_again_in_the_same_run(
+    admin: Admin, options: dict[str, str], new_topic: Callable[[], str], messages_in: MessagesIn
+) -> None:
+    one, two = new_topic(), new_topic()
+    numbered = options | {"txnAppId": one, "txnVersion": "0"}
+    in_query = micro_batch.MicroBatch("query", "run", batch_id=0, is_of_query=True)
+    admin.create_topic(one)
+    admin.create_topic(two)
+
+    def stage(topic: str) -> tuple[BatchWriter, Staged]:
+        """As in a micro-batch."""
+        writer = BatchWriter(VALUES, numbered | {"topic": topic}, overwrite=False)
+        batch = pa.RecordBatch.from_pydict({"value": pa.array(["v"])})
+        to = parse_sink(numbered | {"topic": topic})
+        assert to.txn is not None
+        return writer, staged.stage_numbered(iter([batch]), to, ("value",), to.txn, in_query, 0)
+
+    writer, message = stage(one)
+    writer.commit([message])
+    writer, message = stage(one)
+    with pytest.raises(VersionWrittenTwice):
+        writer.commit([message])
+    writer, message = stage(two)
+    writer.abort([message, None])
+    for topic in (one, two):
+        writer, message = stage(topic)
+        writer.commit([message])
+    assert texts(messages_in(one)) == texts(messages_in(two)) == ["v"]
 
 
 class ForeachBatch:

@@ -176,6 +176,14 @@ def test_a_stream_that_finds_its_start_wrong_publishes_nothing(admin: Admin, rea
     assert members(admin, made) == []
 
 
+def test_a_start_with_a_new_checkpoint_leaves_what_the_group_has_of_topics_that_are_there(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
+    admin.commit(made, {TopicPartition(made, 0): 4, TopicPartition(made, 1): 5})
+    reader(subscribe=made, startingOffsets="earliest", kafkalog__group__id=made).initialOffset()
+    assert published(admin, made) == {f"{made}-0": 4, f"{made}-1": 5}
+
+
 def test_a_topic_made_anew_never_gets_an_offset_of_the_one_before(admin: Admin, reader: MakeReader, made: str) -> None:
     options = {"kafkalog__group__id": made, "failOnDataLoss": "false", "fetchOffset__numRetries": "1"}
     stream = reader(subscribe=made, startingOffsets="earliest", **options)

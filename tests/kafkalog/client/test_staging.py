@@ -20,7 +20,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
 from kafkalog.client.staging import PartStager
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
-from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic
+from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic, UnknownTopicId
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
 from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
@@ -88,6 +88,22 @@ def test_a_topic_made_anew_is_found_although_this_process_knew_the_old_one(clust
         with stager(kept, name, batch_id=1) as task:
             task.stage(topic, table(rows(1)))
             assert {part.topic_id for part in task.finish()} == {anew.topic_id}
+
+
+def test_a_topic_made_anew_under_a_task_fails_it_at_once(cluster: LocalCluster, topic: str) -> None:
+    """What the task has staged is gone with the old one."""
+    name = create(cluster, topic)
+    with (
+        contextlib.closing(Cluster(cluster.bootstrap_servers, **FAST)) as connected,
+        stager(connected, name, **{"delivery.timeout.ms": 20_000}) as task,
+    ):
+        task.stage(topic, table(rows(0)))
+        task.finish()
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.delete_topic(topic)
+            admin.create_topic(topic, PARTITIONS)
+        with pytest.raises(UnknownTopicId):
+            stage_and_finish(task, topic)
 
 
 def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic: str) -> None:

@@ -38,6 +38,7 @@ from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import Decision
+from tests.waiting import waited_for
 
 # --- the rules, pure
 
@@ -376,6 +377,15 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
         batch = replace(query.batch(version, parts), skip_if_recorded=True, is_stream=False)
         assert query.committer.commit(batch) is outcome
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
+
+
+def test_what_was_staged_for_a_batch_that_is_there_already_is_thrown_away(start_query: StartQuery) -> None:
+    query, again = start_query(), start_query("run 2")
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    assert again.write(0, rows(0, attempt="b")) is Outcome.ROLLED_FORWARD
+    older = replace(again.batch(0, again.stage(0, rows(0, attempt="c"))), skip_if_recorded=True)
+    assert again.committer.commit(older) is Outcome.SKIPPED
+    waited_for(lambda: again.committer.staged(query.transactional_id) == [])
 
 
 def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
@@ -806,6 +816,11 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     assert (prepared["state"], prepared["batch"], prepared["partitions"]) == ("prepared", 0, 3)
     assert "gave up what 3 partitions had prepared" in ran("abort", name)
     assert "is prepared and undecided" in ran("abort", name)
+    late = query.stage(0, rows(0))
+    producer = f"producer {producer_id_of(name)}"  # parts do not say of which transaction they are
+    [staged] = [row for row in json.loads(ran("list", "--json")) if row["transaction"] == producer]
+    assert (staged["state"], staged["batch"], staged["partitions"]) == ("staged", 0, 3)
+    query.committer.discard(late)
     query = start_query("run 2")
     dies_before(query, "apply")
     with pytest.raises(_Died):
