@@ -128,7 +128,7 @@ def leave_group(request: pb.LeaveGroupRequest, catalog: Catalog) -> pb.LeaveGrou
 
 
 def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog, guard: Check | None = None) -> None:
-    offsets = {}
+    offsets, ids = {}, {}
     for committed in wanted:
         topic = catalog.topic(committed.topic)
         if committed.topic_id and committed.topic_id != topic.topic_id:  # made anew: it is no offset of this one
@@ -138,8 +138,8 @@ def _commit(group: str, wanted: Iterable[pb.GroupOffset], catalog: Catalog, guar
         if committed.offset < 0:
             raise InvalidRequest(reason=f"offset {committed.offset} of {topic.name}-{committed.partition} is negative")
         offsets[TopicPartition(committed.topic, committed.partition)] = committed.offset
+        ids[committed.topic] = topic.topic_id
     if offsets:
-        ids = {partition.topic: catalog.topic(partition.topic).topic_id for partition in offsets}
         groups.commit_offsets(catalog.session, group, offsets, ids, catalog.clock.now_us(), guard)
 
 

@@ -398,10 +398,12 @@ class Admin:
         Raises:
             GroupIsLive: it has one, and `force` is not set.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
+            UnknownTopicId: a topic was made anew meanwhile; nothing was written.
             UnknownGroup, UnknownTopic, UnknownPartition.
         """
         arguments.text("group", group)
         to = arguments.by_partition("to", to)
+        topics = self._cluster.describe_topics(sorted({partition.topic for partition in to}))
         ends = self.list_offsets(dict.fromkeys(to, "latest"))
         starts = self.list_offsets(dict.fromkeys(to, "earliest"))
         listed = self.list_offsets({partition: at for partition, at in to.items() if not isinstance(at, int)})
@@ -415,7 +417,7 @@ class Admin:
             if not start <= offset <= end:
                 raise OffsetOutOfRange(offset=offset, partition=str(partition), start_offset=start, end_offset=end)
             offsets[partition] = offset
-        reset_offsets(self._cluster, group, offsets, force)
+        reset_offsets(self._cluster, group, offsets, force, {topic.name: topic.topic_id for topic in topics})
         return offsets
 
 

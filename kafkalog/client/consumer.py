@@ -6,6 +6,10 @@ that of the first message which is in somebody's hand, or was not handed out. Wh
 nothing that is still being processed: everything is processed at least once. A message with which an iterator was left
 (by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads.
 What is fetched stands in the session (`session.py`).
+
+A KeyboardInterrupt may come after any call. Records go through several places before they are handed out, so whoever
+moves them on first writes down in the cursor from where to begin anew (`resume`), and crosses that out with the last of
+the moves, nothing being called between. Who comes next and finds it goes back there.
 """
 
 from __future__ import annotations
@@ -45,22 +49,24 @@ class _Hand:
     Attributes:
         cursor: of the partition that it is from; None: the hand is empty.
         message: handed out last; None: nothing from `offset` on was yet, or an Arrow batch that begins there.
+        is_unseen: the Arrow batch was made and not handed out.
         made: when its iterator was made, of `_moments`.
         given_up: when the iterator was closed with this in hand; None: it was not.
     """
 
-    __slots__ = ("cursor", "given_up", "made", "message", "offset")
+    __slots__ = ("cursor", "given_up", "is_unseen", "made", "message", "offset")
 
     def __init__(self) -> None:
         self.cursor: _Cursor | None = None
         self.message: Message | None = None
         self.offset = -1
+        self.is_unseen = False
         self.made = next(_moments)
         self.given_up: int | None = None
 
     def take_from(self, cursor: _Cursor, offset: int) -> None:
         """Lock held: what is handed out next is of that partition, from that offset on."""
-        self.cursor, self.message, self.offset = cursor, None, offset
+        self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
         cursor.hands.add(self)
 
     def put_down(self) -> None:
@@ -82,9 +88,10 @@ class _Cursor:
         rows: messages being handed out, `left` those of them that were not; `batches` what they were made of.
         end_offset: the next once `rows` are through.
         hands: who has handed out what of it.
+        resume: where to begin anew, if what is being done is interrupted; None: nothing is being done.
     """
 
-    __slots__ = ("batches", "builder", "end_offset", "hands", "left", "offset", "rows", "source")
+    __slots__ = ("batches", "builder", "end_offset", "hands", "left", "offset", "resume", "rows", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -94,9 +101,12 @@ class _Cursor:
         self.left: Iterator[Message] = iter(self.rows)
         self.batches: Sequence[FetchedBatch] = ()
         self.hands: set[_Hand] = set()
+        self.resume: int | None = None
 
     def next_offset(self) -> int:
         """Of the message to be handed out next. An iterator may take it at the same time."""
+        if self.resume is not None:
+            return self.resume
         if not self.rows:
             return self.offset
         left = self.left.__length_hint__()  # type: ignore[attr-defined]
@@ -108,12 +118,13 @@ class _Cursor:
         return min([self.next_offset(), *hands])
 
     def is_through(self) -> bool:
-        """Whether all `rows` were handed out."""
-        return not self.left.__length_hint__()  # type: ignore[attr-defined]
+        """Whether all `rows` were handed out, or are in doubt."""
+        return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
 
     def settle(self) -> None:
         """Stop handing out; what was not handed out comes again."""
-        if self.rows:
+        if self.rows and self.resume is None:
+            self.resume = self.next_offset()
             rows = list(self.left)  # in one step: who goes on iterating gets none of these
             if not rows:
                 self.offset = self.end_offset
@@ -125,20 +136,37 @@ class _Cursor:
                     self.source.take(1, 1)  # the rest of the same batch, which comes along
                 self.source.put_back([batch._replace(start_offset=max(at, batch.start_offset)) for batch in left])
             self._forget()
+            self.resume = None
 
     def seek(self, offset: int) -> None:
-        self._forget()
+        self.resume = offset
         self.hands.clear()
-        self.source.go_to(offset)
-        self.offset = offset
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Fetch what comes next again, if something was interrupted, so that it is in doubt what is at hand."""
+        at = self.resume
+        if at is not None:
+            self._forget()
+            self.source.go_to(at)
+            self.offset, self.resume = at, None
+
+    def doubt(self) -> None:
+        """What has arrived is in doubt."""
+        self.resume = self.next_offset()
 
     def forget_given_up(self, asking: _Hand) -> None:
         """Another is asked for: what iterators that were left before that one was made had in hand is processed.
 
         An iterator that was there already knows nothing of it: it may be another thread's, and processing have failed.
+        What was taken in hand and never handed out, for an interrupt came between, comes again.
         """
         if self.hands:
-            self.hands = {hand for hand in self.hands if hand.given_up is None or hand.given_up > asking.made}
+            left = [hand for hand in self.hands if hand.given_up is not None and hand.given_up <= asking.made]
+            unseen = [hand.offset for hand in left if hand.is_unseen]
+            if unseen:
+                self.resume = min([self.next_offset(), *unseen])
+            self.hands = self.hands.difference(left)
 
     def _forget(self) -> None:
         self.rows.clear()  # an iterator over them that somebody holds has ended
@@ -188,7 +216,7 @@ class Consumer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(self._settings))
         )
-        self._session = FetchSession(self._cluster, self._settings)
+        self._session = FetchSession(self._cluster, self._settings, self._begin_anew)
         self._cursors: dict[TopicPartition, _Cursor] = {}
         self._by_source: dict[Source, _Cursor] = {}
         after_fork(self)
@@ -236,9 +264,7 @@ class Consumer:
         with self._session.lock:
             for cursor in self._cursors.values():
                 cursor.settle()
-            self._cursors = cursors
-            self._by_source = {cursor.source: cursor for cursor in cursors.values()}
-            self._session.set_sources(self._by_source)
+            self._read(cursors)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions no longer; the others go on as they are. Those that are not assigned are left out."""
@@ -247,9 +273,14 @@ class Consumer:
         with self._session.lock:
             for partition in gone & self._cursors.keys():
                 self._cursors[partition].settle()
-            self._cursors = {partition: cursor for partition, cursor in self._cursors.items() if partition not in gone}
-            self._by_source = {cursor.source: cursor for cursor in self._cursors.values()}
-            self._session.set_sources(self._by_source)
+            self._read({partition: cursor for partition, cursor in self._cursors.items() if partition not in gone})
+
+    def _read(self, cursors: dict[TopicPartition, _Cursor]) -> None:
+        """Lock held: fetch for these from now on, and for no others."""
+        by_source = {cursor.source: cursor for cursor in cursors.values()}
+        sources = list(by_source)
+        self._cursors, self._by_source, self._session.sources = cursors, by_source, sources
+        self._session.wake()
 
     def failures(self) -> dict[TopicPartition, KafkalogError]:
         """Why assigned partitions could not be read on: what an iterator raised last of each, since it was assigned or
@@ -339,6 +370,7 @@ class Consumer:
 
         Raises:
             InvalidArgument: the consumer has no group.
+            UnknownTopicId: an assigned topic was deleted and made anew; nothing was written.
             UnknownTopic, UnknownPartition, BrokerUnreachable.
         """
         group = self._group_or_error()
@@ -351,7 +383,8 @@ class Consumer:
         else:
             offsets = _behind(done)
         if offsets:
-            commit_offsets(self._cluster, group, offsets)
+            topic_ids = {topic: cursor.source.reader.topic_id for (topic, _), cursor in list(self._cursors.items())}
+            commit_offsets(self._cluster, group, offsets, topic_ids)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of some partitions, the assigned ones if None. Those without are left out."""
@@ -440,12 +473,15 @@ class Consumer:
         arguments.seconds("timeout", timeout)
         try:
             while (batch := self._next_arrow(timeout, hand)) is not None:
+                hand.is_unseen = False
                 yield batch
         finally:
             hand.given_up = next(_moments)
 
     def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
         """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
+        for cursor in self._cursors.values():
+            cursor.begin_anew()
         if only is not None:
             return [self._cursor(only).source]
         if not self._cursors:
@@ -469,6 +505,7 @@ class Consumer:
         """Lock held: make messages of what has arrived, for a hand."""
         cursor = self._by_source[source]
         cursor.settle()
+        cursor.resume = cursor.offset
         batches = source.take(_ROWS_AT_ONCE, _ANY)
         end_offset = batches[-1].header.end_offset
         # Of a large batch a part: messages by the thousand stay in the processor's cache, all at once take 1.5 times as
@@ -481,8 +518,14 @@ class Consumer:
             rows += messages(source.topic_partition, decoded)
         if is_part:
             source.put_back([batches[0]._replace(start_offset=end_offset)])
-        cursor.rows, cursor.left, cursor.batches = rows, iter(rows), batches
-        cursor.end_offset = min(end_offset, batches[-1].header.end_offset)
+        end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)
+        cursor.rows, cursor.left, cursor.batches, cursor.end_offset, cursor.resume = (
+            rows,
+            left,
+            batches,
+            end_offset,
+            None,
+        )
         hand.take_from(cursor, cursor.next_offset())
         return cursor
 
@@ -497,11 +540,13 @@ class Consumer:
     def _take_arrow(self, hand: _Hand, source: Source) -> pa.RecordBatch:
         """Lock held: one Arrow batch of what has arrived, for a hand."""
         cursor = self._by_source[source]
+        cursor.resume = cursor.offset
         batches = source.take(_ARROW_ROWS, _ARROW_BYTES)
         decoded = list(self._decoded(source, batches))
+        built = cursor.builder.build(decoded)
         hand.take_from(cursor, cursor.offset)
-        cursor.offset = batches[-1].header.end_offset
-        return cursor.builder.build(decoded)
+        cursor.offset, cursor.resume, hand.is_unseen = batches[-1].header.end_offset, None, True
+        return built
 
     def _decoded(self, source: Source, batches: list[FetchedBatch], end_offset: int | None = None) -> Iterator[Decoded]:
         """Lock held: the batches' columns up to an offset. One that is damaged ends them; it and the rest come again.
@@ -520,6 +565,12 @@ class Consumer:
                     raise
                 return
             yield Decoded(batch.header, columns, batch.start_offset)
+
+    def _begin_anew(self) -> None:
+        """Lock held: who fetched was interrupted."""
+        for cursor in self._cursors.values():
+            cursor.doubt()
+            cursor.begin_anew()
 
     def _check_open(self) -> None:
         if self._session.closed:

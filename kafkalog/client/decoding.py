@@ -110,14 +110,15 @@ class ArrowBuilder:
 
     def _provide(self, rows: int) -> None:
         if rows > self._rows:
-            self._rows = max(rows, 2 * self._rows)
-            zeros = pa.array(np.zeros(self._rows, np.int32))
+            rows = max(rows, 2 * self._rows)
+            zeros = pa.array(np.zeros(rows, np.int32))
             self._constants = {
                 "topic": pa.DictionaryArray.from_arrays(zeros, pa.array([self._partition.topic])),
-                "partition": pa.array(np.full(self._rows, self._partition.partition, np.int32)),
-                "key": pa.nulls(self._rows, BINARY),
-                "headers": pa.nulls(self._rows, HEADERS),
+                "partition": pa.array(np.full(rows, self._partition.partition, np.int32)),
+                "key": pa.nulls(rows, BINARY),
+                "headers": pa.nulls(rows, HEADERS),
             }
+            self._rows = rows  # last: an interrupt may come between
 
     def _optional(self, name: str, bit: int, pieces: Sequence[Decoded], rows: int) -> pa.Array:
         if not any(piece.header.attributes & bit for piece in pieces):

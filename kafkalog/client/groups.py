@@ -96,14 +96,27 @@ def forget_offsets(
     cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets), patient=patient)
 
 
-def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Write a group's offsets. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
-    cluster.call("CommitOffsets", pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets)))
+def commit_offsets(
+    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] = _ANY
+) -> None:
+    """Write a group's offsets.
+
+    Args:
+        topic_ids: of the topics that the offsets are of, where that is known: a topic made anew gets none of them.
+
+    Raises:
+        InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
+    """
+    cluster.call("CommitOffsets", pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids)))
 
 
-def reset_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], force: bool) -> None:
-    """Write what an operator wants. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownPartition."""
-    cluster.call("ResetOffsets", pb.ResetOffsetsRequest(group=group, offsets=_to_wire(offsets), force=force))
+def reset_offsets(
+    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], force: bool, topic_ids: Mapping[str, bytes]
+) -> None:
+    """Write what an operator wants. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownTopicId,
+    UnknownPartition."""
+    request = pb.ResetOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids), force=force)
+    cluster.call("ResetOffsets", request)
 
 
 def keep_member(

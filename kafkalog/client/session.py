@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.cluster import Cluster
@@ -130,9 +130,10 @@ class FetchSession:
 
     Args:
         settings: of `CONSUMER_SETTINGS`.
+        begin_anew: lock held: called when driving was interrupted, to have every source go to where it is to go on.
     """
 
-    def __init__(self, cluster: Cluster, settings: Values) -> None:
+    def __init__(self, cluster: Cluster, settings: Values, begin_anew: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
         self._settings = settings
         self._retry_timeout = settings.retry_timeout_ms / 1000
@@ -141,6 +142,8 @@ class FetchSession:
         self._stale = False
         self._complaint = Complaint(log, "fetching_held_up")
         self._late_error: KafkalogError | None = None
+        self._begin_anew = begin_anew
+        self._in_doubt = False  # the driving thread has not come back, or was interrupted
         self._left_at = time.monotonic()  # when the last thread stopped driving
         self.closed = False
         self._let_go_of = False
@@ -159,12 +162,6 @@ class FetchSession:
 
     # --- taking
 
-    def set_sources(self, sources: Iterable[Source]) -> None:
-        """Fetch these from now on, and nothing else."""
-        with self.lock:
-            self.sources = list(sources)
-            self.wake()
-
     def next(
         self, among: Callable[[], Sequence[Source]], timeout: float | None, take: Callable[[Source], _Taken]
     ) -> _Taken | None:
@@ -182,6 +179,8 @@ class FetchSession:
         end = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
         first = True
+        if self._driver == me:  # it was interrupted as it left
+            self._leave(me)
         while True:
             taken: _Taken | None = None
             try:
@@ -189,6 +188,8 @@ class FetchSession:
                     while True:
                         if self.closed:
                             return None
+                        if self._in_doubt and self._driver is None:
+                            self._mend()
                         source = self._ready(among())
                         if source is not None:
                             taken = take(source)
@@ -202,10 +203,13 @@ class FetchSession:
                         self._arrival.wait(left)
                     if source is None and not first and end is not None and time.monotonic() >= end:
                         return None
-                    self._driver = me
+                    self._driver, self._in_doubt = me, True
                 first = False
                 self._drive_guarded(source is None, end)
+                self._in_doubt = False
             except KafkalogError:
+                if self._driver == me:
+                    self._in_doubt = False
                 if not self.closed:
                     raise
                 return None  # `close` ended what it waited for
@@ -224,6 +228,15 @@ class FetchSession:
             if self.closed and self._driver is None:
                 self._let_go()
             self._arrival.notify_all()
+
+    def _mend(self) -> None:
+        """Lock held: the thread that drove was interrupted: nobody knows what is asked, nor what has arrived whole."""
+        for link in list(self._links.values()):
+            self._drop(link)
+        for source in self.sources:
+            source.asked = None
+        self._begin_anew()
+        self._in_doubt = False
 
     def _ready(self, sources: Sequence[Source]) -> Source | None:
         """Lock held: a source with something, the one of the last time as long as it has."""

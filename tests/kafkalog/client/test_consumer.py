@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
+from kafkalog.client import consumer as consumer_module
 from kafkalog.client import session
 from kafkalog.client.decoding import ARROW_SCHEMA
 from kafkalog.connection import DataConnection
@@ -32,6 +34,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
+from tests.interrupts import interrupted_at
 from tests.proxy import proxied
 from tests.waiting import waited_for
 
@@ -580,6 +583,71 @@ def flip(cluster: LocalCluster, topic: str, batch: int, byte: int) -> None:
         old = file.read(1)[0]
         file.seek(position + byte)
         file.write(bytes([old ^ 4]))
+
+
+@pytest.mark.parametrize("done", ["position", "message", "offsets"])
+def test_a_topic_made_anew_gets_no_offset_of_the_old_one(
+    cluster: LocalCluster, admin: Admin, grouped: Consumer, filled: TopicPartition, done: str
+) -> None:
+    grouped.assign({filled: "earliest"})
+    messages = list(grouped.messages(max_messages=50))
+    admin.delete_topic(filled.topic)
+    admin.create_topic(filled.topic, partitions=1)
+    fill(cluster, filled.topic, 100)
+    given = {"position": None, "message": messages[-1], "offsets": {filled: 50}}[done]
+    with pytest.raises(UnknownTopicId, match=filled.topic):
+        grouped.commit(given)
+    assert grouped.committed() == {}
+
+
+OURS = ("client/consumer.py", "client/session.py", "client/fetcher.py", "kafkalog/connection.py", "client/decoding.py")
+
+
+@pytest.mark.parametrize("how", ["messages", "messages of a stream", "arrow", "seek"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
+def test_an_interrupt_anywhere_loses_no_record(
+    cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Each place of some messages or batches once; the next iterator goes on where that one was left."""
+    monkeypatch.setattr(consumer_module, "_ROWS_AT_ONCE", 4)  # of a batch of ten records
+    monkeypatch.setattr(consumer_module, "_ARROW_ROWS", 25)
+    for place in count():
+        seen: list[int] = []
+        with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=700, retry_timeout_ms=30_000) as consumer:
+            consumer.assign({filled: "earliest"})
+
+            def some(most: int, consumer: Consumer = consumer, seen: list[int] = seen) -> None:
+                left = most
+                if how == "arrow":
+                    for batch in consumer.arrow_batches(timeout=30):
+                        seen.extend(batch.column("offset").to_pylist())
+                        left -= 1
+                        if not left or seen[-1] == 99:
+                            break
+                    return
+                [stream] = consumer.streams() if "stream" in how else [consumer]  # type: ignore[list-item]
+                for message in stream.messages(timeout=30):
+                    seen.append(message.offset)
+                    left -= 1
+                    if not left or seen[-1] == 99:
+                        break
+
+            def seek(consumer: Consumer = consumer) -> None:
+                consumer.seek(filled, 20)
+
+            if how == "seek":
+                some(1)
+                was_interrupted = interrupted_at(place, seek, *OURS)
+            else:
+                was_interrupted = interrupted_at(place, lambda: some(2 if how == "arrow" else 6), *OURS)
+                assert consumer.position(filled) <= (seen[-1] + 1 if seen else 0)
+            while not seen or seen[-1] != 99:
+                some(1000)
+        first = 0 if how != "seek" or 20 not in seen else seen.index(20)
+        assert set(seen[first:]) == set(range(seen[first], 100)), place
+        if not was_interrupted:
+            break
+    assert place > (5 if how == "seek" else 100)
 
 
 @pytest.mark.parametrize("byte", [40, 200, 300])
