@@ -42,7 +42,7 @@ class LaneOf(NamedTuple):
 
 
 LANES: Mapping[str, LaneOf] = {
-    "quick": LaneOf(("DescribeCluster", "DescribeBroker", "DescribeTopics"), 8),
+    "quick": LaneOf(("DescribeCluster", "DescribeBroker", "DescribeTopics", "InitProducer"), 8),
     "listings": LaneOf(("ListOffsets",), 24),
     "pulls": LaneOf(("Pull",), 16),
     "appends": LaneOf(("Append",), 8),
@@ -64,7 +64,6 @@ LANES: Mapping[str, LaneOf] = {
         ),
         16,
     ),
-    "producers": LaneOf(("InitProducer",), 2),
     "topics": LaneOf(("CreateTopic", "AlterTopic", "DeleteTopic", "RecoverPartitions"), 4),
 }
 

@@ -26,7 +26,6 @@ from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import wait_for
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
-from broker.requests.producers import ProducerIds
 from broker.transport.budget import Budget
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from kafkalog.clock import Clock
@@ -40,6 +39,7 @@ from kafkalog.errors import (
     KafkalogError,
     RequestTooLarge,
 )
+from kafkalog.format.batch import new_producer_id
 from kafkalog.log import get_logger
 from kafkalog.wire import broker_pb2, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
@@ -99,7 +99,6 @@ class BrokerService:
         self._cluster_id = cluster_id
         self._version = version
         self._counters = counters
-        self._producer_ids = ProducerIds(catalog.session)
         self._listings_waiting = threading.BoundedSemaphore(_LISTINGS_WAITING_MAX)
         self._pulls_waiting = threading.BoundedSemaphore(_PULLS_WAITING_MAX)
         self._answers = Budget(_ANSWERS_MAX)
@@ -180,7 +179,7 @@ class BrokerService:
         return offsets.list_offsets(request, self._catalog)
 
     def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:
-        return self._producer_ids.init_producer(request)
+        return broker_pb2.InitProducerReply(producer_id=new_producer_id(), producer_epoch=0)
 
     def CommitOffsets(self, request: broker_pb2.CommitOffsetsRequest, context: Any) -> Any:
         return groups.commit_offsets(request, self._catalog)

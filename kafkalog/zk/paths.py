@@ -1,7 +1,6 @@
 """The znode tree, every path of it. All are below the cluster's chroot (default /kafkalog), which the session adds.
 
     /cluster                                        {cluster_id, created_us}: made by the first broker
-    /producer_ids                                   {next}: brokers take producer ids from it in blocks
     /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory,
                                                     lock, where}; directory is the id of its data directory
     /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
@@ -28,7 +27,6 @@ from urllib.parse import quote, unquote
 DEFAULT_CHROOT = "/kafkalog"
 
 CLUSTER = "/cluster"
-PRODUCER_IDS = "/producer_ids"
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 DELETED_TOPICS = "/admin/deleted_topics"

@@ -1,4 +1,4 @@
-"""Brokers, topics, partition states, producer ids and the cluster's id in ZooKeeper: the paper's registries.
+"""Brokers, topics, partition states and the cluster's id in ZooKeeper: the paper's registries.
 
 Each function is one read or one atomic change; deciding who hosts what is `broker/requests/topics.py`'s business.
 Contents are JSON objects with the fields of `paths.py`; unknown fields of a newer broker are kept out of sight.
@@ -29,7 +29,6 @@ from kafkalog.zk.session import (
     ZooKeeperSession,
 )
 
-PRODUCER_ID_BLOCK = 1000
 _TAKE_DOWN_ATTEMPTS = 20
 
 
@@ -109,24 +108,6 @@ def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
         pass
     content, _ = session.get(paths.CLUSTER)
     return str(json.loads(content)["cluster_id"])
-
-
-def take_producer_ids(session: ZooKeeperSession) -> range:
-    """A block of producer ids that nobody else has."""
-    while True:
-        try:
-            content, stat = session.get(paths.PRODUCER_IDS)
-            start = int(json.loads(content)["next"])
-            session.set(paths.PRODUCER_IDS, _dump({"next": start + PRODUCER_ID_BLOCK}), stat.version)
-        except BadVersion:
-            continue  # another broker took that block
-        except NoNode:
-            try:
-                session.create(paths.PRODUCER_IDS, _dump({"next": 0}))
-            except NodeExists:
-                pass
-            continue
-        return range(start, start + PRODUCER_ID_BLOCK)
 
 
 # --- brokers -------------------------------------------------------------------------------------------------------

@@ -29,22 +29,6 @@ def test_the_cluster_id_is_made_once(new_session: Callable[[], ZooKeeperSession]
     assert len(ids.pop()) == 32
 
 
-def test_producer_id_blocks_never_overlap(new_session: Callable[[], ZooKeeperSession]) -> None:
-    blocks: list[range] = []
-
-    def take(session: ZooKeeperSession) -> None:
-        blocks.extend(registry.take_producer_ids(session) for _ in range(5))
-
-    threads = [threading.Thread(target=take, args=(new_session(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    starts = sorted(block.start for block in blocks)
-    assert starts == list(range(0, 15 * registry.PRODUCER_ID_BLOCK, registry.PRODUCER_ID_BLOCK))
-    assert {len(block) for block in blocks} == {registry.PRODUCER_ID_BLOCK}
-
-
 def test_a_broker_is_listed_while_its_session_lasts(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
