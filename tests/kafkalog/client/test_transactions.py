@@ -524,6 +524,30 @@ def test_what_is_decided_is_resolved_and_not_aborted(
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
+def test_a_commit_that_wakes_up_after_its_batch_was_done_and_forgotten_has_succeeded(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    query, operator = start_query(), start_query()
+    committer: Any = query.committer
+    lost = StagedPartLost(
+        transactional_id="x", batch_id=0, partition=f"{topic}-0", reason="nothing of it is prepared here"
+    )
+
+    def asleep(method: str, places: Any, request: Any, patience: Any, settle: Any, *more: Any) -> Any:
+        if method == "Apply":  # meanwhile somebody else finished it; an hour later its leaders keep nothing of it
+            operator.committer.resolve(query.transactional_id)
+            for place in places:
+                if not settle(place, lost):
+                    raise lost
+            return {}
+        return ask(method, places, request, patience, settle, *more)
+
+    ask = committer._leaders.ask
+    committer._leaders.ask = asleep
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
 def test_a_decision_whose_staged_parts_are_lost_closes_only_when_the_loss_is_accepted(
     start_query: StartQuery, cluster: LocalCluster, topic: str
 ) -> None:
