@@ -71,8 +71,9 @@ def test_a_flush_wakes_who_waits(partition: Partition) -> None:
     assert partition.is_flushed_to(1)
 
 
+@pytest.mark.parametrize("method", ["apply", "try_apply"])
 def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
-    partition: Partition, monkeypatch: pytest.MonkeyPatch
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     producer = producer_id_of("x")
     data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
@@ -89,7 +90,7 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
         partition.register(woken.set)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
-    partition.finish_apply(partition.apply("x", producer, 0, b"c" * 16))
+    partition.finish_apply(getattr(partition, method)("x", producer, 0, b"c" * 16))
     assert partition.log.visible_offset == 1
     assert woken.is_set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,22 @@ class Control:
         """In children that later tests fork, while a cluster of ours is still in memory."""
 
 
+class Data:
+    """In the place of a DataConnection."""
+
+    def __init__(self, host: str, port: int, **timeouts: int) -> None:
+        self.is_ended = self.is_closed = False
+
+    def is_quiet(self) -> bool:
+        return not self.is_ended
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abandon(self) -> None:
+        """As `Control.abandon`."""
+
+
 ONE, TWO, MOVED = ("one", 1), ("two", 2), ("moved", 3)
 
 
@@ -95,6 +112,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     made = Network()
     made.brokers = {ONE: 1, TWO: 2}
     monkeypatch.setattr(cluster_module, "ControlConnection", made.control)
+    monkeypatch.setattr(cluster_module, "DataConnection", Data)
     return made
 
 
@@ -167,6 +185,25 @@ def test_calls_side_by_side_are_given_up_once_one_is_enough_or_one_broker_cannot
             connected.first_of("Wait", asked, lambda broker_id, answer: True)
     assert [call.address for call in network.begun] == [ONE, TWO]
     assert all(call.is_done or call.is_given_up for call in network.begun), "a broker's thread waits for nobody"
+
+
+def test_an_idle_connection_is_used_again_unless_its_broker_has_ended_it(connected: Cluster) -> None:
+    first: Any = connected.borrow_data(1)
+    connected.give_back(1, first)
+    assert connected.borrow_data(1) is first
+    first.is_ended = True
+    connected.give_back(1, first)
+    assert connected.borrow_data(1) is not first
+    assert first.is_closed
+
+
+def test_a_connection_that_is_given_back_after_the_close_is_closed(connected: Cluster) -> None:
+    idle, lent = (connected.borrow_data(1) for _ in range(2))
+    connected.give_back(1, idle)
+    connected.close()
+    connected.give_back(1, lent)
+    held: list[Any] = [idle, lent]
+    assert all(each.is_closed for each in held)
 
 
 def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Network) -> None:

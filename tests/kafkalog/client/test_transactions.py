@@ -388,6 +388,25 @@ def test_what_was_staged_for_a_batch_that_is_there_already_is_thrown_away(start_
     waited_for(lambda: again.committer.staged(query.transactional_id) == [])
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQuery, is_stream: bool) -> None:
+    """They forget how far that one came an hour later, and 30 days later how far a stream did."""
+    query = start_query()
+    client: Any = query.cluster
+    call, told = client.call, []
+
+    def noted(method: str, request: Any, **more: Any) -> Any:
+        if method == "Release":
+            told.append(request.last)
+        return call(method, request, **more)
+
+    client.call = noted
+    batch = query.batch(0, query.stage(0, rows(0)))
+    assert query.committer.commit(replace(batch, is_stream=is_stream)) is Outcome.COMMITTED
+    waited_for(lambda: bool(told))
+    assert set(told) == {not is_stream}
+
+
 def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     start_query: StartQuery,
     cluster: LocalCluster,
