@@ -108,6 +108,10 @@ class _Cursor:
         if self.resume is not None:
             return self.resume
         if not self.rows:
+            source = self.source
+            at = source.reset_to
+            if at is not None and (not source.arrived or source.arrived[0].start_offset >= at):
+                self.offset, source.reset_to = at, None
             return self.offset
         left = self.left.__length_hint__()  # type: ignore[attr-defined]
         return self.rows[-left].offset if left else self.end_offset
@@ -505,7 +509,7 @@ class Consumer:
         """Lock held: make messages of what has arrived, for a hand."""
         cursor = self._by_source[source]
         cursor.settle()
-        cursor.resume = cursor.offset
+        cursor.resume = cursor.next_offset()
         batches = source.take(_ROWS_AT_ONCE, _ANY)
         end_offset = batches[-1].header.end_offset
         # Of a large batch a part: messages by the thousand stay in the processor's cache, all at once take 1.5 times as
@@ -540,7 +544,8 @@ class Consumer:
     def _take_arrow(self, hand: _Hand, source: Source) -> pa.RecordBatch:
         """Lock held: one Arrow batch of what has arrived, for a hand."""
         cursor = self._by_source[source]
-        cursor.resume = cursor.offset
+        cursor.settle()
+        cursor.resume = cursor.next_offset()
         batches = source.take(_ARROW_ROWS, _ARROW_BYTES)
         decoded = list(self._decoded(source, batches))
         built = cursor.builder.build(decoded)

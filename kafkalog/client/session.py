@@ -54,10 +54,21 @@ class Source:
         error: to be raised once `arrived` is used up.
         failure: what was raised for it last, since it was sought.
         asked: the request for it that is unanswered.
+        reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
         broker_id: of the broker last asked.
     """
 
-    __slots__ = ("arrived", "arrived_bytes", "asked", "broker_id", "error", "failure", "reader", "topic_partition")
+    __slots__ = (
+        "arrived",
+        "arrived_bytes",
+        "asked",
+        "broker_id",
+        "error",
+        "failure",
+        "reader",
+        "reset_to",
+        "topic_partition",
+    )
 
     def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
         self.topic_partition = topic_partition
@@ -67,6 +78,7 @@ class Source:
         self.error: KafkalogError | None = None
         self.failure: KafkalogError | None = None
         self.asked: _Asked | None = None
+        self.reset_to: int | None = None
         self.broker_id = _NO_BROKER
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
@@ -93,6 +105,7 @@ class Source:
         self.arrived_bytes = 0
         self.error = self.failure = None
         self.asked = None  # what comes of that is of no use now
+        self.reset_to = None
         self.reader.offset = offset
 
 
@@ -455,6 +468,7 @@ class FetchSession:
         else:
             log.warning("offset_reset", partition=str(source.topic_partition), to=where, reason=str(error))
             source.reader.offset = target
+            source.reset_to = target
 
     def _is_paused(self, broker_id: int) -> bool:
         trouble = self._troubles.get(broker_id)

@@ -544,6 +544,23 @@ def test_an_offset_out_of_range_is_reset_as_the_setting_says(
         assert next(consumer.messages(timeout=30)).offset == 100
 
 
+@pytest.mark.parametrize(("policy", "at"), [("earliest", 60), ("latest", 100)])
+def test_a_position_is_where_the_reset_went_before_anything_has_come(
+    cluster: LocalCluster, admin: Admin, topic: str, policy: str, at: int
+) -> None:
+    """What was committed, else, is out of range again, and what came until then would be skipped."""
+    gone = delete_to_60(cluster, admin, topic)
+    with Consumer(cluster.bootstrap_servers, group=topic, auto_offset_reset=policy) as consumer:
+        consumer.assign({gone: 10})
+        if policy == "latest":
+            assert list(consumer.messages(timeout=0.5)) == []
+        else:
+            assert next(consumer.messages(timeout=30)).offset == 60
+        assert consumer.position(gone) == at
+        consumer.commit()
+        assert consumer.committed() == {gone: at}
+
+
 def test_a_topic_deleted_under_a_consumer_is_told(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
 ) -> None:
