@@ -266,13 +266,14 @@ class Catalog:
                 state = topic.states.get(number)
                 if state is None or self._loss(topic, number, state) is None:
                     raise NotLost(partition=label)
-                # The log first: a state is not to name a log that is not there.
+                # The log first: a state is not to name a log that is not there. It is lost until the state is written.
                 self._directory.replace_log(topic_id, number, label, start_offset)
                 renewed = PartitionState(
                     self.broker_id, state.leader_epoch + 1, (self.broker_id,), self._directory_id, state.version
                 )
                 written = registry.write_states(self.session, topic, {number: renewed}).get(number)
                 if written is not None and written.directory == renewed.directory:
+                    self._directory.trust_log(topic_id, number)
                     break
         log.warning(
             "partition_recovered", partition=label, start_offset=start_offset, given_up_in=state.directory,
@@ -487,7 +488,10 @@ class Catalog:
         elif (topic.topic_id, number) not in self._hosted and self._directory.misses_log(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)
             if self._directory.has_log(topic.topic_id, number):
-                reason = f"files of its folder {folder} in data directory {here} were removed or replaced while in use"
+                reason = (
+                    f"files of its folder {folder} in data directory {here} were removed or replaced while in use, "
+                    "or by a recovery that did not end"
+                )
             else:
                 reason = f"its folder {folder} is gone from data directory {here}, or empty"
         else:

@@ -141,8 +141,8 @@ class LogDirectory:
         self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
         self._telling = threading.Lock()  # guards failed, _full_logged_at and _doubted; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
-        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found, and _removed
-        self._removed: set[tuple[bytes, int]] = set()  # logs that were gone while they were open
+        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found, and _untrusted
+        self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
         self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._closed = False
         self._full_logged_at = float("-inf")
@@ -240,17 +240,18 @@ class LogDirectory:
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def misses_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log that should stand here does not, or did not while it was open. The directory is not marked
-        clean at the end then, unless the log was replaced or deleted: nobody knows how one was left that may be put
-        back."""
+        """Whether a log that should stand here does not, or did not while it was open, or is an empty one in its place
+        that nobody trusts yet. The directory is not marked clean at the end then, unless the log was replaced or
+        deleted: nobody knows how one was left that may be put back."""
         with self._lock:
-            if (topic_id, partition) not in self._removed and self.has_log(topic_id, partition):
+            if (topic_id, partition) not in self._untrusted and self.has_log(topic_id, partition):
                 return False
             self._missing.add((topic_id, partition))
             return True
 
     def replace_log(self, topic_id: bytes, partition: int, label: str, start_offset: int) -> None:
-        """Make an empty log in the place of a lost one; whole or not at all, whatever stops it.
+        """Make an empty log in the place of a lost one; whole or not at all, whatever stops it. It counts as lost until
+        `trust_log`, so that this can be done again.
 
         A folder that has its name is kept under another one.
 
@@ -262,6 +263,8 @@ class LogDirectory:
         new = folder.with_name(folder.name + _NEW)
         with self._lock:
             self._check_usable()
+            self._missing.add((topic_id, partition))
+            self._untrusted.add((topic_id, partition))
             opened = self._logs.pop((topic_id, partition), None)
             if opened is not None:  # another broker took it over while this one had it open
                 opened.close(clean=False)
@@ -281,6 +284,10 @@ class LogDirectory:
                 self.disk.sync_dir(self.path)
             except OSError as error:
                 Faults(self, folder.name).refuse_to_open(error, "making the log anew")
+
+    def trust_log(self, topic_id: bytes, partition: int) -> None:
+        """What `replace_log` made is the partition's log from now on."""
+        with self._lock:
             self._forget_missing((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
@@ -363,7 +370,7 @@ class LogDirectory:
 
     def _forget_missing(self, key: tuple[bytes, int]) -> None:
         self._missing.discard(key)
-        self._removed.discard(key)
+        self._untrusted.discard(key)
 
     def _remove_folder(self, folder: Path) -> None:
         names = self.disk.names(folder)
@@ -450,7 +457,7 @@ class LogDirectory:
                 return True  # all of them are gone, and may be back
             del self._logs[key]
             self._missing.add(key)
-            self._removed.add(key)
+            self._untrusted.add(key)
             opened.close(clean=False)
         self.on_lost(*key)
         return True

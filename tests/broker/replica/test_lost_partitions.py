@@ -429,6 +429,58 @@ def test_a_recovery_whose_state_was_not_written_is_done_again(
     assert_lost(broker, topic, 1, "its log is in data directory")
 
 
+@pytest.mark.parametrize("arrived", [False, True], ids=["not written", "written, and not answered"])
+def test_a_recovery_whose_state_was_not_written_is_done_again_by_the_same_broker(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker()
+    catalog, write = broker.broker.catalog, registry.write_states
+
+    def unanswered(*arguments: Any) -> None:
+        if arrived:
+            write(*arguments)
+        raise errors.ZooKeeperUnreachable(address="zk", reason="no answer in time")
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "write_states", unanswered)
+            with pytest.raises(grpc.RpcError, match="is not reachable"):
+                recover(broker, topic, 0, start_offset=30)
+        changed = bpb.AlterTopicRequest(name="t", set={"retention.ms": "1000000"})
+        broker.stub.AlterTopic(changed, timeout=60)  # which has the broker look at its logs
+        assert_lost(broker, topic, 0, f"files of its folder {topic.hex()}-0 .* were removed or replaced")
+    recovered = recover(broker, topic, 0, start_offset=40)
+    assert (recovered.start_offset, recovered.leader_epoch) == (40, 3 if arrived else 1)
+    log = catalog.leader_of(topic, 0).log
+    assert (log.start_offset, log.leader_epoch) == (40, 3 if arrived else 1)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_a_log_whose_recovery_did_not_end_gets_another_epoch_at_the_next_start(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: bool
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker()
+
+    def away(*_: object) -> None:
+        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "write_states", away)
+        with pytest.raises(grpc.RpcError, match="is not reachable"):
+            recover(broker, topic, 0, start_offset=30)
+    broker.stop(clean)
+    log = start_broker().broker.catalog.leader_of(topic, 0).log
+    assert (log.start_offset, log.leader_epoch) == (30, 1)
+
+
 def test_of_two_who_recover_a_partition_at_once_one_does(
     start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,8 @@ def test_a_log_that_is_replaced_while_it_is_looked_for_is_not_lost(
 
     def replaced_meanwhile() -> bool:
         directory.replace_log(TOPIC_ID, 0, "t-0", 7)
+        assert directory.misses_log(TOPIC_ID, 0)
+        directory.trust_log(TOPIC_ID, 0)
         directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
         return True
 
