@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.zk import paths as znodes
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
@@ -176,7 +178,8 @@ def test_the_log_reaches_the_disk_through_one_module() -> None:
 
 
 def test_znode_paths_stand_in_one_module() -> None:
-    roots = ("/brokers", "/consumers", "/controller", "/transactions")
+    whole = (znodes.CLUSTER, *znodes.PERMANENT)
+    roots = tuple({f"/{path.split('/')[1]}" for path in whole})
     for module, path in MODULES.items():
         if module == "kafkalog.zk.paths":
             continue
