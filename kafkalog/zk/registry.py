@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
+from kafkalog.log import get_logger
 from kafkalog.zk import paths
 from kafkalog.zk.session import (
     MULTI_MAX,
@@ -28,6 +29,8 @@ from kafkalog.zk.session import (
     Watch,
     ZooKeeperSession,
 )
+
+log = get_logger(__name__)
 
 _TAKE_DOWN_ATTEMPTS = 20
 
@@ -293,13 +296,32 @@ def _set_topic(topic: TopicRecord, deleted: bool = False) -> list[Operation]:
     ]
 
 
+def _has_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
+    """Whether the znode of a topic's id is there, after a write found it missing. It is made again, unless a deletion
+    got on meanwhile: somebody removed it then, and without it the topic can be neither written nor deleted."""
+    current = read_topic(session, topic.name)
+    if current is None or (current.topic_id, current.deleted) != (topic.topic_id, topic.deleted):
+        return False
+    path = paths.partitions(topic.name, topic.topic_id)
+    try:
+        session.multi([Check(paths.topic(topic.name), current.version), Create(path)])
+    except NodeExists:
+        return True
+    except (NoNode, BadVersion):
+        return False
+    log.warning("topic_znode_missing", topic=topic.name, path=path)
+    return True
+
+
 def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
     """Write a topic's config and partitions over the version it was read at; False if it was changed meanwhile."""
     try:
         session.multi(_set_topic(topic))
         return True
-    except (NoNode, BadVersion):
+    except BadVersion:
         return False
+    except NoNode:
+        return _has_id(session, topic) and update_topic(session, topic)
 
 
 def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
@@ -308,6 +330,7 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
     Returns:
         its id.
     """
+    missing = 0
     while True:
         topic = read_topic(session, name)
         if topic is None or topic.deleted:
@@ -316,7 +339,13 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
         note = Create(paths.deleted_topic(topic.topic_id), _dump({"topic": name, "brokers": hosts}))
         try:
             session.multi([*_set_topic(topic, deleted=True), note])
-        except (BadVersion, NoNode):
+        except BadVersion:
+            continue
+        except NoNode:
+            missing += 1
+            if missing == _TAKE_DOWN_ATTEMPTS:
+                raise
+            _has_id(session, topic)
             continue
         _take_down(session, topic)
         return topic.topic_id
@@ -338,8 +367,10 @@ def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
             _delete_all(session, [paths.partition(name, topic_id, number) for number in numbers])
             session.multi([Delete(paths.partitions(name, topic_id)), Delete(paths.topic(name), current.version)])
             return
-        except (NoNode, BadVersion):  # another one removes them too, and got on
+        except BadVersion:  # another one removes them too, and got on
             continue
+        except NoNode:  # so it may be
+            _has_id(session, current)
         except NotEmpty:
             attempt += 1
             if attempt == _TAKE_DOWN_ATTEMPTS:
@@ -394,10 +425,13 @@ def write_states(
     numbers = sorted(states)
     written: dict[int, PartitionState] = {}
     new = [number for number in numbers if number not in topic.states]
-    try:
-        _make_all(session, [paths.partition(topic.name, topic.topic_id, number) for number in new])
-    except NoNode:
-        return {}
+    while True:
+        try:
+            _make_all(session, [paths.partition(topic.name, topic.topic_id, number) for number in new])
+            break
+        except NoNode:
+            if not _has_id(session, topic):
+                return {}
     for start in range(0, len(numbers), MULTI_MAX):
         chunk = numbers[start : start + MULTI_MAX]
         wanted = [paths.partition_state(topic.name, topic.topic_id, number) for number in chunk]
@@ -424,7 +458,7 @@ def write_states(
 
 def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
     """Make those that are not there; fewer round trips than ensuring each. Raises NoNode if their parent is gone, which
-    is never made: a topic that comes to life without content could not be read."""
+    is not made here: a topic that comes to life without content could not be read."""
     missing = [path for path, found in zip(wanted, session.get_many(wanted), strict=True) if found is None]
     for start in range(0, len(missing), MULTI_MAX):
         chunk = missing[start : start + MULTI_MAX]

@@ -630,6 +630,35 @@ def test_a_state_that_went_while_its_broker_was_down_is_not_taken_for_that_of_a_
         assert client.append(topic, a_batch()).base_offset == 1
 
 
+def without_id(broker: RunningBroker, topic: bytes) -> None:
+    below = (paths.partition_state("t", topic, 0), paths.partition("t", topic, 0), paths.partitions("t", topic))
+    broker.broker.catalog.session.multi([Delete(path) for path in below])
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "down"])
+def test_a_topic_whose_id_is_gone_in_zookeeper_is_served_on_and_can_be_deleted(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture, running: bool
+) -> None:
+    broker, other = start_broker(0), start_broker(1)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.append(topic, a_batch())
+    if not running:
+        broker.stop()
+    without_id(other, topic)
+    if not running:
+        broker = start_broker()
+    catalog = broker.broker.catalog
+    waited_for(lambda: "topic_znode_missing topic=t" in caplog.text)
+    until(broker, lambda: 0 in catalog.topic("t").states and (topic, 0) in catalog.hosted)
+    until(other, lambda: 0 in other.broker.catalog.topic("t").states)
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 1
+    without_id(other, topic)
+    other.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    until(broker, lambda: not catalog.hosted)
+
+
 def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

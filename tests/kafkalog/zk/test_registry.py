@@ -12,7 +12,7 @@ import pytest
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
-from kafkalog.zk.session import Delete, Operation, ZooKeeperSession
+from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
 
@@ -281,6 +281,51 @@ def test_states_that_are_late_spare_the_topic_made_anew(cluster: ZooKeeperSessio
     seen = replace(A_TOPIC, states=known)
     assert registry.write_states(cluster, seen, {0: replace(A_STATE, leader_epoch=1), 1: A_STATE}) == {}
     assert_as_made_anew(cluster, version=0)
+
+
+def without_id(session: ZooKeeperSession) -> None:
+    """Remove the znode of the topic's id with all below it, as somebody may who tidies up."""
+    below = [f("t", A_TOPIC.topic_id, number) for number in (0, 1) for f in (paths.partition_state, paths.partition)]
+    found = session.get_many(below)
+    there = [path for path, each in zip(below, found, strict=True) if each is not None]
+    session.multi([Delete(path) for path in (*there, paths.partitions("t", A_TOPIC.topic_id))])
+
+
+def test_a_topic_whose_id_somebody_removed_is_written_changed_and_deleted_again(
+    cluster: ZooKeeperSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    states = {0: A_STATE, 1: A_STATE}
+    assert registry.write_states(cluster, A_TOPIC, states) == states
+    without_id(cluster)
+    assert registry.write_states(cluster, A_TOPIC, states) == states
+    assert caplog.text.count("topic_znode_missing topic=t") == 1
+    without_id(cluster)
+    assert registry.update_topic(cluster, replace(A_TOPIC, config={}))
+    without_id(cluster)
+    assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
+    assert registry.topic_names(cluster) == []
+    assert registry.write_states(cluster, A_TOPIC, states) == {}
+    assert not registry.update_topic(cluster, A_TOPIC)
+
+
+def test_a_topic_whose_id_somebody_removed_amid_its_deletion_can_be_made_again(
+    cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "_take_down", lambda *_: None)  # as if whoever deletes it were stopped
+        registry.delete_topic(cluster, "t")
+    without_id(cluster)
+    registry.create_topic(cluster, MADE_ANEW)
+    assert registry.read_topic(cluster, "t") == MADE_ANEW
+
+
+def test_a_deletion_that_finds_a_permanent_znode_gone_ends(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    cluster.delete(paths.DELETED_TOPICS)
+    with pytest.raises(NoNode):
+        registry.delete_topic(cluster, "t")
 
 
 def test_two_deletions_at_once_delete_once(
