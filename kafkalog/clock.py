@@ -19,7 +19,7 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that stands still until told; both times move together."""
+    """A clock that stands still until told; both times move together, but where the wall clock jumps."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._lock = threading.Lock()  # guards both times
@@ -38,6 +38,11 @@ class ManualClock(Clock):
         with self._lock:
             self._now_us += int(seconds * 1_000_000)
             self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set; the monotonic one goes on as it was."""
+        with self._lock:
+            self._now_us += int(seconds * 1_000_000)
 
 
 SYSTEM_CLOCK = Clock()

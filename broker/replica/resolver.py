@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_SECONDS = 10.0
-_FORGET_EVERY_US = 600_000_000
+_FORGET_EVERY_SECONDS = 600.0
 
 
 _Key = tuple[bytes, int, bytes]
@@ -61,7 +61,11 @@ def verdict(decision: Decision, prepared: PreparedSet, topic_id: bytes, partitio
 
 
 class Resolver:
-    """The thread. `start` after the catalog, `stop` before it stops."""
+    """The thread. `start` after the catalog, `stop` before it stops.
+
+    Args:
+        clock: the directory's steady one, for decisions are forgotten by it.
+    """
 
     def __init__(self, catalog: Catalog, settings: Values, clock: Clock, jobs: StagedJobs) -> None:
         self._catalog = catalog
@@ -72,7 +76,7 @@ class Resolver:
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
-        self._forget_at_us = 0  # the thread's own
+        self._forget_at = 0.0  # the thread's own
         self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
 
@@ -111,10 +115,10 @@ class Resolver:
 
     def _forget_expired(self) -> None:
         """Every ten minutes: decisions of batch writes that are long done. Every broker does so."""
-        now_us = self._clock.now_us()
-        if now_us >= self._forget_at_us:
-            self._forget_at_us = now_us + _FORGET_EVERY_US
-            for decision in transactions.forget_expired(self._catalog.session, now_us):
+        now = self._clock.monotonic()
+        if now >= self._forget_at:
+            self._forget_at = now + _FORGET_EVERY_SECONDS
+            for decision in transactions.forget_expired(self._catalog.session, self._clock.now_us()):
                 log.info("transaction_forgotten", transactional_id=decision.transactional_id)
 
     def resolve(self, least_age: float) -> None:

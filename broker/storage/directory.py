@@ -41,6 +41,7 @@ from broker.storage.log import Log
 from broker.storage.opening import make_empty_log
 from broker.storage.segment import LOG_SUFFIX
 from broker.storage.staging import STAGING
+from broker.storage.steady_clock import SteadyClock
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, StorageFailed
@@ -101,6 +102,7 @@ class LogDirectory:
     Attributes:
         was_clean: the last broker closed it properly, or there was none.
         cluster_id, broker_id: whose it is; None until `claim` was called for the first time.
+        steady_clock: the time by which something is deleted or forgotten.
         directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
         lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
             the lock knows that no other process that names the same file is alive.
@@ -128,6 +130,7 @@ class LogDirectory:
         self.path = Path(path).absolute()
         self.disk = disk or Disk()
         self.clock = clock
+        self.steady_clock: Clock = SteadyClock(clock)
         self.producer_batches_remembered = producer_batches_remembered
         self.producer_state_max = producer_state_max
         self.producer_expiration_ms = producer_expiration_ms
@@ -566,7 +569,7 @@ class LogDirectory:
                     continue
                 opened.roll_if_old()
                 opened.apply_retention()
-                opened.forget_silent_producers(self.clock.now_us() - self.producer_expiration_ms * 1000)
+                opened.forget_silent_producers(self.steady_clock.now_us() - self.producer_expiration_ms * 1000)
                 opened.checkpoint()
             except (StorageFailed, Closed):
                 continue

@@ -24,6 +24,7 @@ class LogHome(Protocol):
 
     disk: Disk
     clock: Clock
+    steady_clock: Clock
     path: Path
     producer_batches_remembered: int
     producer_state_max: int

@@ -556,7 +556,7 @@ class Log:
         with self._save_lock:
             with self._lock:
                 self._check_usable()
-                count = expired(self._segments, self.settings, self._clock.now_us())
+                count = expired(self._segments, self.settings, self._home.steady_clock.now_us())
                 if not count:
                     return 0
                 if count == len(self._segments):
@@ -728,7 +728,7 @@ class Log:
 
     def forget_silent_producers(self, before_us: int) -> int:
         """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
-        keep, now_us = self.staged.producer_ids(), self._clock.now_us()
+        keep, now_us = self.staged.producer_ids(), self._home.steady_clock.now_us()
         with self._lock:
             has_silent = bool(self._producers.marks.silent(now_us, keep))
         # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.

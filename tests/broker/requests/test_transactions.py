@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -713,9 +713,17 @@ def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     prepared.stage(0, (b"a",))
     staged.stage(0, (b"b",))
     assert prepared.prepare() == [None]
+    session, resolver = broker.broker.catalog.session, broker.broker.resolver
+    done = replace(
+        prepared.decision(-1, done=True), transactional_id="done", is_stream=False, decided_us=clock.now_us()
+    )
+    decisions.write_decision(session, done)
     clock.wall_seconds += 1000 * HOUR
-    broker.broker.resolver.resolve(0)
+    clock.advance(600)  # old decisions are looked for again
+    resolver.resolve(0)
+    resolver._forget_expired()
     assert len(listed(broker)) == 2
+    assert decisions.read_decision(session, "done").done
     clock.wall_seconds -= 2000 * HOUR
     broker.broker.resolver.resolve(0)
     assert prepared.apply() == [1]

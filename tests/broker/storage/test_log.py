@@ -679,6 +679,29 @@ def test_retention_by_time_goes_by_the_append_time(directory: LogDirectory, cloc
     assert list(read_all(log)) == [4]
 
 
+def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer(
+    directory: LogDirectory, clock: ManualClock
+) -> None:
+    log = open_log(directory, topic(retention_ms=7 * 86_400_000, retention_bytes=9000))
+    fill(log, 60)
+    sent = numbered(60, producer=(7, 0, 0))
+    [first] = log.append([sent])
+    assert isinstance(first, Appended)
+    clock.jump(8 * 86_400)  # a machine that was resumed, or a wrong time server
+    directory.tidy()
+    assert 0 < log.start_offset < 60  # by size it deletes as ever
+    [again] = log.append([numbered(60, producer=(7, 0, 0))])
+    assert isinstance(again, Appended) and again.duplicate
+    clock.jump(-8 * 86_400)
+    directory.tidy()
+    assert log.end_offset == 61 and log.start_offset < 60
+    clock.jump(8 * 86_400)
+    directory.tidy()
+    clock.advance(3600)  # it was right after all
+    directory.tidy()
+    assert log.start_offset == 61
+
+
 def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> None:
     log = open_log(directory, topic(retention_bytes=9000))
     fill(log, 60)
