@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
 
-    from kafkalog.client.staging import PartStager, StagedPartition
+    from kafkalog.client.cluster import TopicInfo
+    from kafkalog.client.staging import StagedPartition, Transactions
     from kafkalog.client.transactions import Committer
     from kafkalog.config import Values
 
@@ -109,11 +110,8 @@ def stage_rows(
     part: int,
 ) -> Staged:
     """Stage a task's rows as a part of a batch; returns when the brokers have them all."""
-    with _stager(options, transaction, part) as stager:  # a failure discards
-        for batch in batches:
-            for topic, records in batches_by_topic(batch, columns, options.topic):
-                stager.stage(topic, records)
-        return Staged((StagedBatch(transaction, tuple(stager.finish())),))
+    parts = _stage(batches, options, columns, transaction.transactional_id, transaction.batch_id, part)
+    return Staged((StagedBatch(transaction, tuple(parts)),))
 
 
 def stage_numbered(
@@ -124,49 +122,44 @@ def stage_numbered(
     micro_batch: MicroBatch,
     part: int,
 ) -> Staged:
-    """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction.
+    """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction."""
+    transactions: dict[str, Transaction] = {}
 
-    Raises:
-        CountMoved: a topic was made anew meanwhile.
-    """
-    from kafkalog.errors import CountMoved
+    def counted(topics: Sequence[TopicInfo]) -> list[str]:
+        names = _committer(options).numbered(txn.app_id, topics)
+        for topic, name in zip(topics, names, strict=True):
+            transactions[topic.name] = Transaction(
+                name,
+                txn.version,
+                micro_batch.run_id,
+                stays=True,
+                skip_if_recorded=True,
+                query_id=micro_batch.query_id,
+                session_id=micro_batch.session_id,
+            )
+        return names
 
-    cluster = cluster_of(options.bootstrap_servers, _producer_settings(options))
-    stagers: dict[str, tuple[Transaction, bytes, PartStager]] = {}
-    with ExitStack() as stack:  # a failure discards
-        for batch in batches:
-            for topic, records in batches_by_topic(batch, columns, options.topic):
-                if topic not in stagers:
-                    [info] = cluster.describe_topics([topic])  # not as it was last told: it may have been made anew
-                    name = _committer(options).numbered(txn.app_id, topic, info.topic_id)
-                    transaction = Transaction(
-                        name,
-                        txn.version,
-                        micro_batch.run_id,
-                        stays=True,
-                        skip_if_recorded=True,
-                        query_id=micro_batch.query_id,
-                        session_id=micro_batch.session_id,
-                    )
-                    stager = stack.enter_context(_stager(options, transaction, part))
-                    stagers[topic] = transaction, info.topic_id, stager
-                stagers[topic][2].stage(topic, records)
-        staged = []
-        for transaction, topic_id, stager in stagers.values():
-            parts = tuple(stager.finish())
-            if any(each.topic_id != topic_id for each in parts):
-                raise CountMoved(transactional_id=transaction.transactional_id, version=txn.version)
-            staged.append(StagedBatch(transaction, parts))
-        return Staged(tuple(staged))
+    parts = _stage(batches, options, columns, counted, txn.version, part)
+    by_topic = groupby(parts, key=lambda each: each.topic)  # which they are sorted by
+    return Staged(tuple(StagedBatch(transactions[topic], tuple(found)) for topic, found in by_topic))
 
 
-def _stager(options: SinkOptions, transaction: Transaction, part: int) -> PartStager:
+def _stage(
+    batches: Iterator[pa.RecordBatch],
+    options: SinkOptions,
+    columns: tuple[str, ...],
+    transaction: str | Transactions,
+    batch_id: int,
+    part: int,
+) -> list[StagedPartition]:
     from kafkalog.client.staging import PartStager
-    from kafkalog.format.batch import producer_id_of
 
     settings = _producer_settings(options)
     cluster = cluster_of(options.bootstrap_servers, settings)
-    return PartStager(cluster, settings, producer_id_of(transaction.transactional_id), transaction.batch_id, part)
+    with PartStager(cluster, settings, transaction, batch_id, part) as stager:  # a failure discards
+        for batch in batches:
+            stager.stage(dict(batches_by_topic(batch, columns, options.topic)))
+        return stager.finish()
 
 
 def _producer_settings(options: SinkOptions) -> Values:
@@ -186,6 +179,7 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
         for transaction, parts in staged.batches:
             by_transaction.setdefault(transaction, []).extend(parts)
     _check_counts(by_transaction, numbered=options.txn is not None)
+    _committer(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
         _commit(transaction, found, options, fingerprint)
 

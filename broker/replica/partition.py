@@ -189,10 +189,10 @@ class Partition:
         with self._hosted():
             self.log.staged.discard(uuids)
 
-    def renew(self, write: Write) -> bool:
-        """Keep the parts of a write, for a task of it runs; returns whether there are any."""
+    def renew(self, writes: Collection[Write]) -> None:
+        """Keep the parts of some writes, for a task of them runs."""
         with self._hosted():
-            return self.log.staged.renew(write)
+            self.log.staged.renew(writes)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many."""

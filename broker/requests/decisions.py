@@ -17,10 +17,12 @@ ID_LENGTH_MAX = 1000
 _UUID_SIZE = 16
 
 
-def read_decision(request: pb.ReadDecisionRequest, catalog: Catalog) -> pb.Decision:
-    """A transaction's last decision. Raises InvalidRequest, ZooKeeperUnreachable."""
-    _check_id(request.transactional_id)
-    return decision_to_wire(transactions.read_decision(catalog.session, request.transactional_id))
+def read_decisions(request: pb.ReadDecisionsRequest, catalog: Catalog) -> pb.Decisions:
+    """The last decisions of transactions. Raises InvalidRequest, ZooKeeperUnreachable."""
+    for transactional_id in request.transactional_ids:
+        _check_id(transactional_id)
+    found = transactions.read_decisions(catalog.session, request.transactional_ids)
+    return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
 def decide(request: pb.DecideRequest, catalog: Catalog) -> pb.DecideReply:
@@ -32,10 +34,10 @@ def decide(request: pb.DecideRequest, catalog: Catalog) -> pb.DecideReply:
     return pb.DecideReply(version=transactions.write_decision(catalog.session, decision))
 
 
-def list_decisions(request: pb.ListDecisionsRequest, catalog: Catalog) -> pb.ListDecisionsReply:
+def list_decisions(request: pb.ListDecisionsRequest, catalog: Catalog) -> pb.Decisions:
     """The decisions of all transactions, by id. Raises ZooKeeperUnreachable."""
     found = transactions.list_decisions(catalog.session)
-    return pb.ListDecisionsReply(decisions=[decision_to_wire(decision) for decision in found])
+    return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
 def _check_id(transactional_id: str) -> None:

@@ -73,10 +73,11 @@ class StageCall:
 
 
 def renew(request: pb.RenewRequest, catalog: Catalog) -> pb.RenewReply:
-    """Keep all that is staged of a write on this broker, for a task of it runs."""
+    """Keep all that is staged of writes on this broker, for a task of them runs."""
+    writes = {(producer_id, request.batch_id) for producer_id in request.producer_ids}
     for partition in list(catalog.hosted.values()):
         try:
-            partition.renew((request.producer_id, request.batch_id))
+            partition.renew(writes)
         except KafkalogError as error:
             log.info("staged_hint_ignored", partition=partition.label, reason=str(error))
     return pb.RenewReply(renew_within_ms=_renew_within_ms(catalog))

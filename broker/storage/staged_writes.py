@@ -103,9 +103,9 @@ class StagedWrites:
         """`Staging.discard`."""
         self._staging.discard(uuids)
 
-    def renew(self, write: Write) -> bool:
+    def renew(self, writes: Collection[Write]) -> None:
         """`Staging.renew`."""
-        return self._staging.renew(write)
+        self._staging.renew(writes)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """`Staging.expire`."""

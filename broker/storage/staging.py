@@ -463,17 +463,16 @@ class Staging:
         """Forget the parts of a transaction's batches up to one, but those that are prepared."""
         self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
 
-    def renew(self, write: Write) -> bool:
-        """A task of a write runs: its parts are needed. Returns whether there are any."""
+    def renew(self, writes: Collection[Write]) -> None:
+        """A task of some writes runs: their parts are needed."""
         if not self._parts:
-            return False
+            return
         with self._lock:
             self._check_usable()
             now = self._now()
-            mine = [part for part in self._parts.values() if (part.producer_id, part.batch_id) == write]
-            for part in mine:
-                part.renewed = now
-            return bool(mine)
+            for part in self._parts.values():
+                if (part.producer_id, part.batch_id) in writes:
+                    part.renewed = now
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget the parts of some writes that nobody has prepared, those renewed since a time excepted; returns how

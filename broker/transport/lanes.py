@@ -58,7 +58,7 @@ LANES: Mapping[str, LaneOf] = {
             "ForgetOffsets",
             "KeepMember",
             "LeaveGroup",
-            "ReadDecision",
+            "ReadDecisions",
             "Decide",
             "ListDecisions",
         ),

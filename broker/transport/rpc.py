@@ -223,8 +223,8 @@ class BrokerService:
     def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
         return transactions.list_staged(request, self._catalog)
 
-    def ReadDecision(self, request: transactions_pb2.ReadDecisionRequest, context: Any) -> Any:
-        return decisions.read_decision(request, self._catalog)
+    def ReadDecisions(self, request: transactions_pb2.ReadDecisionsRequest, context: Any) -> Any:
+        return decisions.read_decisions(request, self._catalog)
 
     def Decide(self, request: transactions_pb2.DecideRequest, context: Any) -> Any:
         return decisions.decide(request, self._catalog)

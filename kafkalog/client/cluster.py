@@ -26,7 +26,6 @@ from kafkalog.errors import (
     NoBrokers,
     RequestTimedOut,
     UnknownPartition,
-    UnknownTopic,
     UnknownTopicId,
     ZooKeeperUnreachable,
 )
@@ -337,6 +336,19 @@ class Cluster:
     def describe_topics(self, names: Iterable[str] = (), *, patient: bool = True) -> list[TopicInfo]:
         """Topics as they are now, in the order asked; all of them, by name, if none is named. Raises UnknownTopic."""
         names = list(names)
+        found, errors = self._ask_for_topics(names, patient)
+        if errors:
+            raise errors[0]
+        return [found[name] for name in (names or found)]
+
+    def look_up(self, names: Iterable[str], *, patient: bool = True) -> None:
+        """Have topics known as they were told within metadata.max.age.ms, all those that are not by one question; what
+        is not there is forgotten."""
+        if unknown := [name for name in names if self._fresh_topic(name) is None]:
+            self._ask_for_topics(unknown, patient)
+
+    def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
+        """Ask for topics, all if none is named, and take in the answer: those found by name, and why others are not."""
         reply = self.call("DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient)
         found: dict[str, pb.TopicDescription] = {}
         missing: dict[str, pb.TopicDescription] = {}
@@ -344,13 +356,12 @@ class Cluster:
             (missing if description.HasField("error") else found)[description.name] = description
         if missing:
             found.update(self._known_elsewhere(missing))
+        errors = [error_from_wire(missing[name].error) for name in missing if name not in found]
         for name in missing:
-            if name not in found:
-                self.forget(name)
-                raise error_from_wire(missing[name].error)
-        topics = [topic_info(found[name]) for name in (names or found)]
-        self.remember(*topics)
-        return topics
+            self.forget(name)
+        topics = {name: topic_info(description) for name, description in found.items()}
+        self.remember(*topics.values())
+        return topics, errors
 
     def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
         """Topics that the broker asked did not know: one that was just made may be known to others a moment earlier."""
@@ -390,20 +401,20 @@ class Cluster:
 
     def topic(self, name: str, *, patient: bool = True) -> TopicInfo:
         """A topic as it was told within metadata.max.age.ms. Raises UnknownTopic."""
+        return self._fresh_topic(name) or self.describe_topics([name], patient=patient)[0]
+
+    def _fresh_topic(self, name: str) -> TopicInfo | None:
         with self._lock:
             known = self._topics.get(name)
         if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
             return known[0]
-        return self.describe_topics([name], patient=patient)[0]
+        return None
 
     def refresh(self, names: Iterable[str] = (), *, patient: bool = True) -> None:
         """Ask anew for the brokers and for some topics; what is not there any more is forgotten."""
         self.describe(patient=patient)
-        for name in names:
-            try:
-                self.describe_topics([name], patient=patient)
-            except UnknownTopic:
-                continue  # forgotten by now; whoever asks for it is told
+        if listed := list(names):
+            self._ask_for_topics(listed, patient)
 
     def leader(self, topic: TopicInfo, number: int) -> BrokerInfo:
         """The broker that leads a partition. Raises UnknownPartition, LeaderNotAvailable."""

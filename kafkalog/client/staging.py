@@ -2,8 +2,9 @@
 
 One part for each partition, named by a uuid of this stager alone, so that what another attempt of the task staged can
 never be taken for it. Batches of a part are numbered and acknowledged in order; after a lost connection those without
-an ack are sent again, and a leader knows those it has. Not thread-safe: a task is one thread. Commits nothing
-(`client/transactions.py` does).
+an ack are sent again, and a leader knows those it has. All topics share one connection for each broker, whether they
+are of one transaction or of one each. Not thread-safe: a task is one thread. Commits nothing (`client/transactions.py`
+does).
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -33,7 +33,7 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopicId,
 )
-from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
+from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch, producer_id_of
 from kafkalog.format.columns import encode_columns
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = get_logger(__name__)
+
+Transactions = Callable[[Sequence[TopicInfo]], Sequence[str]]
+"""The ids of the transactions that rows of topics are written by, in the order of the topics."""
 
 _IN_FLIGHT_MAX = 16 << 20
 _EPOCH = 0
@@ -70,12 +73,30 @@ class _Sent(NamedTuple):
     encoded: EncodedBatch
 
 
+class _Topic:
+    """A topic that is staged for, as it was last told, and its transaction. `turn`: of the next rows without keys."""
+
+    def __init__(self, info: TopicInfo, transactional_id: str, first_turn: int) -> None:
+        self.info = info
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id_of(transactional_id)
+        # Each task begins at another partition, and each batch one further than the one before, so that many small
+        # batches of one task fill all partitions alike; what is written once begins anywhere.
+        self.turn = self.producer_id + first_turn
+
+    def next_turn(self) -> int:
+        turn = self.turn
+        self.turn += 1
+        return turn % len(self.info.partitions)
+
+
 class _Part:
     """What is staged for one partition."""
 
-    def __init__(self, topic: TopicInfo, partition: int) -> None:
-        self.topic_partition = TopicPartition(topic.name, partition)
-        self.topic_id = topic.topic_id
+    def __init__(self, topic: _Topic, partition: int) -> None:
+        self.topic = topic
+        self.topic_partition = TopicPartition(topic.info.name, partition)
+        self.topic_id = topic.info.topic_id
         self.uuid = uuid.uuid4().bytes
         self.batches = 0
         self.length = 0
@@ -106,28 +127,33 @@ class PartStager:
     Args:
         settings: a producer's; of them batch.size, batch.records, compression.type, buffer.memory and
             delivery.timeout.ms count here.
-        producer_id: of the transaction (`format/batch.py:producer_id_of`).
+        transaction: its id; or, where each topic has one of its own, what names them, asked once for each topic.
         batch_id: of the transaction's batch.
         part: the number of the task's part, which orders the parts of a batch.
     """
 
-    def __init__(self, cluster: Cluster, settings: Values, producer_id: int, batch_id: int, part: int) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Values, transaction: str | Transactions, batch_id: int, part: int
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._producer_id = producer_id
         self._batch_id = batch_id
         self._part = part
         self._codec = CODECS[settings.compression_type]
         self._in_flight_max = min(_IN_FLIGHT_MAX, settings.buffer_memory)
-        self._topics: dict[str, TopicInfo] = {}
-        self._turns: dict[str, int] = {}
+        self._topics: dict[str, _Topic] = {}
         self._parts: dict[TopicPartition, _Part] = {}
         self._links: dict[int, _Link] = {}
         self._in_flight = 0
         self._stuck_since: float | None = None
         self._complaint = Complaint(log, "staging_held_up")
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
-        self._renewal = Renewal(cluster, producer_id, batch_id)
+        self._renewal = Renewal(cluster, batch_id)
+        if isinstance(transaction, str):
+            self._renewal.add({producer_id_of(transaction)})  # before it has rows: others may have staged
+            self._transactions: Transactions = lambda topics: [transaction] * len(topics)
+        else:
+            self._transactions = transaction
 
     def __enter__(self) -> Self:
         self._renewal.start()
@@ -141,29 +167,33 @@ class PartStager:
         if kind is not None:
             self.discard()
 
-    def stage(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
-        """Stage a table's rows, in order for each partition.
+    def stage(self, tables: Mapping[str, pa.Table | pa.RecordBatch]) -> None:
+        """Stage tables' rows, in order for each partition.
 
         Args:
-            table: columns as `Producer.send_arrow` takes them.
+            tables: by topic; columns as `Producer.send_arrow` takes them.
 
         Raises:
-            UnknownTopic, UnknownPartition, RecordTooLarge, InvalidArgument: nothing of the table was staged.
+            UnknownTopic: nothing was staged.
+            UnknownPartition, RecordTooLarge, InvalidArgument: nothing of the table that is wrong was staged.
             UnknownTopicId: the topic was deleted meanwhile.
             StagedPartLost: a leader has lost what it had acknowledged.
             DeliveryTimedOut: a leader could not be reached for delivery.timeout.ms.
         """
-        for partition, encoded in self._encoded(topic, table):
-            part = self._parts.get(partition)
-            if part is None:
-                part = self._parts[partition] = _Part(self._topics[topic], partition.partition)
-            sent = part.add(encoded)
-            self._in_flight += encoded.length
-            try:
-                self._send(part, sent)
-            except KafkalogError as error:
-                self._recover(error)
-            self._receive_until(self._in_flight_max)
+        self._look_up([name for name in tables if name not in self._topics])
+        for name, table in tables.items():
+            topic = self._topics[name]
+            for chunk in self._chunks(topic, table):
+                partition = TopicPartition(name, chunk.partition)
+                part = self._parts.get(partition) or _Part(topic, chunk.partition)
+                sent = part.add(self._encoded(part, chunk))
+                self._parts[partition] = part
+                self._in_flight += sent.encoded.length
+                try:
+                    self._send(part, sent)
+                except KafkalogError as error:
+                    self._recover(error)
+                self._receive_until(self._in_flight_max)
 
     def finish(self) -> list[StagedPartition]:
         """Wait until all is acknowledged; the parts, by topic and partition. Raises as `stage`."""
@@ -185,66 +215,59 @@ class PartStager:
 
     # --- rows to batches
 
-    def _encoded(self, topic: str, table: pa.Table | pa.RecordBatch) -> Iterable[tuple[TopicPartition, EncodedBatch]]:
-        info = self._topics.get(topic)
-        if info is None:
-            # Asked for, for Spark's processes live long: a topic that one knows may have been made anew since.
-            [info] = self._cluster.describe_topics([topic])
-            self._topics[topic] = info
-            # Rows without keys: each task begins at another partition, and each batch one further than the one before,
-            # so that many small batches of one task fill all partitions alike; what is written once begins anywhere.
-            self._turns[topic] = self._producer_id + self._batch_id + self._part
-        try:
-            chunks = self._chunks(info, table)
-        except UnknownPartition:  # perhaps it was added since
-            [newer] = self._cluster.describe_topics([topic])
-            if newer.topic_id != info.topic_id:
-                raise UnknownTopicId(topic_id=info.topic_id.hex()) from None
-            info = self._topics[topic] = newer
-            chunks = self._chunks(info, table)
-        for chunk in chunks:
-            partition = TopicPartition(topic, chunk.partition)
-            part = self._parts.get(partition)
-            columns = chunk.columns
-            yield (
-                partition,
-                encode_batch(
-                    encode_columns(columns.batch, self._codec),
-                    codec=self._codec,
-                    attributes=columns.attributes,
-                    record_count=columns.batch.num_rows,
-                    min_timestamp_us=columns.min_timestamp_us,
-                    max_timestamp_us=columns.max_timestamp_us,
-                    producer_id=self._producer_id,
-                    producer_epoch=_EPOCH,
-                    base_sequence=part.batches if part is not None else 0,
-                    transaction_batch_id=self._batch_id,
-                    part=self._part,
-                ),
-            )
+    def _look_up(self, names: list[str]) -> None:
+        """Take in topics and their transactions. They are asked for, for Spark's processes live long: a topic that this
+        one knows may have been made anew since."""
+        if not names:
+            return
+        found = self._cluster.describe_topics(names)
+        for info, transactional_id in zip(found, self._transactions(found), strict=True):
+            self._topics[info.name] = _Topic(info, transactional_id, self._batch_id + self._part)
+        self._renewal.add({self._topics[name].producer_id for name in names})
 
-    def _chunks(self, info: TopicInfo, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
+    def _chunks(self, topic: _Topic, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
+        try:
+            return self._cut(topic, table)
+        except UnknownPartition:  # perhaps it was added since
+            [newer] = self._cluster.describe_topics([topic.info.name])
+            if newer.topic_id != topic.info.topic_id:
+                raise UnknownTopicId(topic_id=topic.info.topic_id.hex()) from None
+            topic.info = newer
+            return self._cut(topic, table)
+
+    def _cut(self, topic: _Topic, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
         return [
             chunk
             for batch in tables.record_batches(table)
             for chunk in tables.chunks(
                 batch,
-                topic=info.name,
-                partitions=len(info.partitions),
+                topic=topic.info.name,
+                partitions=len(topic.info.partitions),
                 partition=None,
                 partitioner=None,
-                next_turn=partial(self._next_turn, info),
+                next_turn=topic.next_turn,
                 now_us=time_ns() // 1000,
                 rows_max=self._settings.batch_records,
                 bytes_max=self._settings.batch_size,
-                message_bytes_max=info.max_message_bytes,
+                message_bytes_max=topic.info.max_message_bytes,
             )
         ]
 
-    def _next_turn(self, info: TopicInfo) -> int:
-        turn = self._turns[info.name]
-        self._turns[info.name] = turn + 1
-        return turn % len(info.partitions)
+    def _encoded(self, part: _Part, chunk: tables.Chunk) -> EncodedBatch:
+        columns = chunk.columns
+        return encode_batch(
+            encode_columns(columns.batch, self._codec),
+            codec=self._codec,
+            attributes=columns.attributes,
+            record_count=columns.batch.num_rows,
+            min_timestamp_us=columns.min_timestamp_us,
+            max_timestamp_us=columns.max_timestamp_us,
+            producer_id=part.topic.producer_id,
+            producer_epoch=_EPOCH,
+            base_sequence=part.batches,
+            transaction_batch_id=self._batch_id,
+            part=self._part,
+        )
 
     # --- sending and acks
 
@@ -286,7 +309,7 @@ class PartStager:
             error = error_from_wire(answer.error)
             if isinstance(error, StagedOutOfOrder) and int(error.facts["expected"]) < part.unacked[0].sequence:
                 raise StagedPartLost(
-                    transactional_id=f"producer {self._producer_id}",
+                    transactional_id=part.topic.transactional_id,
                     batch_id=self._batch_id,
                     partition=str(part.topic_partition),
                     reason=f"its leader has {error.facts['expected']} batches of part {self._part} "
@@ -335,8 +358,8 @@ class PartStager:
         """Ask who leads now. Raises UnknownTopicId if a topic is gone."""
         self._cluster.refresh(self._topics, patient=False)
         for name, topic in self._topics.items():
-            if self._cluster.topic(name, patient=False).topic_id != topic.topic_id:
-                raise UnknownTopicId(topic_id=topic.topic_id.hex())
+            if self._cluster.topic(name, patient=False).topic_id != topic.info.topic_id:
+                raise UnknownTopicId(topic_id=topic.info.topic_id.hex())
 
     def _drop_links(self) -> None:
         links, self._links = self._links, {}
@@ -354,8 +377,11 @@ class PartStager:
 
 def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
     """Tell leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails."""
+    parts = list(parts)
     requests: dict[int, transactions_pb2.DiscardRequest] = {}
     places: dict[tuple[int, bytes, int], transactions_pb2.DiscardPartition] = {}
+    with suppress(KafkalogError):
+        cluster.look_up({partition.topic for partition, *_ in parts})
     for partition, topic_id, part_uuid in parts:
         with suppress(KafkalogError):
             _, leader = cluster.leader_of(partition, topic_id)

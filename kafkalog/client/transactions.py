@@ -12,12 +12,12 @@ import shlex
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafkalog.client import numbered
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import parse_producer
 from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
 from kafkalog.client.staging import StagedPartition, discard_parts
@@ -284,6 +284,11 @@ class Committer:
 
     # --- commits
 
+    def look_up(self, topics: Iterable[str]) -> None:
+        """Ask at once for topics that several commits will need. A hint: each asks for what it still does not know."""
+        with suppress(KafkalogError):
+            self._cluster.look_up(topics, patient=False)
+
     def commit(self, batch: CommitBatch) -> Outcome:
         """Have a batch in the log, whole and once; returns only when every partition has it.
 
@@ -467,19 +472,24 @@ class Committer:
     def _read(self, transactional_id: str, patience: Patience, at_least: int = NO_VERSION) -> Decision:
         """The decision as a broker's ZooKeeper server has it, which may lag behind: it is read again until it has a
         version that is known to be there."""
-        request = pb.ReadDecisionRequest(transactional_id=transactional_id)
+        while True:
+            [found] = self._read_all([transactional_id], patience)
+            if found.version >= at_least:
+                self._remember(found)
+                return found
+            behind = DecisionMoved(transactional_id=transactional_id, expected=found.version, version=at_least)
+            self._pause(patience, behind)
+
+    def _read_all(self, transactional_ids: Sequence[str], patience: Patience) -> list[Decision]:
+        """Decisions as a broker's ZooKeeper server has them, in the order of the ids."""
+        request = pb.ReadDecisionsRequest(transactional_ids=transactional_ids)
         while True:
             try:
-                found = decision_from_wire(self._cluster.call("ReadDecision", request))
-                if found.version >= at_least:
-                    break
-                raise DecisionMoved(transactional_id=transactional_id, expected=found.version, version=at_least)
+                return [decision_from_wire(each) for each in self._cluster.call("ReadDecisions", request).decisions]
             except KafkalogError as error:
-                if not isinstance(error, DecisionMoved) and not error.retriable:
+                if not error.retriable:
                     raise
                 self._pause(patience, error)
-        self._remember(found)
-        return found
 
     def _remember(self, decision: Decision) -> None:
         if decision.is_stream:
@@ -527,14 +537,18 @@ class Committer:
         with self._patiently() as patience:
             return self._read(transactional_id, patience)
 
-    def numbered(self, app_id: str, topic: str, topic_id: bytes) -> str:
-        """The transactional id under which an application's writes to a topic are numbered now."""
-        generation = 0
-        while True:
-            name = numbered.transactional_id(app_id, topic, topic_id, generation)
-            if not self.decision(name).forgotten:
-                return name
+    def numbered(self, app_id: str, topics: Sequence[TopicInfo]) -> list[str]:
+        """The transactional ids under which an application's writes to topics are numbered now, in their order."""
+        names: dict[bytes, str] = {}
+        left, generation = list(topics), 0
+        while left:
+            asked = [numbered.transactional_id(app_id, topic.name, topic.topic_id, generation) for topic in left]
+            names.update(zip((topic.topic_id for topic in left), asked, strict=True))
+            with self._patiently() as patience:
+                decisions = self._read_all(asked, patience)
+            left = [topic for topic, decision in zip(left, decisions, strict=True) if decision.forgotten]
             generation += 1
+        return [names[topic.topic_id] for topic in topics]
 
     def recorded(self, app_id: str, topic: str = "") -> list[Decision]:
         """What is recorded of an application's numbered writes, to a topic of that name or to all."""

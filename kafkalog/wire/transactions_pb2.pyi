@@ -146,12 +146,12 @@ class DiscardReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("producer_id", "batch_id")
-    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("producer_ids", "batch_id")
+    PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    producer_id: int
+    producer_ids: _containers.RepeatedScalarFieldContainer[int]
     batch_id: int
-    def __init__(self, producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, producer_ids: _Optional[_Iterable[int]] = ..., batch_id: _Optional[int] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("renew_within_ms",)
@@ -245,11 +245,11 @@ class DecidedRange(_message.Message):
     last: int
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
-class ReadDecisionRequest(_message.Message):
-    __slots__ = ("transactional_id",)
-    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
-    transactional_id: str
-    def __init__(self, transactional_id: _Optional[str] = ...) -> None: ...
+class ReadDecisionsRequest(_message.Message):
+    __slots__ = ("transactional_ids",)
+    TRANSACTIONAL_IDS_FIELD_NUMBER: _ClassVar[int]
+    transactional_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, transactional_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DecideRequest(_message.Message):
     __slots__ = ("decision",)
@@ -267,7 +267,7 @@ class ListDecisionsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ListDecisionsReply(_message.Message):
+class Decisions(_message.Message):
     __slots__ = ("decisions",)
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]

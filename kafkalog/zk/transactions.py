@@ -7,7 +7,7 @@ A znode is read whole and written whole, as JSON (docs/FORMATS.md). Who may deci
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kafkalog.errors import DecisionMoved
@@ -21,11 +21,17 @@ KEPT_US = 24 * 3600 * 1_000_000
 
 def read_decision(session: ZooKeeperSession, transactional_id: str) -> Decision:
     """A transaction's last decision; version -1 and no batch if there is none."""
-    try:
-        content, stat = session.get(paths.transaction(transactional_id))
-    except NoNode:
-        return Decision(transactional_id)
-    return _decision(transactional_id, content, stat)
+    [found] = read_decisions(session, [transactional_id])
+    return found
+
+
+def read_decisions(session: ZooKeeperSession, transactional_ids: Sequence[str]) -> list[Decision]:
+    """`read_decision` of many, read at once."""
+    found = session.get_many([paths.transaction(each) for each in transactional_ids])
+    return [
+        Decision(transactional_id) if content is None else _decision(transactional_id, *content)
+        for transactional_id, content in zip(transactional_ids, found, strict=True)
+    ]
 
 
 def write_decision(session: ZooKeeperSession, decision: Decision) -> int:

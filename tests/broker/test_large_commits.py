@@ -17,7 +17,6 @@ from kafkalog.client.config import connection_settings, parse_producer
 from kafkalog.client.staging import PartStager, StagedPartition
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.errors import StagedPartLost
-from kafkalog.format.batch import producer_id_of
 from kafkalog.wire import transactions_pb2 as pb
 from tests.broker.conftest import StartBroker
 
@@ -50,9 +49,9 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
     settings = parse_producer({"request.timeout.ms": 3000, "transaction.commit.timeout.ms": 3500})
     cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))
     committer = Committer(cluster, settings)
-    with PartStager(cluster, settings, producer_id_of("spark-batch-x"), 0, 0) as stager:
+    with PartStager(cluster, settings, "spark-batch-x", 0, 0) as stager:
         numbers = pa.array(range(PARTITIONS), pa.int32())
-        stager.stage("t", pa.table({"value": [f"{number}" for number in range(PARTITIONS)], "partition": numbers}))
+        stager.stage({"t": pa.table({"value": [f"{number}" for number in range(PARTITIONS)], "partition": numbers})})
         parts = stager.finish()
     began = time.monotonic()
     assert committer.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED

@@ -302,11 +302,11 @@ def test_a_stream_goes_on_from_its_checkpoint_and_a_batch_without_rows_decides_n
     query = stream.run()
     stream.add("filtered")
     stream.run(where="value != 'filtered'")
-    request = transactions_pb2.ReadDecisionRequest(transactional_id=f"spark-stream-{query.id}")
-    assert brokers.call("ReadDecision", request).batch_id == 1
+    request = transactions_pb2.ReadDecisionsRequest(transactional_ids=[f"spark-stream-{query.id}"])
+    assert [each.batch_id for each in brokers.call("ReadDecisions", request).decisions] == [1]
     stream.add("c")
     stream.run()
-    assert brokers.call("ReadDecision", request).batch_id == 3
+    assert [each.batch_id for each in brokers.call("ReadDecisions", request).decisions] == [3]
     assert texts(messages_in(topic)) == ["a", "b", "c"]
 
 

@@ -45,21 +45,22 @@ def decide(broker: RunningBroker, decision: Decision) -> int:
     return int(broker.stub.Decide(request, timeout=30).version)
 
 
-def read(broker: RunningBroker, transactional_id: str) -> Decision:
-    request = pb.ReadDecisionRequest(transactional_id=transactional_id)
-    return decision_from_wire(broker.stub.ReadDecision(request, timeout=30))
+def read(broker: RunningBroker, *transactional_ids: str) -> list[Decision]:
+    request = pb.ReadDecisionsRequest(transactional_ids=transactional_ids)
+    return [decision_from_wire(each) for each in broker.stub.ReadDecisions(request, timeout=30).decisions]
 
 
 def test_a_decision_is_made_read_and_listed(broker: RunningBroker) -> None:
-    assert read(broker, "app-a/b-t") == Decision("app-a/b-t")
+    assert read(broker, "app-a/b-t") == [Decision("app-a/b-t")]
     before_us = time.time_ns() // 1000
     assert decide(broker, DECIDED) == 0
-    found = read(broker, "app-a/b-t")
+    none, found = read(broker, "none", "app-a/b-t")
+    assert none == Decision("none")
     assert found == replace(DECIDED, version=0, decided_us=found.decided_us)
     assert before_us <= found.decided_us <= time.time_ns() // 1000
     assert decide(broker, replace(found, done=True)) == 1
     [listed] = broker.stub.ListDecisions(pb.ListDecisionsRequest(), timeout=30).decisions
-    assert decision_from_wire(listed) == read(broker, "app-a/b-t")
+    assert [decision_from_wire(listed)] == read(broker, "app-a/b-t")
     assert listed.done
 
 
@@ -92,7 +93,8 @@ def test_nonsense_is_refused_and_nothing_is_written(broker: RunningBroker, decis
 
 
 def test_a_request_without_an_id_is_refused(broker: RunningBroker) -> None:
-    assert isinstance(refused(broker.stub.ReadDecision, pb.ReadDecisionRequest()), InvalidRequest)
+    request = pb.ReadDecisionsRequest(transactional_ids=["a", ""])
+    assert isinstance(refused(broker.stub.ReadDecisions, request), InvalidRequest)
 
 
 def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_broker: StartBroker) -> None:
@@ -121,5 +123,5 @@ def test_a_decision_that_zookeeper_would_not_take_is_refused_and_holds_nobody_el
         assert not error.retriable
         assert error.facts["size"] > 1_200_000
         assert decide(broker, replace(DECIDED, transactional_id=name)) == 0
-    assert read(broker, DECIDED.transactional_id).version == -1
+    assert [each.version for each in read(broker, DECIDED.transactional_id)] == [-1]
     assert states == []

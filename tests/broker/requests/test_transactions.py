@@ -273,10 +273,10 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     settings = parse_producer({"transaction.commit.timeout.ms": 1000, "retry.backoff.ms": 10})
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", retry_backoff_ms=10, retry_backoff_max_ms=50)
     committer = Committer(cluster, settings)
-    with PartStager(cluster, settings, PRODUCER, 0, 0) as stager:
+    with PartStager(cluster, settings, TRANSACTION, 0, 0) as stager:
         values = [b"%0700000d" % number for number in range(3 * partitions)]
         numbers = [number % partitions for number in range(3 * partitions)]
-        stager.stage("t", pa.table({"value": values, "partition": pa.array(numbers, pa.int32())}))
+        stager.stage({"t": pa.table({"value": values, "partition": pa.array(numbers, pa.int32())})})
         parts = stager.finish()
     batch = CommitBatch(TRANSACTION, 0, "run", True, b"", parts)
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
@@ -697,7 +697,7 @@ def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_br
     other.stage(0, (b"x",))
     for _ in range(5):
         clock.advance(20 * HOUR)
-        reply = broker.stub.Renew(pb.RenewRequest(producer_id=write.producer, batch_id=0), timeout=30)
+        reply = broker.stub.Renew(pb.RenewRequest(producer_ids=[write.producer], batch_id=0), timeout=30)
         assert reply.renew_within_ms == 6 * 3_600_000
         broker.broker.resolver.resolve(0)
     assert [each.batch_id for each in listed(broker)] == [0]

@@ -77,8 +77,8 @@ def test_everybody_who_tries_again_says_so_at_the_first_failure(caplog: pytest.L
         shared = Cluster(servers)
         producer = Producer(servers, delivery_timeout_ms=60_000)
         producer.send("t", b"1").result(30)
-        stager = PartStager(shared, settings, 1, 0, 0)
-        stager.stage("t", pa.table({"value": ["1"]}))
+        stager = PartStager(shared, settings, "spark-batch-x", 0, 0)
+        stager.stage({"t": pa.table({"value": ["1"]})})
         stager.finish()
         consumer = Consumer(servers, retry_timeout_ms=1500)
         consumer.assign({where: "earliest"})
@@ -117,5 +117,5 @@ def test_everybody_who_tries_again_says_so_at_the_first_failure(caplog: pytest.L
 
 
 def _stage(stager: PartStager) -> None:
-    stager.stage("t", pa.table({"value": ["2"]}))
+    stager.stage({"t": pa.table({"value": ["2"]})})
     stager.finish()

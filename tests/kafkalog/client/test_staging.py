@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog.client import staging
 from kafkalog.client.admin import Admin
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import parse_producer
 from kafkalog.client.staging import PartStager
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
@@ -46,7 +46,7 @@ def create(cluster: LocalCluster, topic: str) -> str:
 
 
 def stager(cluster: Cluster, transactional_id: str, batch_id: int = 0, part: int = 0, **settings: Any) -> PartStager:
-    return PartStager(cluster, parse_producer(settings), producer_id_of(transactional_id), batch_id, part)
+    return PartStager(cluster, parse_producer(settings), transactional_id, batch_id, part)
 
 
 def table(values: list[str]) -> pa.Table:
@@ -55,7 +55,7 @@ def table(values: list[str]) -> pa.Table:
 
 
 def fail_after_staging(task: PartStager, topic: str) -> None:
-    task.stage(topic, table(rows(0)))
+    task.stage({topic: table(rows(0))})
     task.finish()
     raise ZeroDivisionError
 
@@ -67,7 +67,7 @@ def test_connections_cut_at_any_byte_stage_each_batch_once(cluster: LocalCluster
     with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
         for number, each in enumerate(staged):
             proxy.cut_after(1 + number * 211)
-            task.stage(topic, table(each))
+            task.stage({topic: table(each)})
             parts = task.finish()  # else one connection's end would cut several batches at once
         assert proxy.accepted > 15
         committer = Committer(behind)
@@ -80,13 +80,13 @@ def test_a_topic_made_anew_is_found_although_this_process_knew_the_old_one(clust
     name = create(cluster, topic)
     with contextlib.closing(Cluster(cluster.bootstrap_servers, **FAST)) as kept:
         with stager(kept, name) as task:
-            task.stage(topic, table(rows(0)))
+            task.stage({topic: table(rows(0))})
             task.finish()
         with Admin(cluster.bootstrap_servers) as admin:
             admin.delete_topic(topic)
             anew = admin.create_topic(topic, PARTITIONS)
         with stager(kept, name, batch_id=1) as task:
-            task.stage(topic, table(rows(1)))
+            task.stage({topic: table(rows(1))})
             assert {part.topic_id for part in task.finish()} == {anew.topic_id}
 
 
@@ -97,7 +97,7 @@ def test_a_topic_made_anew_under_a_task_fails_it_at_once(cluster: LocalCluster, 
         contextlib.closing(Cluster(cluster.bootstrap_servers, **FAST)) as connected,
         stager(connected, name, **{"delivery.timeout.ms": 20_000}) as task,
     ):
-        task.stage(topic, table(rows(0)))
+        task.stage({topic: table(rows(0))})
         task.finish()
         with Admin(cluster.bootstrap_servers) as admin:
             admin.delete_topic(topic)
@@ -110,10 +110,10 @@ def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic:
     name = create(cluster, topic)
     port = cluster.brokers[0].data_port
     with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
-        task.stage(topic, table(rows(0)))
+        task.stage({topic: table(rows(0))})
         task.finish()
         proxy.hold_answers()
-        task.stage(topic, table(rows(1)))
+        task.stage({topic: table(rows(1))})
         cut = threading.Timer(0.3, proxy.cut)
         cut.start()
         parts = task.finish()
@@ -133,17 +133,17 @@ def test_a_write_that_stages_for_longer_than_the_retention_commits(topic: str) -
         with contextlib.closing(Cluster(brokers.bootstrap_servers, **FAST)) as cluster:
             committer = Committer(cluster)
             with stager(cluster, abandoned) as task:
-                task.stage(topic, table(rows(0)))
+                task.stage({topic: table(rows(0))})
                 task.finish()
             first = [f"{number:03}" for number in range(60)]
             with stager(cluster, name) as task:
-                task.stage(topic, pa.table({"value": first, "partition": pa.array([0] * 60, pa.int32())}))
+                task.stage({topic: pa.table({"value": first, "partition": pa.array([0] * 60, pa.int32())})})
                 parts = task.finish()
             with stager(cluster, name, part=1) as task:
                 last = [f"{number:03}" for number in range(60, 90)]
-                task.stage(topic, pa.table({"value": last[:20], "partition": pa.array([1] * 20, pa.int32())}))
+                task.stage({topic: pa.table({"value": last[:20], "partition": pa.array([1] * 20, pa.int32())})})
                 waited_for(lambda: not committer.staged(abandoned), 60)  # older than that, parts expire
-                task.stage(topic, pa.table({"value": last[20:], "partition": pa.array([1] * 10, pa.int32())}))
+                task.stage({topic: pa.table({"value": last[20:], "partition": pa.array([1] * 10, pa.int32())})})
                 parts += task.finish()
             leaders = [cluster.leader_of(TopicPartition(topic, number))[1].broker_id for number in (0, 1)]
             assert leaders[0] != leaders[1]
@@ -185,14 +185,14 @@ def test_brokers_killed_after_any_step_lose_and_double_nothing(
     elif step != "stage":
         then_kill({"prepare": "_prepare", "decide": "_decide", "done": "_write_done"}[step])
     with stager(cluster, name, 0) as task:
-        task.stage(topic, table(rows(0, 60)))
+        task.stage({topic: table(rows(0, 60))})
         if step == "stage":
             kill()
         parts = task.finish()
     assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
     assert kills
     with stager(cluster, name, 1) as task:
-        task.stage(topic, table(rows(1)))
+        task.stage({topic: table(rows(1))})
         assert committer.commit(CommitBatch(name, 1, "run", True, b"", task.finish())) is Outcome.COMMITTED
     committer.close()
     cluster.close()
@@ -205,7 +205,7 @@ def test_rows_without_key_or_partition_are_spread_and_parts_ordered(cluster: Loc
     found = []
     for part in range(2):
         with stager(behind, name, part=part, **{"batch.records": 2}) as task:
-            task.stage(topic, pa.table({"value": [f"{part}{number}" for number in range(6)]}))
+            task.stage({topic: pa.table({"value": [f"{part}{number}" for number in range(6)]})})
             found.append(task.finish())
     assert [[(each.partition, each.records) for each in parts] for parts in found] == [
         [(0, 2), (1, 2), (2, 2)],
@@ -242,8 +242,7 @@ def test_rows_of_a_task_keep_their_order_whatever_they_name(cluster: LocalCluste
                             "partition": pa.array([0 if number % 5 == 0 else None for number in numbers], pa.int32()),
                         }
                     )
-                    for each in (topic, other):
-                        task.stage(each, mixed)
+                    task.stage({topic: mixed, other: mixed})
                 parts += task.finish()
         committer = Committer(behind)
         committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
@@ -255,13 +254,47 @@ def test_rows_of_a_task_keep_their_order_whatever_they_name(cluster: LocalCluste
     assert sorted(value for values in stored for value in values) == everything
 
 
+def test_topics_with_a_transaction_each_share_a_connection_to_each_broker(
+    own_cluster: LocalCluster, topic: str
+) -> None:
+    topics = [f"{topic}.{number}" for number in range(4)]
+    for each in topics:
+        create(own_cluster, each)
+    with contextlib.closing(Cluster(own_cluster.bootstrap_servers, **FAST)) as behind:
+        committer = Committer(behind)
+        infos = behind.describe_topics(topics)
+        names = committer.numbered(topic, infos)
+        committer.forget([committer.decision(names[1])])
+        names[1] += ":1"
+        asked: list[list[str]] = []
+
+        def numbered(found: Sequence[TopicInfo]) -> list[str]:
+            asked.append([each.name for each in found])
+            return committer.numbered(topic, found)
+
+        with PartStager(behind, parse_producer({}), numbered, 0, 0) as task:
+            task.stage({each: table(rows(0)) for each in topics[:3]})
+            task.stage({each: table(rows(1)) for each in topics})
+            parts = task.finish()
+            assert len(task._links) == len(own_cluster.brokers) == 2
+        assert asked == [topics[:3], topics[3:]]
+        assert [len(behind._idle[broker.broker_id]) for broker in behind.describe().brokers] == [1, 1]
+        for each, name in zip(topics, names, strict=True):
+            mine = [part for part in parts if part.topic == each]
+            assert committer.commit(CommitBatch(name, 0, "", True, b"", mine)) is Outcome.COMMITTED
+        committer.close()
+    servers = own_cluster.bootstrap_servers
+    assert [read(servers, each) for each in topics[:3]] == [expected(rows(0), rows(1))] * 3
+    assert read(servers, topics[3]) == expected(rows(1))
+
+
 def test_small_batches_of_one_task_fill_all_partitions_alike(cluster: LocalCluster, topic: str) -> None:
     name = create(cluster, topic)
     with contextlib.closing(Cluster(cluster.bootstrap_servers)) as behind:
         used = []
         for batch_id in range(2 * PARTITIONS):
             with stager(behind, name, batch_id=batch_id) as task:
-                task.stage(topic, pa.table({"value": rows(batch_id)}))
+                task.stage({topic: pa.table({"value": rows(batch_id)})})
                 [part] = task.finish()
                 used.append(part.partition)
                 task.discard()
@@ -273,18 +306,18 @@ def test_what_cannot_be_staged_is_told_and_a_failed_task_leaves_nothing(cluster:
     behind = Cluster(cluster.bootstrap_servers)
     committer = Committer(behind)
     with stager(behind, name) as task:
-        task.stage(topic, table(rows(0)))
+        task.stage({topic: table(rows(0))})
         task.finish()
         assert len(committer.staged(name)) == PARTITIONS
         with pytest.raises(UnknownPartition):
-            task.stage(topic, pa.table({"value": ["x"], "partition": pa.array([PARTITIONS], pa.int32())}))
+            task.stage({topic: pa.table({"value": ["x"], "partition": pa.array([PARTITIONS], pa.int32())})})
     with pytest.raises(ZeroDivisionError), stager(behind, name, part=1) as task:
         fail_after_staging(task, topic)
     assert {(each.parts, each.commit_uuid) for each in committer.staged(name)} == {(1, b"")}
     with pytest.raises(InvalidArgument), stager(behind, name) as task:
-        task.stage(topic, pa.table({"value": [1]}))
+        task.stage({topic: pa.table({"value": [1]})})
     with pytest.raises(UnknownTopic), stager(behind, name) as task:
-        task.stage(f"{topic}.none", pa.table({"value": ["x"]}))
+        task.stage({f"{topic}.none": pa.table({"value": ["x"]})})
     committer.close()
     behind.close()
 
@@ -295,7 +328,7 @@ def test_a_leader_that_stays_away_fails_the_task_within_the_delivery_timeout(
     name = create(own_cluster, topic)
     cluster = Cluster(own_cluster.bootstrap_servers, **FAST)
     with stager(cluster, name, **{"delivery.timeout.ms": 500}) as task:
-        task.stage(topic, table(rows(0)))
+        task.stage({topic: table(rows(0))})
         task.finish()
         for broker in own_cluster.brokers:
             broker.kill()
@@ -309,7 +342,7 @@ def test_a_leader_that_stays_away_fails_the_task_within_the_delivery_timeout(
 
 
 def stage_and_finish(task: PartStager, topic: str) -> None:
-    task.stage(topic, table(rows(1)))
+    task.stage({topic: table(rows(1))})
     task.finish()
 
 
@@ -324,7 +357,7 @@ def test_interruptions_with_acks_between_do_not_add_up(
     with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
         for number in range(3):
             proxy.cut_after(100)
-            task.stage(topic, table(rows(number)))
+            task.stage({topic: table(rows(number))})
             parts = task.finish()
             passed += 1000.0  # delivery.timeout.ms is 120 s
         assert proxy.accepted == 4
@@ -338,7 +371,7 @@ def test_a_task_that_fails_leaves_no_connection_with_an_answer_outstanding_to_th
     port = cluster.brokers[0].data_port
     with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy):
         with stager(behind, name) as task:
-            task.stage(topic, table(rows(0)))
+            task.stage({topic: table(rows(0))})
             task.finish()
         assert proxy.accepted == 1
         proxy.hold_answers()
@@ -348,11 +381,11 @@ def test_a_task_that_fails_leaves_no_connection_with_an_answer_outstanding_to_th
         assert not any(behind._idle.values())
         proxy.cut()
         with stager(behind, name, part=2) as task:
-            task.stage(topic, table(rows(2)))
+            task.stage({topic: table(rows(2))})
             assert [part.records for part in task.finish()] == [4] * PARTITIONS
         assert proxy.accepted == 2
 
 
 def fail_while_staging(task: PartStager, topic: str) -> None:
-    task.stage(topic, table(rows(1)))
+    task.stage({topic: table(rows(1))})
     raise ZeroDivisionError

@@ -214,10 +214,9 @@ class Query:
         self.run_id = run_id
 
     def stage(self, batch_id: int, rows: list[str], part: int = 0) -> list[StagedPartition]:
-        producer_id = producer_id_of(self.transactional_id)
-        with PartStager(self.cluster, self.settings, producer_id, batch_id, part) as stager:
+        with PartStager(self.cluster, self.settings, self.transactional_id, batch_id, part) as stager:
             numbers = [number % PARTITIONS for number in range(len(rows))]
-            stager.stage(self.topic, pa.table({"value": rows, "partition": pa.array(numbers, pa.int32())}))
+            stager.stage({self.topic: pa.table({"value": rows, "partition": pa.array(numbers, pa.int32())})})
             return stager.finish()
 
     def batch(self, batch_id: int, parts: list[StagedPartition], fingerprint: bytes = b"") -> CommitBatch:
@@ -424,7 +423,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     [topic_info] = query.cluster.describe_topics([topic])
 
     def write(version: int, attempt: str, query_id: str = "q") -> Outcome:
-        query.transactional_id = query.committer.numbered(app_id, topic, topic_info.topic_id)
+        [query.transactional_id] = query.committer.numbered(app_id, [topic_info])
         query.run_id = f"run {attempt}"
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
         return query.committer.commit(replace(batch, skip_if_recorded=True, query_id=query_id))
@@ -664,7 +663,7 @@ def test_a_commit_given_up_after_its_decision_says_so_and_appears(
     query = start_query(**IMPATIENT)
     if "Decide" in methods:
         cut(query, "Decide", heard=True, times=1)
-        cut(query, "ReadDecision", "Decide", times=8)
+        cut(query, "ReadDecisions", "Decide", times=8)
     cut(query, "Apply")
     with pytest.raises(CommitTimedOut, match="it is decided: its rows are or will be in the topic, do not") as over:
         query.write(0, rows(0))
@@ -675,13 +674,13 @@ def test_a_commit_given_up_after_its_decision_says_so_and_appears(
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
-def raised_twice(query: Query) -> pb.Decision:
+def raised_twice(query: Query) -> pb.Decisions:
     """Raise a transaction's version to 1; what a broker reads whose ZooKeeper server lags, so that it has 0."""
     committer: Any = query.committer
     assert committer._decide(Decision(query.transactional_id)) == 0
-    old = query.cluster.call("ReadDecision", pb.ReadDecisionRequest(transactional_id=query.transactional_id))
+    old = query.cluster.call("ReadDecisions", pb.ReadDecisionsRequest(transactional_ids=[query.transactional_id]))
     assert committer._decide(Decision(query.transactional_id, version=0)) == 1
-    return cast(pb.Decision, old)
+    return cast(pb.Decisions, old)
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -703,12 +702,12 @@ def test_a_commit_given_up_says_what_is_so_although_a_read_may_be_older(
 
     def answered(method: str, request: Any, **more: Any) -> Any:
         nonlocal asked, stale
-        if not given_up and (method == "Decide" or (method == "ReadDecision" and asked)):
+        if not given_up and (method == "Decide" or (method == "ReadDecisions" and asked)):
             asked = True
             if landed:
                 call(method, request, **more)
             raise BrokerUnreachable(address="broker", reason="cut")
-        if given_up and method == "ReadDecision" and stale:
+        if given_up and method == "ReadDecisions" and stale:
             stale -= 1
             return old
         return call(method, request, **more)
@@ -736,7 +735,7 @@ def test_a_decision_that_landed_unheard_is_found_although_a_read_may_be_older(
         nonlocal stale
         if method == "Prepare":
             prepared.append(request)
-        if method == "ReadDecision" and stale > 0:
+        if method == "ReadDecisions" and stale > 0:
             stale -= 1
             return old
         reply = call(method, request, **more)
@@ -781,7 +780,7 @@ def test_a_commit_given_up_after_another_attempt_at_its_batch_was_decided_says_s
         if method == "Decide":
             prepare(*arguments)
         zombie.write(0, rows(0))
-        cut(restarted, method, "ReadDecision")
+        cut(restarted, method, "ReadDecisions")
         if method == "Prepare":
             prepare(*arguments)
 
@@ -802,7 +801,7 @@ def test_two_writes_of_one_version_in_one_run_fail_and_a_second_try_of_both_is_s
 ) -> None:
     query = start_query()
     [info] = query.cluster.describe_topics([topic])
-    query.transactional_id = query.committer.numbered("two writes", topic, info.topic_id)
+    [query.transactional_id] = query.committer.numbered("two writes", [info])
 
     def write(version: int, attempt: str) -> Outcome:
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
@@ -826,7 +825,7 @@ def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_que
     asks = decide._decide
 
     def unanswered(decision: Decision) -> int:
-        cut(query, "Decide", "ReadDecision", heard=True)
+        cut(query, "Decide", "ReadDecisions", heard=True)
         return int(asks(decision))
 
     decide._decide = unanswered
