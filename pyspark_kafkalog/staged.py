@@ -219,15 +219,14 @@ def fingerprint(messages: Messages) -> bytes:
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
-    from kafkalog.client.numbered import parse
+    from kafkalog.client.numbered import name_of
     from kafkalog.errors import CountMoved
 
     topics: set[str] = set()
     for transaction in transactions:
-        name = parse(transaction.transactional_id) if numbered else None
-        topic = name.topic if name is not None else ""
+        topic = name_of(transaction.transactional_id).topic if numbered else ""
         if topic in topics:
-            assert name is not None, "messages of several batches"
+            assert numbered, "messages of several batches"
             raise CountMoved(transactional_id=transaction.transactional_id, version=transaction.batch_id)
         topics.add(topic)
 
@@ -260,10 +259,9 @@ def _commit(
 
 
 def _warn_skipped(transaction: Transaction) -> None:
-    from kafkalog.client.numbered import parse
+    from kafkalog.client.numbered import name_of
 
-    name = parse(transaction.transactional_id)
-    assert name is not None, "only numbered writes are skipped"
+    name = name_of(transaction.transactional_id)
     if transaction.query_id:
         reason = (
             f"query {transaction.query_id}, which this write comes from, wrote this version before; nothing is written "

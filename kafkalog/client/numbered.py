@@ -40,3 +40,10 @@ def parse(transactional_id: str) -> NumberedName | None:
     return NumberedName(
         found["app_id"], found["topic"], bytes.fromhex(found["topic_id"]), int(found["generation"] or 0)
     )
+
+
+def name_of(transactional_id: str) -> NumberedName:
+    """What the name of a numbered write says."""
+    name = parse(transactional_id)
+    assert name is not None, f"'{transactional_id}' is no numbered write"
+    return name

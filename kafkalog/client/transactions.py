@@ -195,27 +195,22 @@ def is_recorded(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> b
 
 
 def _written_twice(batch: CommitBatch) -> VersionWrittenTwice:
-    name = numbered.parse(batch.transactional_id)
-    return VersionWrittenTwice(
-        version=batch.batch_id,
-        app_id=name.app_id if name else batch.transactional_id,
-        topic=name.topic if name else "",
-        run_id=batch.run_id,
-    )
+    name = numbered.name_of(batch.transactional_id)
+    return VersionWrittenTwice(version=batch.batch_id, app_id=name.app_id, topic=name.topic, run_id=batch.run_id)
 
 
 def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
-    name = numbered.parse(batch.transactional_id)
+    name = numbered.name_of(batch.transactional_id)
     return VersionOfAnother(
         version=batch.batch_id,
-        app_id=name.app_id if name else batch.transactional_id,
-        topic=name.topic if name else "",
+        app_id=name.app_id,
+        topic=name.topic,
         recorded=decision.batch_id,
         recorded_by=f"query {decision.query_id}" if decision.query_id else "a write outside any query",
         writer=f"query {batch.query_id}"
         if batch.query_id
         else "outside any query (in foreachBatch, the option checkpointLocation says which it is)",
-        command=shlex.join([name.app_id, name.topic]) if name else "APP_ID",
+        command=shlex.join([name.app_id, name.topic]),
     )
 
 
