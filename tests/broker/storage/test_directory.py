@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -14,9 +15,13 @@ import pytest
 
 from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
+from broker.storage.log import Log
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, FileRefused, OutOfFiles, StorageFailed
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.broker.storage.test_staging import PRODUCER, write
+from tests.broker.storage.test_staging import batch as staged_batch
+from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_SECONDS = 60
@@ -444,6 +449,65 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
     else:
         assert "No such file or directory" in str(directory.failed)
     directory.close()
+
+
+def rolled(log: Log) -> None:
+    """Another segment was begun, and gets its name at the next flush."""
+    for number in range(2):
+        log.append([numbered(number, size=5000)])
+
+
+def prepared(log: Log) -> None:
+    """A batch is staged and prepared."""
+    write(log, 0, [staged_batch(0)])
+
+
+def apply(log: Log) -> None:
+    log.staged.apply("x", PRODUCER, 0, b"%016d" % 0)
+    log.checkpoint()
+
+
+def stage_more(log: Log) -> None:
+    log.staged.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
+    log.staged.discard([b"u" * 16])
+    log.staged.drop(b"%016d" % 0, 5)
+    log.staged.expire((), log.staged._staging._now() + 1)  # removes the file
+    prepared(log)
+
+
+@pytest.mark.parametrize(
+    ("before", "step"),
+    [
+        (rolled, Log.flush),  # names the segment
+        (rolled, lambda log: log.append([numbered(2, size=5000)])),
+        (rolled, lambda log: log.delete_before(1)),
+        (rolled, lambda log: log.truncate_to(1)),
+        (rolled, Log.checkpoint),
+        (rolled, prepared),
+        (prepared, apply),
+        (prepared, stage_more),
+    ],
+    ids=["flush", "append", "delete records", "truncate", "checkpoint", "stage", "apply", "stage again"],
+)
+def test_a_folder_that_somebody_removed_takes_no_other_log_along(
+    tmp_path: Path, before: Callable[[Log], None], step: Callable[[Log], object]
+) -> None:
+    directory = LogDirectory(tmp_path)
+    log, other = (
+        directory.open_log(TOPIC_ID, number, f"t-{number}", topic(segment_bytes=4096), 0) for number in (0, 1)
+    )
+    before(log)
+    shutil.rmtree(log.directory)
+    with contextlib.suppress(Closed):
+        step(log)
+    directory.tidy()
+    waited_for(lambda: not directory._doubted)
+    assert directory.failed is None
+    assert directory.misses_log(TOPIC_ID, 0)
+    other.append([numbered(0)])
+    other.checkpoint()
+    directory.close()
+    assert not LogDirectory(tmp_path).was_clean
 
 
 def test_a_segment_that_somebody_removed_is_no_obstacle_to_retention(tmp_path: Path) -> None:
