@@ -398,6 +398,14 @@ class BrokerBusy(KafkalogError):
     message = "broker {broker} is busy: {reason}; try again"
 
 
+class OutOfThreads(KafkalogError):
+    """The machine has no thread left for what was asked; nothing of it was begun, and it passes."""
+
+    code = 160
+    retriable = True
+    message = "the broker cannot start a thread now: {reason}; try again"
+
+
 # --- transactions ------------------------------------------------------------------------------------------------
 
 

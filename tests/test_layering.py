@@ -26,7 +26,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports", "signals", "sweeper", "announce"],
+        ["config", "folder_lock", "ports", "signals", "sweeper", "announce", "threads"],
         ["storage"],
         ["replica"],
         ["requests"],

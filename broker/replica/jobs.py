@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from broker.threads import Pool
 from kafkalog.errors import BrokerStopping, KafkalogError
 
 
@@ -68,24 +69,26 @@ class Jobs:
         self._lock = threading.Lock()  # guards all below
         self._jobs: dict[Hashable, Job] = {}
         self._waiting: dict[Hashable, deque[tuple[Hashable, Job]]] = {}  # by partition; there while one of it runs
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = Pool(threads, thread_name_prefix=name)
         self._stopped = False
         self._when_stopped = stopped
 
     def ask(self, partition: Hashable, key: Hashable, work: Callable[[], Any]) -> Job:
-        """The job of that key that waits or runs, or else a new one. Raises as `stopped` says after `stop`."""
+        """The job of that key that waits or runs, or else a new one. Raises OutOfThreads, or as `stopped` says after
+        `stop`."""
         key = partition, key
         with self._lock:
             if self._stopped:
                 raise self._when_stopped()
             job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[key] = Job(work)
+                job = Job(work)
                 if partition in self._waiting:
                     self._waiting[partition].append((key, job))
                 else:
+                    self._threads.submit(self._run, partition)  # first, for it may raise; it needs the lock
                     self._waiting[partition] = deque([(key, job)])
-                    self._threads.submit(self._run, partition)
+                self._jobs[key] = job
             return job
 
     def is_busy(self, partition: Hashable) -> bool:

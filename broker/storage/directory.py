@@ -29,8 +29,10 @@ import queue
 import re
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
@@ -153,11 +155,12 @@ class LogDirectory:
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
-        self._timer = threading.Condition()  # guards _timed, _deadlines and _stopping; after any log's locks
+        self._timer = threading.Condition()  # guards _timed, _deadlines, _stopping and _chores; after any log's locks
         self._timed: dict[Flushable, _Deadline] = {}
         self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a log that passed early
         self._ticket = itertools.count()
         self._stopping = False
+        self._chores: deque[Callable[[], object]] = deque()  # what no other thread could be started for
         try:
             self._open()
         except OSError as error:
@@ -399,7 +402,7 @@ class LogDirectory:
                 return
             self.failed = error
         log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
-        threading.Thread(target=self._tell_failure, args=(error,), name="log-failed", daemon=True).start()
+        self._have_done(partial(self._tell_failure, error), "log-failed")
 
     def doubt(self, label: str, error: StorageFailed) -> None:
         """Have a thread of its own look for a partition's log, of which a file was not there: the caller may hold that
@@ -408,7 +411,18 @@ class LogDirectory:
             if label in self._doubted or self.failed is not None:
                 return
             self._doubted.add(label)
-        threading.Thread(target=self._settle_doubt, args=(label, error), name="log-missing", daemon=True).start()
+        self._have_done(partial(self._settle_doubt, label, error), "log-missing")
+
+    def _have_done(self, call: Callable[[], object], name: str) -> None:
+        """Have something done by a thread of its own: the caller may hold a log's locks. Where the machine has no
+        thread left the one that tidies does it."""
+        try:
+            threading.Thread(target=call, name=name, daemon=True).start()
+        except RuntimeError as error:
+            log.warning("thread_not_started", name=name, reason=str(error))
+            with self._timer:
+                self._chores.append(call)
+                self._timer.notify_all()
 
     def _settle_doubt(self, label: str, error: StorageFailed) -> None:
         try:
@@ -546,9 +560,15 @@ class LogDirectory:
         return min(self._deadlines[0].at - now, _WAIT_SECONDS_MAX) if self._deadlines else None
 
     def _tidy_loop(self) -> None:
-        while not self._wait_stopping(self.check_interval_ms / 1000):
+        seconds = min(self.check_interval_ms / 1000, _WAIT_SECONDS_MAX)
+        while True:
+            with self._timer:
+                self._timer.wait_for(lambda: self._stopping or self._chores, seconds)
+                if self._stopping:
+                    return
+                chore = self._chores.popleft() if self._chores else self.tidy
             try:
-                self.tidy()
+                chore()
             except Exception:
                 log.exception("tidy_failed", directory=str(self.path))
 

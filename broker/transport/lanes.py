@@ -12,9 +12,9 @@ Which lane answers a method is told by what the method may wait for:
     producers   ZooKeeper, once in a thousand calls
     topics      ZooKeeper, and brokers that open logs: up to 10 s
 
-A lane has its threads, made as they are needed, and a bounded queue. A call for which there is no room is answered by
-another thread, at once, that it may be tried again (`is_refusing`). One that waited until its client gave up is not
-begun: gRPC sees to that.
+A lane has its threads, made as they are needed, and a bounded queue. A call for which there is no room, or no thread
+can be started, is answered by another thread, at once, that it may be tried again (`is_refusing`). One that waited
+until its client gave up is not begun: gRPC sees to that.
 
 gRPC in Python takes a thread for a call before its message has come. While others queue in the lane, a call whose
 message has not come within 3 s is ended (`Lane.next_message`), the oldest first, one for each that queues.
@@ -25,8 +25,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
+
+from broker.threads import Pool
+from kafkalog.errors import OutOfThreads
 
 QUEUED_MAX = 256
 """Calls that wait for a thread of their lane."""
@@ -85,18 +88,18 @@ class MessageOverdue(Exception):
     """A call was ended because its message did not come while others queued."""
 
 
-class Lane(ThreadPoolExecutor):
-    """Threads, and a bounded queue before them; what finds it full goes to `full`.
+class Lane(Pool):
+    """Threads, and a bounded queue before them; what finds it full, or without any thread, goes to `full`.
 
-    gRPC hands it a call from the one thread that takes all calls in, so `submit` neither waits nor raises.
+    gRPC hands it a call from the one thread that takes all calls in, and that ends with what `submit` raises. So
+    `submit` neither waits nor raises.
 
     Args:
         crowded: set while calls queue and others have threads that wait for messages: `end_overdue` then.
     """
 
-    def __init__(self, name: str, threads: int, full: ThreadPoolExecutor, crowded: threading.Event) -> None:
+    def __init__(self, name: str, threads: int, full: Pool, crowded: threading.Event) -> None:
         super().__init__(threads, thread_name_prefix=f"rpc-{name}")
-        self._threads_max = threads
         self._full = full
         self._crowded = crowded
         self._busy_lock = threading.Lock()
@@ -106,7 +109,10 @@ class Lane(ThreadPoolExecutor):
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._work_queue.qsize() >= QUEUED_MAX:
             return self._full.submit(call, *args, **kwargs)
-        future = super().submit(self._run, call, args, kwargs)
+        try:
+            future = super().submit(self._run, call, args, kwargs)
+        except OutOfThreads:
+            return self._full.submit(call, *args, **kwargs)
         if self._awaited and self._queued:
             self._crowded.set()
         return future
@@ -123,7 +129,7 @@ class Lane(ThreadPoolExecutor):
     @property
     def _queued(self) -> int:
         """Calls for which there is no thread: one that an idle thread is about to take does not count."""
-        return self._work_queue.qsize() if self._busy >= self._threads_max else 0
+        return self._work_queue.qsize() if self._busy >= len(self._threads) else 0
 
     def next_message(self, messages: Iterator[bytes], context: Any) -> bytes | None:
         """The next message of a call, in a thread of this lane; None: the client sends no more.
@@ -160,7 +166,8 @@ class Lanes:
     def __init__(self) -> None:
         self._crowded = threading.Event()
         self._ended = False
-        self._refusing = ThreadPoolExecutor(1, thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
+        self._refusing = Pool(1, thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
+        self._refusing.submit(int)  # its thread is there from now on, so that it takes whatever comes
         self._lanes = {name: self._lane(name, lane.threads) for name, lane in LANES.items()}
         self.default = self._lane("other", 4)
         self._watch = threading.Thread(target=self._end_overdue, name="rpc-overdue", daemon=True)

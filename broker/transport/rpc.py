@@ -362,7 +362,7 @@ class _Receiving(grpc.ServerInterceptor):
 
         def answer(messages: Iterator[bytes], context: Any, *send: Any) -> Any:
             if is_refusing():
-                reason = f"{QUEUED_MAX} calls like {name} wait already"
+                reason = f"{QUEUED_MAX} calls like {name} wait already, or no thread can be started for them"
                 _abort(context, BrokerBusy(broker=self._broker_id, reason=reason))
             requests = self._requests(name, lane, handler.request_deserializer, messages, context)
             if handler.request_streaming:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.replica.jobs import Jobs
-from kafkalog.errors import BrokerStopping, DiskFull
+from kafkalog.errors import BrokerStopping, DiskFull, OutOfThreads
+from tests.threads import NoThreads
 
 SECONDS = 30
 
@@ -47,6 +48,19 @@ def test_who_asks_again_meanwhile_waits_for_the_same_work_and_later_for_another(
     assert again is not job
     assert again.wait(SECONDS)
     assert done == ["a", "a"]
+
+
+def test_a_job_for_which_no_thread_can_be_started_is_refused_and_asked_for_again(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("job"))
+    with pytest.raises(OutOfThreads):
+        jobs.ask("p", "key", lambda: done.append("refused"))
+    assert not jobs.is_busy("p")
+    machine.on = False
+    assert jobs.ask("p", "key", lambda: done.append("done")).wait(SECONDS)
+    assert done == ["done"]
 
 
 def test_jobs_of_a_partition_run_in_order_and_hold_up_no_other(jobs: Jobs) -> None:

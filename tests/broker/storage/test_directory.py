@@ -21,6 +21,7 @@ from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, Fil
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 from tests.broker.storage.test_staging import PRODUCER, write
 from tests.broker.storage.test_staging import batch as staged_batch
+from tests.threads import NoThreads
 from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -319,6 +320,21 @@ def test_close_ends_every_thread(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
     with pytest.raises(Closed):
         directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+
+
+def test_failure_is_told_where_no_thread_can_be_started_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    told, woken = threading.Event(), threading.Event()
+    directory.on_failed = lambda error: told.set()
+    directory.start()
+    log.on_flushed = woken.set
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("log-"))
+    directory.fail(StorageFailed(directory=str(tmp_path), reason="the disk is gone"))
+    assert machine.refused == ["log-failed"]
+    assert told.wait(WAIT_SECONDS)
+    assert woken.wait(WAIT_SECONDS)
+    directory.close()
 
 
 def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
 from tests.proxy import StallingProxy
+from tests.threads import NoThreads
 from tests.waiting import waited_for
 
 
@@ -606,6 +607,21 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         error = error_from_wire(pb.Error.FromString(dict(call.trailing_metadata())[rpc.ERROR_KEY]))
         assert isinstance(error, errors.BrokerBusy)
         assert "calls like Discard wait already" in str(error)
+
+
+def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_goes_on(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("rpc-"))
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError) as caught:
+            broker.stub.ListOffsets(bpb.ListOffsetsRequest(), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, caught.value
+    assert set(machine.refused) == {"rpc-listings_0"}
+    machine.on = False
+    broker.stub.ListOffsets(bpb.ListOffsetsRequest(), timeout=30)
+    machine.on = True
+    broker.stub.ListOffsets(bpb.ListOffsetsRequest(), timeout=30)  # by the thread that is there
 
 
 def test_a_client_tries_again_where_a_broker_was_busy(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
