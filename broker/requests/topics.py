@@ -24,6 +24,8 @@ OFFSETS_SKIPPED = 10_000_000
 within seconds what it is through with; this is what a partition gets in ten at a million records a second. Not more,
 for a stream that goes on in spite of lost data crosses the gap in micro-batches of maxOffsetsPerTrigger."""
 _START_OFFSET_MAX = 1 << 62
+_COMMITTED_MAX = 1 << 53
+"""A committed offset beyond it is nobody's position: 285 years at a million records a second."""
 _SEEN_SECONDS = 10.0
 _OPENED_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0
@@ -133,14 +135,21 @@ def recover_partitions(
     """
     topic = catalog.topic_by_id(request.topic_id)
     reply = pb.RecoverPartitionsReply()
-    read_to: Mapping[int, int] = {}
+    read_to: Mapping[int, tuple[int, str]] = {}
     if request.HasField("start_offset"):
         if not 0 <= request.start_offset <= _START_OFFSET_MAX:
             raise InvalidRequest(reason=f"start offset {request.start_offset} is not from 0 to {_START_OFFSET_MAX}")
     else:
         read_to = groups.highest_offsets(catalog.session, topic.name, topic.topic_id)
     for number in request.partitions:
-        behind = read_to.get(number, 0) + OFFSETS_SKIPPED
+        committed, group = read_to.get(number, (0, ""))
+        if committed > _COMMITTED_MAX:
+            raise InvalidRequest(
+                reason=f"group '{group}' has committed offset {committed} of {topic.name}-{number}, which no log ever "
+                "gave out: say where the new log is to begin (--start-offset)"
+            )
+    for number in request.partitions:
+        behind = read_to.get(number, (0, ""))[0] + OFFSETS_SKIPPED
         start_offset = request.start_offset if request.HasField("start_offset") else behind
         state = catalog.recover(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
         reply.partitions.add(partition=number, start_offset=start_offset, leader_epoch=state.leader_epoch)

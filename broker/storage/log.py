@@ -109,7 +109,7 @@ class Log:
         self._unsynced_rolls: list[_Roll] = []  # the oldest first
         self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
-        self._end_offset = self._flushed_offset = checkpoint.recovery_point
+        self._end_offset = self._flushed_offset = self._shown_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
         self._apply_settings(settings)
         self._publish()
@@ -128,8 +128,8 @@ class Log:
         start = self._saved.checkpoint.start_offset
         size, end = self._active.size, self._end_offset
         if self._visible_when_flushed:
-            visible, visible_position = self._flushed_offset, self._flushed_position
-            if visible < self._active.base_offset:
+            visible, visible_position = max(self._flushed_offset, self._shown_offset), self._flushed_position
+            if visible != self._flushed_offset or visible < self._active.base_offset:
                 visible_position = UNKNOWN
         else:
             visible, visible_position = end, size
@@ -152,7 +152,8 @@ class Log:
 
     @property
     def visible_offset(self) -> int:
-        """Consumers may read up to it: the end, or with flush.visibility=flushed what is flushed."""
+        """Consumers may read up to it: the end, or with flush.visibility=flushed what is flushed, or was shown before
+        that was set."""
         return self._view.visible_offset
 
     @property
@@ -180,8 +181,13 @@ class Log:
             self._leader_epoch = max(self._leader_epoch, epoch)
 
     def update_settings(self, settings: Values) -> None:
-        """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
+        """Use other topic settings from now on (index.interval.bytes: from the next segment on).
+
+        With flush.visibility=flushed readers keep what they were shown before: a reader whose end went back would take
+        its range for lost.
+        """
         with self._lock:
+            self._shown_offset = self._view.visible_offset
             self._apply_settings(settings)
             self._publish()
         if self._flush_messages is not None or self._flush_ms is not None:
@@ -710,6 +716,7 @@ class Log:
         self._active = segment
         self._end_offset = self._flushed_offset = self._saved_offset = end_offset
         self._flushed_position = position
+        self._shown_offset = min(self._shown_offset, end_offset)
         open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
         self._publish()
 

@@ -38,6 +38,7 @@ from broker.storage.staged_format import (
     FRAME_SIZE,
     PREPARED,
     Frame,
+    NotStaged,
     PartSpec,
     PreparedSet,
     encode_set,
@@ -66,9 +67,9 @@ class _Dropped(Exception):
 
 class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
-    applied."""
+    applied; `told`: the log says that."""
 
-    __slots__ = ("checked", "counted", "files", "lost", "parts", "prepared", "renewed", "staged_us")
+    __slots__ = ("checked", "counted", "files", "lost", "parts", "prepared", "renewed", "staged_us", "told")
 
     def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
@@ -77,6 +78,7 @@ class _Set:
         self.renewed = now
         self.files: list[StagedFile] = []
         self.lost: str | None = None
+        self.told = False
         self.checked: float | None = None  # when all of it was last found undamaged
         self.counted = {True: 0, False: 0}  # up to where a check has counted: by prepares, and by applies
 
@@ -154,9 +156,8 @@ class Staging:
         for number in numbers:
             self._read_file(StagedFile(self._disk, self._folder, number, 0))
         for known in self._sets.values():
+            # Logged only once somebody needs it: a power cut may bring back a set that was dropped, without its parts.
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
-            if known.lost is not None:
-                self._tell_lost(known)
         self._next_number = numbers[-1] + 1 if numbers else 0
         self._names_made = 1  # what made them may not have lived to sync them
         self._remove_dead()
@@ -168,6 +169,10 @@ class Staging:
             self._files[file.number] = file
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 self._replay(file, found)
+        except NotStaged as error:
+            del self._files[file.number]  # it stays where it is: nobody can tell whether it is needed
+            log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
+                      reason=str(error))  # fmt: skip
         finally:
             self._disk.close(fd)
 
@@ -200,9 +205,14 @@ class Staging:
             return f"part {spec.part} has {len(part.places)} batches of {spec.batches}"
         return None
 
-    def _tell_lost(self, known: _Set) -> None:
-        log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
-                  reason=known.lost)  # fmt: skip
+    def _is_lost(self, known: _Set) -> StagedPartLost:
+        """What a set that is needed fails with; the log says so once."""
+        assert known.lost is not None
+        if not known.told:
+            known.told = True
+            log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
+                      reason=known.lost)  # fmt: skip
+        return self.lost(known.prepared, known.lost)
 
     # --- what it holds -------------------------------------------------------------------------------------------
 
@@ -361,7 +371,7 @@ class Staging:
             for spec in prepared.parts:
                 fault = self._fault(spec, prepared)
                 if fault is not None:
-                    raise self.lost(prepared, fault)
+                    raise self.lost(prepared, fault) if known is None else self._is_lost(known)
             if known is not None and known.prepared.version >= prepared.version:
                 return
             now_us = self._clock.now_us()
@@ -542,7 +552,7 @@ class Staging:
             if known is None:
                 return
             if known.lost is not None:
-                raise self.lost(known.prepared, known.lost)
+                raise self._is_lost(known)
             now = self._now()
             if not again and known.checked is not None and now - known.checked < _CHECK_LASTS_SECONDS:
                 return
@@ -573,8 +583,7 @@ class Staging:
     def _found_lost(self, known: _Set, damaged: PartDamaged) -> StagedPartLost:
         with self._lock:
             known.lost = str(damaged)
-            self._tell_lost(known)
-            return self.lost(known.prepared, known.lost)
+            return self._is_lost(known)
 
     def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
         """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.
@@ -591,7 +600,7 @@ class Staging:
             known = self._sets.get(commit_uuid)
             assert known is not None, "whoever drops a set holds up who applies it"
             if known.lost is not None:
-                raise self.lost(known.prepared, known.lost)
+                raise self._is_lost(known)
             parts = list(known.parts)
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]

@@ -157,12 +157,12 @@ def committed_offsets(
     return {partition: each.offset for partition, each in committed(session, group, topic_ids, topics).items()}
 
 
-def highest_offsets(session: ZooKeeperSession, topic: str, topic_id: bytes) -> dict[int, int]:
-    """The highest offset that any group has committed of each partition of a topic."""
-    highest: dict[int, int] = {}
+def highest_offsets(session: ZooKeeperSession, topic: str, topic_id: bytes) -> dict[int, tuple[int, str]]:
+    """The highest offset that any group has committed of each partition of a topic, and which group it was."""
+    highest: dict[int, tuple[int, str]] = {}
     for group in group_names(session):
         for partition, offset in committed_offsets(session, group, {topic: topic_id}, [topic]).items():
-            highest[partition.partition] = max(offset, highest.get(partition.partition, 0))
+            highest[partition.partition] = max((offset, group), highest.get(partition.partition, (0, "")))
     return highest
 
 

@@ -381,6 +381,25 @@ def test_a_recovered_partition_gives_out_no_offset_a_second_time(
     assert (log.start_offset, log.end_offset) == (4 + OFFSETS_SKIPPED, 5 + OFFSETS_SKIPPED)
 
 
+def test_no_groups_impossible_offset_decides_where_a_recovered_log_begins(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    partition = TopicPartition("t", 0)
+    broker.stop()
+    wipe_folder(tmp_path, topic)
+    broker = start_broker()
+    with Admin(f"127.0.0.1:{broker.broker.grpc_port}") as admin:
+        admin.commit("honest", {partition: 4})
+        for offset in ((1 << 63) - 1, 4 * 10**18):
+            admin.commit("liar", {partition: offset})
+            sentence = f"group 'liar' has committed offset {offset} of t-0, .*--start-offset"
+            with pytest.raises(errors.InvalidRequest, match=sentence):
+                admin.recover_partitions("t", [0])
+        assert admin.recover_partitions("t", [0], start_offset=12) == {partition: 12}
+
+
 def test_only_what_is_lost_is_recovered_and_by_its_own_broker(start_broker: StartBroker, tmp_path: Path) -> None:
     broker, other = start_broker(0), start_broker(1)
     until(broker, lambda: set(broker.broker.catalog.brokers) == {0, 1})

@@ -518,6 +518,29 @@ def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: 
     assert log.visible_offset == 3
 
 
+def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(
+    directory: LogDirectory, disk: CountingDisk
+) -> None:
+    log = open_log(directory)
+    fill(log, 20)
+    disk.may_sync.clear()
+    log.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+    assert (log.visible_offset, log.flushed_offset) == (20, 0)
+    assert list(read_all(log)) == list(range(20))
+    fill(log, 2)
+    assert log.visible_offset == 20  # the rule holds for what comes since
+    with log.read(20, 10_000) as found:
+        assert found.length == 0
+    disk.may_sync.set()
+    log.flush()
+    assert log.visible_offset == 22
+    fill(log, 1)
+    log.truncate_to(10)
+    assert log.visible_offset == 10
+    fill(log, 2)
+    assert log.visible_offset == 10
+
+
 def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> None:
     log = open_log(directory, topic(flush_messages=1000, flush_visibility="flushed", segment_ms=1000))
     told = threading.Event()

@@ -426,6 +426,62 @@ def test_values_that_look_like_frames_are_none(directory: LogDirectory) -> None:
     assert (1, b"v" * 16) not in kinds
 
 
+def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage().split()[0] for record in caplog.records if record.levelname == "ERROR"]
+    caplog.clear()
+    return found
+
+
+def test_a_file_whose_beginning_is_damaged_is_told_and_stays(
+    directory: LogDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log(directory)
+    write(log, 0, [batch(0)])
+    [path] = staged_files(log)
+    directory.close(clean=False)
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    torn = path.with_name(f"{1:020d}.staged")
+    torn.write_bytes(b"KLSG")  # all that a kill left of a new file
+    reopened = LogDirectory(directory.path, clock=ManualClock())
+    with contextlib.closing(reopened):
+        log = open_log(reopened)
+        assert errors_logged(caplog) == ["staged_damage_found"]
+        assert (staged_files(log), path.read_bytes(), log.staged.staged()) == ([path], data, [])
+        apply(log, write(log, 1, [batch(0, batch_id=1)]))
+        log.staged.release("x", 1)
+        assert path.read_bytes() == data
+
+
+def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_somebody_needs_it(
+    directory: LogDirectory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 2000)
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(number) for number in range(40)])
+    synced = {path: path.stat().st_size for path in staged_files(log)}
+    apply(log, prepared)
+    log.staged.release("x", 0)
+    [left] = staged_files(log)
+    directory.close(clean=False)
+    with left.open("r+b") as file:
+        file.truncate(synced[left])  # the end of the set was not synced; that the other files are gone is on the disk
+    reopened = LogDirectory(directory.path, clock=ManualClock())
+    with contextlib.closing(reopened):
+        log = open_log(reopened)
+        assert [staged.lost for staged in log.staged.staged()] == ["part 0 is not here"]
+        assert errors_logged(caplog) == []
+        for _ in range(2):
+            with pytest.raises(StagedPartLost):
+                log.staged._staging.check(prepared.commit_uuid)
+        assert errors_logged(caplog) == ["staged_part_lost"]
+        with pytest.raises(StagedPartLost):
+            log.staged.prepare(prepared)
+        log.staged.release("x", 0)
+        assert log.staged.staged() == []
+
+
 def test_a_log_is_dumped_and_verified_beside_what_is_staged(directory: LogDirectory) -> None:
     log = open_log(directory)
     apply(log, write(log, 0, [batch(0)]))
