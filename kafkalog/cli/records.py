@@ -134,8 +134,8 @@ def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[b
 @click.option(
     "--from-beginning",
     is_flag=True,
-    help="Start at the oldest record, else only new ones are shown; with --group, in partitions for which the "
-    "group has committed nothing yet.",
+    help="Start at the oldest record, else only new ones are shown; with --group, if the group has committed nothing "
+    "there yet.",
 )
 @click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
 @click.option(
@@ -169,12 +169,13 @@ def consume(
         say_failure(partition, error)
     with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
         consumer.assign(starts)
-        # What is written, not what was handed out: Ctrl-C may come between the two. Not where it only began, either: a
-        # new group would have committed the end of a partition of which it was shown nothing.
-        offsets: dict[int, int] = {}
+        # What is written, not what was handed out: Ctrl-C may come between the two. And where it began, also in
+        # partitions that it has not come to, or the next run would begin at their ends. Only a group that is to begin
+        # at the ends, and was shown nothing, has not begun: it may be told to begin elsewhere the next time.
+        offsets = {partition.partition: consumer.position(partition) for partition in starts} if group else {}
 
         def commit() -> int:
-            if group and offsets:
+            if group and offsets and (shown or from_beginning):
                 consumer.commit({TopicPartition(topic, number): offset for number, offset in offsets.items()})
             return shown
 
@@ -191,6 +192,7 @@ def consume(
             consumer.unassign(found)
 
         try:
+            commit()
             while consumer.assignment() and (max_messages is None or shown < max_messages):
                 left = None if max_messages is None else max_messages - shown
                 try:

@@ -527,7 +527,28 @@ def test_a_group_goes_on_where_it_committed(
         seen.append(ran.out.split())
     assert seen == [["0", "1", "2", "3"], ["4", "5", "6", "7", "8", "9"]]
     with Admin(cluster.bootstrap_servers) as admin:
-        assert admin.committed("readers") == {TopicPartition(topic, 0): 10}
+        assert admin.committed("readers") == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 0}
+
+
+@pytest.mark.parametrize("begin", [["--from-beginning"], []], ids=["beginning", "end"])
+def test_a_group_goes_on_where_it_began_in_partitions_that_it_had_not_come_to(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], begin: list[str]
+) -> None:
+    group = f"stopped.early.{len(begin)}"
+    with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number % 2).result(60)
+        if not begin:
+            admin.commit(group, {TopicPartition(topic, 0): 0})
+        first = Ran(capfdbinary, "consume", topic, "--group", group, *begin, "--max-messages", "2").out.split()
+        not_come_to = 0 if begin else 5
+        assert sorted(admin.committed(group).values()) == sorted([2, not_come_to])
+        for number in range(10, 14):
+            producer.send(topic, b"%d" % number, partition=1).result(60)
+    left = 12 if begin else 7
+    second = Ran(capfdbinary, "consume", topic, "--group", group, "--max-messages", str(left)).out.split()
+    wanted = [number for number in range(14) if begin or number % 2 == 0 or number >= 10]
+    assert sorted(map(int, first + second)) == wanted
 
 
 def test_a_group_that_was_shown_nothing_begins_where_it_is_told_to_the_next_time(
@@ -575,7 +596,7 @@ def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
     ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "5")
     assert ran.out.split() == [str(number) for number in range(interrupted - 1)]
     with Admin(cluster.bootstrap_servers) as admin:
-        shown = {TopicPartition(topic, 0): interrupted - 1} if interrupted > 1 else {}
+        shown = {TopicPartition(topic, 0): interrupted - 1, TopicPartition(topic, 1): 0}
         assert admin.committed(group) == shown
 
 
