@@ -475,9 +475,10 @@ class VersionWrittenTwice(KafkalogError):
 
     code = 153
     message = (
-        "version {version} of txnAppId '{app_id}' was written to topic '{topic}' by this run ({run_id}) already; to "
-        "skip a second write of it could lose its rows. Two writes to one topic need a txnAppId each. If this is the "
-        "same write, tried again, let the query fail: once restarted it skips what is written"
+        "run {run} has another write of version {version} of txnAppId '{app_id}' to topic '{topic}', so to skip this "
+        "one could lose its rows. Two writes to one topic need a txnAppId each: the one whose rows are in the topic "
+        "keeps this name, the other gets a new one. If this is the same write, tried again, let the query fail: once "
+        "restarted it skips what is written"
     )
 
 

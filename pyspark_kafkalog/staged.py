@@ -265,8 +265,13 @@ def _warn_skipped(transaction: Transaction) -> None:
     if transaction.query_id:
         reason = (
             f"query {transaction.query_id}, which this write comes from, wrote this version before; nothing is written "
-            "now (two writes of a micro-batch to one topic need a txnAppId each)"
+            "now"
         )
+        if not transaction.run_id and not transaction.session_id:
+            reason += (
+                ". Spark does not report the query's run to this write, so a second one of this micro-batch cannot be "
+                "told from a restart: two writes to one topic need a txnAppId each"
+            )
     else:
         reason = (
             "a write outside any query wrote this version or a later one before; nothing is written now. If these are "
@@ -293,8 +298,6 @@ def _warn_unnumbered(transaction: Transaction) -> None:
 def discard(messages: Messages, options: SinkOptions) -> None:
     """Tell the brokers that what the tasks of a failed write staged is not wanted. A hint: what a commit may have
     decided stays."""
-    if options.txn is not None:
-        _committer(options).expect_again(options.txn.app_id)
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
         _committer(options).discard(parts)
 

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from kafkalog.client import numbered
 from kafkalog.client.cluster import Cluster, TopicInfo
@@ -43,6 +42,7 @@ from kafkalog.wire.decisions import (
     NO_VERSION,
     DecidedTopic,
     Decision,
+    Writer,
     decision_from_wire,
     decision_to_wire,
     ranges,
@@ -50,7 +50,8 @@ from kafkalog.wire.decisions import (
 
 log = get_logger(__name__)
 
-REPLACED_RUNS_KEPT = 20
+RUNS_KEPT = 20
+"""Of those that a decision names."""
 _FENCE_SECONDS = 5.0
 """How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
 
@@ -87,8 +88,7 @@ class CommitBatch:
         skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before, if the same
             query recorded it.
         query_id: of the query that writes; empty outside any.
-        session_id: another name of the run, which no other process knows; empty where there is none. It is known in
-            places where run_id is not.
+        session_id: another name of the run; empty where there is none. It is known in places where run_id is not.
     """
 
     transactional_id: str
@@ -102,13 +102,6 @@ class CommitBatch:
     session_id: str = ""
 
 
-class Written(NamedTuple):
-    """What this process wrote last of a numbered transaction: the commit's uuid, and the batch's session_id."""
-
-    commit_uuid: bytes = b""
-    session_id: str = ""
-
-
 class Step(enum.Enum):
     """What a decision leaves to be done for a batch."""
 
@@ -116,20 +109,21 @@ class Step(enum.Enum):
     PREPARE = "prepare and decide"
     COMMITTED = "nothing, it is committed"
     RECORDED = "nothing, an earlier attempt is committed"
+    CLAIM = "have it recorded as the write that this run has of the batch"
     SKIP = "nothing, it was written before"
 
 
-def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, written: Written | None = None) -> Step:
+def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Step:
     """What comes next by the decision as it is.
 
-    Args:
-        written: what this process wrote last of the transaction, if it wrote anything.
+    A run of a query has one write of a numbered batch, for Spark runs no batch twice in a run: the one that wrote it,
+    or the first that was skipped for it. The decision names them, so that it does not matter which process commits.
 
     Raises:
         RunSuperseded: another run has taken over from the batch's.
         CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
         VersionOfAnother: another query, or none, has recorded the batch's number.
-        VersionWrittenTwice: this process wrote the batch's number in the same run.
+        VersionWrittenTwice: the batch's run has another write of that number.
         CountMoved: the transaction was forgotten meanwhile.
     """
     if decision.forgotten:
@@ -162,19 +156,26 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes, writte
         )
     if not batch.skip_if_recorded:
         return Step.RECORDED
-    if written is not None and written.commit_uuid == decision.commit_uuid and _is_same_run(decision, batch, written):
+    writer = _writer(batch, commit_uuid)
+    if writer in decision.writers:
+        return Step.SKIP
+    if _has_another_write(decision, batch, commit_uuid):
         raise _written_twice(batch)
-    return Step.SKIP
+    return Step.CLAIM if writer.run_id or writer.session_id else Step.SKIP
+
+
+def _writer(batch: CommitBatch, commit_uuid: bytes) -> Writer:
+    return Writer(commit_uuid, batch.run_id, batch.session_id)
 
 
 def _run(decision: Decision) -> str:
     return f"run {decision.run_id}" if decision.run_id else "a run that is not known"
 
 
-def _is_same_run(decision: Decision, batch: CommitBatch, written: Written) -> bool:
-    """Whether the run that writes a batch is the one that wrote what is recorded."""
-    by_session = bool(batch.session_id) and batch.session_id == written.session_id
-    return by_session or (bool(batch.run_id) and batch.run_id == decision.run_id)
+def _has_another_write(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> bool:
+    """Whether the run of a numbered batch has a write of that number that is not this attempt's."""
+    writer = _writer(batch, commit_uuid)
+    return any(other.commit_uuid != commit_uuid and writer.is_in_run_of(other) for other in decision.writers)
 
 
 def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
@@ -191,12 +192,15 @@ def is_recorded(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> b
     if decision.commit_uuid == commit_uuid:
         return True
     is_anothers = batch.skip_if_recorded and batch.query_id != decision.query_id
-    return None if is_anothers or _is_of_another_input(decision, batch) else True
+    if is_anothers or _has_another_write(decision, batch, commit_uuid) or _is_of_another_input(decision, batch):
+        return None
+    return True
 
 
 def _written_twice(batch: CommitBatch) -> VersionWrittenTwice:
     name = numbered.name_of(batch.transactional_id)
-    return VersionWrittenTwice(version=batch.batch_id, app_id=name.app_id, topic=name.topic, run_id=batch.run_id)
+    run = batch.run_id or f"of session {batch.session_id}"
+    return VersionWrittenTwice(version=batch.batch_id, app_id=name.app_id, topic=name.topic, run=run)
 
 
 def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
@@ -232,9 +236,15 @@ def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decis
         query_id=batch.query_id,
         fingerprint=batch.fingerprint,
         topics=tuple(DecidedTopic(*topic, ranges(numbers)) for topic, numbers in sorted(by_topic.items())),
-        replaced_runs=tuple(replaced[-REPLACED_RUNS_KEPT:]),
+        replaced_runs=tuple(replaced[-RUNS_KEPT:]),
         is_stream=batch.is_stream,
+        writers=(_writer(batch, commit_uuid),) if batch.skip_if_recorded and batch.query_id else (),
     )
+
+
+def claimed(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decision:
+    """The decision after a write of another run was skipped for what is recorded. It replaces no run."""
+    return replace(decision, writers=(*decision.writers, _writer(batch, commit_uuid))[-RUNS_KEPT:])
 
 
 def places_of(decision: Decision) -> list[Place]:
@@ -272,7 +282,6 @@ class Committer:
         self._leaders = Leaders(cluster)
         self._lock = threading.Lock()  # guards what follows
         self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs a write that is refused
-        self._written: dict[str, Written] = {}  # by numbered transaction: the last commit that ended well
 
     def close(self) -> None:
         self._leaders.close()
@@ -293,7 +302,7 @@ class Committer:
             StagedPartLost: a leader has not (any more) what was staged.
             UnknownTopicId: a topic was deleted before the batch was decided.
             CommitTimedOut: nothing was done for transaction.commit.timeout.ms. It says whether the batch is decided.
-                A stream and a numbered write commit the same batch again in any case.
+                A stream and a numbered write commit the same batch again after a restart in any case.
         """
         with self._lock:
             known = self._known.get(batch.transactional_id)
@@ -320,14 +329,12 @@ class Committer:
     def _commit(self, attempt: _Attempt, known: Decision | None) -> Outcome:
         batch, commit_uuid = attempt.batch, attempt.commit_uuid
         patience = self._patience()
-        with self._lock:
-            written = self._written.get(batch.transactional_id)
         if known is None or known.is_open or known.run_id != batch.run_id or known.batch_id >= batch.batch_id:
             known = self._read(batch.transactional_id, patience)
         decision = known
         while True:
             attempt.decided = is_recorded(decision, batch, commit_uuid)
-            step = next_step(decision, batch, commit_uuid, written)
+            step = next_step(decision, batch, commit_uuid)
             if step is Step.ROLL_FORWARD:
                 decision = self._roll_forward(decision, patience)
                 self._remember(decision)
@@ -337,12 +344,11 @@ class Committer:
                 decision = self._write(decided(decision, batch, commit_uuid), patience)
                 if decision.commit_uuid == commit_uuid:
                     patience.progressed()
+            elif step is Step.CLAIM:
+                decision = self._write(claimed(decision, batch, commit_uuid), patience)
             else:
                 if step is not Step.COMMITTED:
                     self.discard(batch.parts)
-                elif batch.skip_if_recorded:
-                    with self._lock:
-                        self._written[batch.transactional_id] = Written(commit_uuid, batch.session_id)
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
@@ -507,14 +513,6 @@ class Committer:
 
     # --- by hand, and hints
 
-    def expect_again(self, app_id: str) -> None:
-        """A numbered write of an application failed: those that ended well may be tried again together with it."""
-        with self._lock:
-            for transactional_id in list(self._written):
-                name = numbered.parse(transactional_id)
-                if name is not None and name.app_id == app_id:
-                    del self._written[transactional_id]
-
     def discard(self, parts: Iterable[StagedPartition]) -> None:
         """Tell the leaders that these parts will not be committed. A hint: what is prepared stays; never fails."""
         discard_parts(
@@ -575,7 +573,6 @@ class Committer:
             self._decide(Decision(decision.transactional_id, decision.version, is_stream=True, forgotten=True))
             with self._lock:
                 self._known.pop(decision.transactional_id, None)
-                self._written.pop(decision.transactional_id, None)
 
     def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
         """What all brokers have staged; all of it, or a transaction's."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kafkalog.wire import transactions_pb2 as pb
 
@@ -25,6 +26,26 @@ class DecidedTopic:
         return [number for first, last in self.partitions for number in range(first, last + 1)]
 
 
+class Writer(NamedTuple):
+    """The one write that a run of a query has of a batch: it wrote the batch, or was skipped for it.
+
+    Attributes:
+        commit_uuid: of the write's attempt to commit.
+        run_id: empty where it is not known.
+        session_id: another name of the run; empty where it is not known.
+    """
+
+    commit_uuid: bytes
+    run_id: str = ""
+    session_id: str = ""
+
+    def is_in_run_of(self, other: Writer) -> bool:
+        """Whether both are known to be of one run."""
+        if self.run_id and other.run_id:
+            return self.run_id == other.run_id
+        return bool(self.session_id) and self.session_id == other.session_id
+
+
 @dataclass(frozen=True)
 class Decision:
     """What a transaction decided last.
@@ -42,6 +63,7 @@ class Decision:
         decided_us: when it was last written.
         forgotten: nothing is decided under this id any more; a numbered write counts on under the next one
             (`client/numbered.py`).
+        writers: of a numbered write of a query: each run's write of the batch, the newest last.
     """
 
     transactional_id: str
@@ -57,6 +79,7 @@ class Decision:
     decided_us: int = 0
     query_id: str = ""
     forgotten: bool = False
+    writers: tuple[Writer, ...] = ()
 
     def has(self, topic_id: bytes, partition: int) -> bool:
         """Whether the batch has parts for a partition."""
@@ -99,6 +122,8 @@ def decision_to_wire(decision: Decision) -> pb.Decision:
         query_id=decision.query_id,
         forgotten=decision.forgotten,
     )
+    for writer in decision.writers:
+        message.writers.add(**writer._asdict())
     for topic in decision.topics:
         added = message.topics.add(topic_id=topic.topic_id, topic=topic.topic)
         for first, last in topic.partitions:
@@ -124,4 +149,5 @@ def decision_from_wire(message: pb.Decision) -> Decision:
         decided_us=message.decided_us,
         query_id=message.query_id,
         forgotten=message.forgotten,
+        writers=tuple(Writer(each.commit_uuid, each.run_id, each.session_id) for each in message.writers),
     )

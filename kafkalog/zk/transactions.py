@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kafkalog.errors import DecisionMoved
-from kafkalog.wire.decisions import NO_VERSION, DecidedTopic, Decision
+from kafkalog.wire.decisions import NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
@@ -129,6 +129,10 @@ def _content(decision: Decision) -> bytes:
         "decided_us": decision.decided_us,
         "query_id": decision.query_id,
         "forgotten": decision.forgotten,
+        "writers": [
+            {"commit_uuid": each.commit_uuid.hex(), "run_id": each.run_id, "session_id": each.session_id}
+            for each in decision.writers
+        ],
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -156,4 +160,7 @@ def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
         decided_us=fields["decided_us"] or stat.mtime * 1000,
         query_id=fields["query_id"],
         forgotten=fields["forgotten"],
+        writers=tuple(
+            Writer(bytes.fromhex(each["commit_uuid"]), each["run_id"], each["session_id"]) for each in fields["writers"]
+        ),
     )

@@ -21,6 +21,8 @@ WORLDS = {
     "aborts, and an old znode": World(discards=True, expires=True),
     "numbered writes of two queries": World(batches=2, restarts=0, copies=1, numbered=True),
     "numbered writes of an older checkpoint": World(batches=2, restarts=0, copies=1, numbered=True, restored=True),
+    "numbered writes, and restarts": World(batches=2, numbered=True, tidy=True),
+    "two numbered writes under one name": World(numbered=True, writes=2, tidy=True),
     "progress that is forgotten": World(parts=2, restarts=0, kills=1, power_losses=1, forgets=1),
     "a commit that is given up": World(parts=2, gives_up=True, timeouts=1),
 }
@@ -53,6 +55,9 @@ WITHOUT = {
     "streams_never_expire": ("aborts, and an old znode", "lost: decided"),
     "query_beside_version": ("numbered writes of two queries", "of another input"),
     "only_last_is_skipped": ("numbered writes of an older checkpoint", "of another input"),
+    "one_write_a_run": ("two numbered writes under one name", "ended well, and the rows of"),
+    "skip_is_recorded": ("two numbered writes under one name", "ended well, and the rows of"),
+    "writes_of_all_runs": ("two numbered writes under one name", "ended well, and the rows of"),
     "any_attempt_counts": ("a commit that is given up", "of another attempt is there although it was given up"),
     "fence_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
     "look_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
@@ -67,6 +72,7 @@ ENDS = {
     "a copy of the checkpoint": {"end", "superseded", "copied"},
     "numbered writes of two queries": {"end", "superseded", "another's"},
     "numbered writes of an older checkpoint": {"end", "superseded", "copied"},
+    "two numbered writes under one name": {"end", "second"},
     "a commit that is given up": {"end", "given up", "given up, decided"},
 }
 """Ends that have to be reached, or else a world shows less than it seems to."""
@@ -78,6 +84,7 @@ def test_with_all_rules_no_batch_is_lost_doubled_torn_or_out_of_order(name: str)
     assert not found.violation, found.steps
     assert ENDS.get(name, {"end"}) <= found.phases
     assert found.states > 100
+    assert "second" not in found.phases or WORLDS[name].writes > 1
 
 
 @pytest.mark.parametrize("rule", list(RULES))

@@ -45,6 +45,9 @@ RULES = {
     "streams_never_expire": "the znode of a stream is not forgotten",
     "query_beside_version": "a numbered write skips a version only where the same query recorded it",
     "only_last_is_skipped": "a query's numbered write below the recorded version fails",
+    "one_write_a_run": "a second write of a version in one run fails",
+    "skip_is_recorded": "the write that a run was skipped for counts as its write of the version",
+    "writes_of_all_runs": "each run's write of the version is kept, not only the newest run's",
     "fence_before_giving_up": "a commit that asked for its decision raises the version before it says 'not decided'",
     "look_before_giving_up": "a commit that is given up looks whether it is decided before it says that it is not",
     "any_attempt_counts": "a commit that is given up says 'decided' if another attempt at its batch is",
@@ -64,6 +67,7 @@ class World:
     restarts: int = 1  # drivers after the first, over the same checkpoint
     copies: int = 0  # drivers over a copy of the checkpoint; of numbered writes: of another query under the same name
     numbered: bool = False  # the driver writes versions in foreachBatch: what was written is skipped
+    writes: int = 1  # of each run and batch, under one name: a driver each, one after the other in any order
     restored: bool = False  # the copies of numbered writes are older checkpoints of the same query
     gives_up: bool = False  # a driver may give a commit up; a batch given up as undecided is written again elsewhere
     reaps: int = 0
@@ -86,6 +90,7 @@ class Znode(NamedTuple):
     run: int = -1
     done: bool = False
     replaced: tuple[int, ...] = ()
+    writers: tuple[int, ...] = ()  # of numbered writes: the driver of each run that wrote the batch, or was skipped
 
 
 class Leader(NamedTuple):
@@ -130,6 +135,10 @@ class State(NamedTuple):
     forgets: int
 
 
+_NO_STEPS = ("absent", "end", "second", "superseded")
+"""Phases of a driver that has not begun, or will take no further step."""
+
+
 class Violation(Exception):
     """An invariant does not hold."""
 
@@ -145,13 +154,18 @@ class Model:
     def has(self, rule: str) -> bool:
         return rule not in self.without
 
+    def run_of(self, driver: int) -> int:
+        return driver // self.world.writes
+
     def input_of(self, driver: int) -> int:
         """What the checkpoint of a driver says of its batches' input: a copy planned its own."""
-        return max(0, driver - self.world.restarts)
+        return max(0, self.run_of(driver) - self.world.restarts)
 
     def start(self) -> State:
         world = self.world
-        drivers = (self._at_batch(0), *[Driver()] * (world.restarts + world.copies))
+        later = (world.restarts + world.copies) * world.writes
+        first = self._at_batch(0) if world.writes == 1 else Driver()
+        drivers = (*[first] * world.writes, *[Driver()] * later)
         budget = (world.reaps, world.kills, world.power_losses, world.timeouts, world.overdue, world.damages)
         return State(Znode(), (Leader(),) * world.leaders, drivers, frozenset(), 0, (), *budget, world.forgets)
 
@@ -180,7 +194,10 @@ class Model:
 
         batch, phase = driver.batch, driver.phase
         if phase == "absent":
-            copied = number > self.world.restarts
+            of_run = number - number % self.world.writes
+            if any(each.phase not in _NO_STEPS for each in state.drivers[of_run : of_run + self.world.writes]):
+                return
+            copied = self.run_of(number) > self.world.restarts
             for first in range(0 if copied else state.committed, state.committed + 1):
                 if first < self.world.batches:
                     yield f"starts at batch {first}", self._begin(state, number, first)
@@ -278,6 +295,8 @@ class Model:
             if self.input_of(found[0][1]) != self.input_of(number):
                 raise Violation(f"batch {driver.batch} of driver {number} was taken for that of another input: lost")
         after = driver.batch + 1
+        if self.world.writes > 1:
+            return self._returned_of_several(state, number)
         if not self.input_of(number):
             state = state._replace(committed=max(state.committed, after))
         if after < self.world.batches:
@@ -285,6 +304,19 @@ class Model:
         drivers = list(state.drivers)
         drivers[number] = Driver("end", staged=driver.staged, batch=driver.batch)
         return state._replace(drivers=tuple(drivers))
+
+    def _returned_of_several(self, state: State, number: int) -> State:
+        """One of the writes of a batch has ended well. Spark counts the batch once all of them have."""
+        assert self.world.batches == 1 and not self.world.copies
+        drivers = list(state.drivers)
+        drivers[number] = Driver("end", staged=drivers[number].staged)
+        first = number - number % self.world.writes
+        if any(each.phase != "end" for each in drivers[first : first + self.world.writes]):
+            return state._replace(drivers=tuple(drivers))
+        written = {driver % self.world.writes for leader in state.leaders for _, driver, _ in leader.log}
+        if lost := set(range(self.world.writes)) - written:
+            raise Violation(f"all writes of run {self.run_of(number)} ended well, and the rows of {lost} are lost")
+        return state._replace(drivers=tuple(drivers), committed=1)
 
     def _task_steps(self, state: State, number: int, driver: Driver) -> Iterator[tuple[str, State]]:
         """A task's next batch of each part; a twin may be late, and write while the driver has gone on."""
@@ -318,12 +350,13 @@ class Model:
         """The rules of Decide, in the order of `Committer.commit`."""
         now, batch = state.znode, driver.batch
         mine = (now.uuid, now.batch) == (number, batch)
-        recorded = driver.recorded or now.run == number
+        run = self.run_of(number)
+        recorded = driver.recorded or now.run == run
         if self.has("run_superseded"):
             if self.has("replaced_runs_in_znode"):
-                superseded = number in now.replaced
+                superseded = run in now.replaced
             else:
-                superseded = driver.recorded and now.run != number
+                superseded = driver.recorded and now.run != run
             if superseded:
                 return "is superseded", to("superseded")
         is_open = now.batch >= 0 and not now.done
@@ -343,6 +376,12 @@ class Model:
                 return "finds a later batch", to("copied")
             if now.batch == batch and differs and self.world.restored and self.has("fingerprint"):
                 return "finds the batch with another input", to("copied")
+            others = {self.run_of(writer) for writer in now.writers if writer != number}
+            if now.batch == batch and run in others and self.has("one_write_a_run"):
+                return "finds another write of its run", to("second")
+            if now.batch == batch and self.has("skip_is_recorded"):
+                writers = (*now.writers, number) if self.has("writes_of_all_runs") else (number,)
+                state = state._replace(znode=now._replace(version=now.version + 1, writers=writers))
             return "skips", self._returned(state, number, driver)
         if now.batch == batch and self.has("roll_forward_recorded"):
             if self.has("fingerprint") and self.input_of(now.uuid) != self.input_of(number):
@@ -368,17 +407,19 @@ class Model:
             _, driver, batch, version = message
             if now.version != version and self.has("cas_on_version"):
                 continue  # refused; who reads again finds out
-            replaced = tuple(run for run in now.replaced if run != driver)
-            if now.run not in (-1, driver):
+            run = self.run_of(driver)
+            replaced = tuple(each for each in now.replaced if each != run)
+            if now.run not in (-1, run):
                 replaced = (*replaced, now.run)
             deciders = state.deciders
-            if driver != (deciders[-1] if deciders else None):
-                if driver in deciders:
-                    raise Violation(f"run {driver} decides batch {batch} although it was replaced")
-                deciders = (*deciders, driver)
+            if run != (deciders[-1] if deciders else None):
+                if run in deciders:
+                    raise Violation(f"run {run} decides batch {batch} although it was replaced")
+                deciders = (*deciders, run)
             if batch < now.batch:
                 raise Violation(f"batch {batch} is decided after batch {now.batch}")
-            decided = Znode(now.version + 1, batch, driver, driver, False, replaced)
+            writers = (driver,) if self.world.numbered else ()
+            decided = Znode(now.version + 1, batch, driver, run, False, replaced, writers)
             network, leaders = state.network, state.leaders
             if self.has("cas_on_version"):
                 network -= {message}  # heard again it is refused

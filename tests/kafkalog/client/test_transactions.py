@@ -19,7 +19,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
 from kafkalog.client.consumer import Consumer
 from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, Written, decided, is_recorded, next_step
+from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, claimed, decided, is_recorded, next_step
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
@@ -37,7 +37,7 @@ from kafkalog.errors import (
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import Decision
+from kafkalog.wire.decisions import Decision, Writer
 from tests.waiting import waited_for
 
 # --- the rules, pure
@@ -66,7 +66,7 @@ RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
         (replace(RECORDED, batch_id=6), replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, fingerprint=b"x"), replace(BATCH, skip_if_recorded=True), Step.SKIP),
         (replace(RECORDED, replaced_runs=("run",)), replace(BATCH, run_id=""), Step.RECORDED),
-        (replace(RECORDED, query_id="q"), replace(NUMBERED, query_id="q"), Step.SKIP),
+        (replace(RECORDED, query_id="q"), replace(NUMBERED, query_id="q"), Step.CLAIM),
         (replace(RECORDED, batch_id=4, query_id="q"), replace(NUMBERED, query_id="r"), Step.PREPARE),
         (replace(RECORDED, batch_id=4, query_id="q"), NUMBERED, Step.PREPARE),
     ],
@@ -123,29 +123,50 @@ def test_a_version_below_the_recorded_one_of_the_same_query_fails_the_write() ->
         next_step(replace(RECORDED_IN_QUERY, batch_id=6), IN_QUERY, UUID)
     with pytest.raises(CheckpointCopied, match="run older wrote a batch of this number from another input"):
         next_step(replace(RECORDED_IN_QUERY, fingerprint=b"other"), IN_QUERY, UUID)
-    assert next_step(replace(RECORDED_IN_QUERY, fingerprint=b""), IN_QUERY, UUID) is Step.SKIP
+    assert next_step(replace(RECORDED_IN_QUERY, fingerprint=b""), IN_QUERY, UUID) is Step.CLAIM
 
 
-def test_a_version_that_this_process_wrote_in_the_same_run_is_no_restart_and_fails() -> None:
-    recorded = replace(RECORDED_IN_QUERY, run_id="run")
-    with pytest.raises(VersionWrittenTwice, match="Two writes to one topic need a txnAppId each"):
-        next_step(recorded, IN_QUERY, UUID, Written(OTHER))
-    for decision, batch, written in (
-        (recorded, IN_QUERY, None),  # another process wrote it, or this one's commit failed
-        (recorded, IN_QUERY, Written(b"e" * 16)),
-        (RECORDED_IN_QUERY, IN_QUERY, Written(OTHER)),  # a run before
-        (replace(recorded, run_id=""), replace(IN_QUERY, run_id=""), Written(OTHER)),
-        (replace(RECORDED, run_id="run"), NUMBERED, Written(OTHER)),  # a job outside any query
+def test_a_second_write_of_a_version_by_a_run_that_wrote_it_or_was_skipped_for_it_fails() -> None:
+    wrote, skipped = Writer(OTHER, "older", "s"), Writer(b"e" * 16, "run", "t")
+    for writers in ((skipped,), (wrote, skipped), (skipped, wrote)):
+        with pytest.raises(VersionWrittenTwice, match=r"run run has another write.*Two writes to one topic need"):
+            next_step(replace(RECORDED_IN_QUERY, writers=writers), IN_QUERY, UUID)
+    for decision, batch, step in (
+        (replace(RECORDED_IN_QUERY, writers=(wrote,)), IN_QUERY, Step.CLAIM),  # a run before wrote it
+        (replace(RECORDED_IN_QUERY, writers=(wrote, Writer(UUID, "run"))), IN_QUERY, Step.SKIP),
+        (replace(RECORDED_IN_QUERY, writers=(wrote,)), replace(IN_QUERY, run_id=""), Step.SKIP),  # a run not known
+        (replace(RECORDED, writers=(skipped,)), NUMBERED, Step.SKIP),  # a job outside any query
+        (replace(RECORDED_IN_QUERY, batch_id=4, writers=(skipped,)), IN_QUERY, Step.PREPARE),
     ):
-        assert next_step(decision, batch, UUID, written) is Step.SKIP
+        assert next_step(decision, batch, UUID) is step
 
 
 def test_a_run_whose_id_is_not_known_is_told_from_others_by_its_session() -> None:
-    recorded, batch = replace(RECORDED_IN_QUERY, run_id=""), replace(IN_QUERY, run_id="", session_id="s")
-    with pytest.raises(VersionWrittenTwice):
-        next_step(recorded, batch, UUID, Written(OTHER, "s"))
-    assert next_step(recorded, batch, UUID, Written(OTHER, "of a run before")) is Step.SKIP
-    assert next_step(recorded, batch, UUID, Written(b"e" * 16, "s")) is Step.SKIP
+    unknown = replace(IN_QUERY, run_id="", session_id="s")
+    for writer, batch in (
+        (Writer(OTHER, "", "s"), unknown),
+        (Writer(OTHER, "run", "s"), unknown),
+        (Writer(OTHER, "", "s"), replace(IN_QUERY, session_id="s")),
+    ):
+        with pytest.raises(VersionWrittenTwice):
+            next_step(replace(RECORDED_IN_QUERY, writers=(writer,)), batch, UUID)
+    for writer, batch in (
+        (Writer(OTHER, "", "of a run before"), unknown),
+        (Writer(OTHER, "run", ""), unknown),
+        (Writer(OTHER, "older", "s"), replace(IN_QUERY, session_id="s")),  # where both are known, the ids count
+    ):
+        assert next_step(replace(RECORDED_IN_QUERY, writers=(writer,)), batch, UUID) is Step.CLAIM
+
+
+def test_a_decision_names_the_writes_that_the_last_runs_have_of_its_batch() -> None:
+    assert decided(Decision("tx"), BATCH, UUID).writers == decided(Decision("tx"), NUMBERED, UUID).writers == ()
+    decision = decided(Decision("tx"), replace(IN_QUERY, session_id="s"), UUID)
+    assert decision.writers == (Writer(UUID, "run", "s"),)
+    for number in range(24):
+        decision = claimed(decision, replace(IN_QUERY, run_id=f"run {number}"), b"%16d" % number)
+    assert decision.writers == tuple(Writer(b"%16d" % number, f"run {number}") for number in range(4, 24))
+    assert (decision.run_id, decision.replaced_runs, decision.commit_uuid) == ("run", (), UUID)
+    assert decided(decision, replace(IN_QUERY, batch_id=6), OTHER).writers == (Writer(OTHER, "run"),)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +458,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     code, out, error = ran(app_id, topic)
     assert (code, out) == (2, "") and "give --yes" in error
-    assert write(7, "b") is Outcome.SKIPPED  # it is not forgotten
+    assert write(7, "c") is Outcome.SKIPPED  # it is not forgotten
     code, _, error = ran(f"app-{app_id}", "--yes")
     assert code == 1 and f"; in `kafkalog transactions list` it is app-{app_id}:..., give '{app_id}'" in error
     late = query.batch(8, query.stage(8, rows(8, attempt="late")))
@@ -796,27 +817,60 @@ def test_a_commit_given_up_after_another_attempt_at_its_batch_was_decided_says_s
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
-def test_two_writes_of_one_version_in_one_run_fail_and_a_second_try_of_both_is_skipped(
+def test_two_writes_of_one_version_fail_in_each_run_whichever_process_commits_them(
     start_query: StartQuery, cluster: LocalCluster, topic: str
 ) -> None:
-    query = start_query()
-    [info] = query.cluster.describe_topics([topic])
-    [query.transactional_id] = query.committer.numbered("two writes", [info])
+    [info] = start_query().cluster.describe_topics([topic])
 
-    def write(version: int, attempt: str) -> Outcome:
+    def write(run_id: str, version: int, attempt: str) -> Outcome:
+        """As in a process of its own."""
+        query = start_query(run_id)
+        [query.transactional_id] = query.committer.numbered("two writes", [info])
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
         return query.committer.commit(replace(batch, skip_if_recorded=True, query_id="q"))
 
-    assert write(0, "late") is Outcome.COMMITTED
+    assert write("run 1", 0, "late") is Outcome.COMMITTED
+    for run_id in ("run 1", "run 2", "run 3"):
+        if run_id != "run 1":
+            assert write(run_id, 0, "late") is Outcome.SKIPPED
+        for _ in range(2):
+            with pytest.raises(VersionWrittenTwice):
+                write(run_id, 0, "all")
+    assert write("run 4", 0, "late") is Outcome.SKIPPED
+    assert write("run 4", 1, "late") is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="late"), rows(1, attempt="late"))
+
+
+def test_of_two_writes_that_a_run_makes_at_once_one_is_skipped_and_the_other_fails(
+    start_query: StartQuery, cluster: LocalCluster, topic: str
+) -> None:
+    """Both have read that a run before wrote the version when the first has its own recorded."""
+
+    def numbered(query: Query, attempt: str) -> CommitBatch:
+        batch = query.batch(0, query.stage(0, rows(0, attempt=attempt)))
+        return replace(batch, skip_if_recorded=True, query_id="q")
+
+    one, other = start_query("run 2"), start_query("run 2")
+    before = start_query("run 1")
+    [info] = before.cluster.describe_topics([topic])
+    for query in (before, one, other):
+        [query.transactional_id] = query.committer.numbered("two at once", [info])
+    assert before.committer.commit(numbered(before, "a")) is Outcome.COMMITTED
+    read_first = other.committer._read(other.transactional_id, other.committer._patience())
+    assert one.committer.commit(numbered(one, "a")) is Outcome.SKIPPED
+    late: Any = other.committer
+    now, reads = late._read, [read_first]
+    late._read = lambda *arguments: reads.pop() if reads else now(*arguments)
     with pytest.raises(VersionWrittenTwice):
-        write(0, "all")
-    query.committer.expect_again("another")
-    with pytest.raises(VersionWrittenTwice):
-        write(0, "all")
-    query.committer.expect_again("two writes")
-    assert write(0, "late") is Outcome.SKIPPED
-    assert write(1, "next") is Outcome.COMMITTED
-    assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="late"), rows(1, attempt="next"))
+        late.commit(numbered(other, "b"))
+    assert not reads
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
+def test_a_second_write_that_is_given_up_is_not_taken_for_the_first() -> None:
+    first = Writer(OTHER, "run")
+    assert is_recorded(replace(RECORDED_IN_QUERY, writers=(first,), done=False), IN_QUERY, UUID) is None
+    assert is_recorded(replace(RECORDED_IN_QUERY, writers=(first,)), replace(IN_QUERY, run_id="next"), UUID) is True
 
 
 def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_query: StartQuery) -> None:

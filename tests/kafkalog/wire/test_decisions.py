@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire, ranges
+from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 DECISION = Decision(
@@ -22,6 +22,7 @@ DECISION = Decision(
     decided_us=99,
     query_id="query",
     forgotten=True,
+    writers=(Writer(b"u" * 16, "run", "session"), Writer(b"v" * 16, "next")),
 )
 
 

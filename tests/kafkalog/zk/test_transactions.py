@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kafkalog.errors import DecisionMoved
-from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire, ranges
+from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
 from kafkalog.zk import paths, transactions
 from kafkalog.zk.session import ZooKeeperSession
 
@@ -24,6 +24,7 @@ DECIDED = Decision(
     replaced_runs=("run 0",),
     is_stream=True,
     decided_us=123,
+    writers=(Writer(b"u" * 16, "run 1", "session"), Writer(b"v" * 16, "run 2")),
 )
 DAY_US = 24 * 3600 * 1_000_000
 
