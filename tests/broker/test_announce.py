@@ -89,6 +89,36 @@ def test_without_a_thread_to_wait_whatever_is_logged_next_tells_the_repeats(
     ]
 
 
+def test_once_there_are_threads_again_one_waits_for_the_repeats(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logger(announcer := Announcer(pipe[1], again_seconds=0.01))
+
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", no_thread)
+        log.warning("disk_full partition=t-0")
+    log.warning("accept_failed")
+    waited_for(lambda: not announcer._repeats)
+
+
+def test_after_the_first_repeats_a_thread_waits_for_the_next(pipe: tuple[int, int]) -> None:
+    clock = ManualClock()
+    log = logger(announcer := Announcer(pipe[1], clock=clock))
+    log.warning("disk_full partition=t-0")
+    clock.advance(30)
+    log.warning("accept_failed")
+    clock.advance(30)
+    announcer._tell_repeats()
+    assert list(announcer._repeats) == [("warning", "accept_failed")]
+    waiting = announcer._timer
+    assert waiting is not None
+    announcer.close()
+    assert waiting.finished.is_set()  # closed, it waits for nothing any more
+
+
 def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: tuple[int, int]) -> None:
     log = logger(Announcer(pipe[1]))
     threads = threading.active_count()

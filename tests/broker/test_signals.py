@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -40,3 +41,16 @@ def test_a_thread_may_ask_and_one_that_comes_late_harms_nobody() -> None:
         assert stop.wait()
         asking.join()
     stop.ask()
+
+
+def test_whoever_was_told_of_signals_before_is_told_again_afterwards() -> None:
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        with StopRequest():
+            pass
+        assert signal.set_wakeup_fd(before) == writing
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
