@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -734,6 +735,26 @@ def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> No
     log.apply_retention()
     assert len(list(log.directory.glob("*.log"))) == 1
     assert log.end_offset == 60
+
+
+def test_no_index_is_saved_of_a_segment_that_was_deleted_as_it_was_synced(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    for offset in range(4):
+        log.append([numbered(offset, size=3000, producer=(7, 0, offset))])
+    real, tries = directory.disk.rename, itertools.count()
+
+    def rename(old: Path, new: Path) -> None:
+        if next(tries) == 0:  # the segments are full of what is about to go; then there is room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(old, new)
+
+    monkeypatch.setattr(directory.disk, "rename", rename)
+    assert log.delete_before(3) == 3
+    log.flush()
+    assert log.view.bases == (3,)
+    assert [path.name for path in log.directory.glob("*.index")] == []
 
 
 def test_start_offset_outlives_a_restart_and_never_goes_back(tmp_path: Path) -> None:

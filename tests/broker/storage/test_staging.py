@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,6 +141,68 @@ def test_a_file_that_tells_the_end_of_a_set_stays_as_long_as_the_file_of_that_se
     log.staged.expire((), directory.clock.monotonic() + 1)
     assert staged_files(log) == []
     directory.close()
+
+
+@contextlib.contextmanager
+def full_disk(log: Log) -> Iterator[None]:
+    """No room for another byte, for a while."""
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(log._disk, "write", write)
+        yield
+
+
+def reopened(directory: LogDirectory) -> tuple[LogDirectory, Log]:
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    return directory, open_log(directory)
+
+
+def test_a_set_prepared_again_after_a_drop_that_could_not_be_told_is_kept(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    other = prepared._replace(commit_uuid=b"o" * 16)  # another committer's: it keeps the parts
+    log.staged.prepare(other)
+    with full_disk(log):
+        assert log.staged.drop(prepared.commit_uuid, 5)
+    log.staged.prepare(prepared._replace(version=7))
+    assert log.staged.settle_drops()
+    directory, log = reopened(directory)
+    assert {each.prepared for each in log.staged.staged()} == {other, prepared._replace(version=7)}
+    directory.close()
+
+
+def test_a_drop_that_is_told_late_is_synced_and_stays_as_long_as_the_file_of_its_set(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    log = open_log(directory)
+    held, dropped = (write(log, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    with full_disk(log):
+        assert log.staged.drop(dropped.commit_uuid, 5)
+        assert not log.staged.settle_drops()
+    gone = write(log, 2, [batch(0, batch_id=2, size=2200)])  # in a file of its own, with which the folder was synced
+    assert log.staged.settle_drops()
+    assert log.staged.unsynced_bytes == 0
+    assert log.staged.drop(gone.commit_uuid, 5)
+    log.staged.expire((), directory.clock.monotonic() + 1)
+    directory, log = reopened(directory)
+    assert [each.prepared for each in log.staged.staged()] == [held]
+    directory.close()
+
+
+def test_an_apply_for_which_there_was_no_room_at_all_hides_nothing(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    prepared = write(log, 0, [batch(0)])
+    with full_disk(log), pytest.raises(DiskFull):
+        apply(log, prepared)
+    log.append([numbered(7)])
+    assert log.visible_offset == log.end_offset == 1
+    assert apply(log, prepared) == 2
 
 
 def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
@@ -303,6 +367,7 @@ def test_a_batch_is_shown_by_the_flush_that_reaches_its_end(directory: LogDirect
     assert log.visible_offset == 0
     log.flush()
     assert log.visible_offset == log.end_offset == 3
+    assert not log._whole  # nothing is kept of the batches of a stream
 
 
 def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along(
