@@ -33,7 +33,7 @@ class Neighbours:
     """A source among those of its driver. Its file is there from the first `asked` on."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory or Path(tempfile.gettempdir()) / f"kafkalog-sources-{os.getuid()}"
+        self._directory = directory
         self._driver = f"{os.getppid()}_"
         self._own: str | None = None
         self._file = -1  # none
@@ -65,6 +65,8 @@ class Neighbours:
         process = processes.own_name()
         self._own = f"{self._driver}{next(_numbers)}_{process.replace(' ', '_')}"
         try:
+            if self._directory is None:  # where no directory can be written to, asking for one fails
+                self._directory = Path(tempfile.gettempdir()) / f"kafkalog-sources-{os.getuid()}"
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if not process or self._directory.stat().st_uid != os.getuid():
                 return
@@ -79,7 +81,7 @@ class Neighbours:
 
     def _others(self) -> Iterator[tuple[str, int, int]]:
         """(name, asked, answered) of those that may be of this query."""
-        if self._file < 0:
+        if self._file < 0 or self._directory is None:
             return
         try:
             names = os.listdir(self._directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,14 @@ def test_what_an_ended_process_left_is_removed_and_where_nothing_can_be_written_
     assert len(list(tmp_path.iterdir())) == 1
     (tmp_path / "file").touch()
     assert ask(*(Neighbours(tmp_path / "file") for _ in range(2))) == [0, 0]
+
+
+def test_where_no_temporary_directory_can_be_written_to_nobody_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+    one, two = Neighbours(), Neighbours()
+    assert ask(one, two) == ask(one, two) == [0, 0]
