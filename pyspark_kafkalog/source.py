@@ -32,7 +32,6 @@ from kafkalog.errors import (
     InvalidArgument,
     KafkalogError,
     UnknownTopic,
-    ZooKeeperUnreachable,
 )
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
@@ -524,8 +523,8 @@ class _Session:
             had = self._lookup.group_offsets(new, patient=patient) if new else {}
             others = {p: was for p, (_, was) in had.items() if was != self._topic_ids[p.topic]}
             self._lookup.forget_group_offsets({**begun, **others}, patient=patient)
-        except (BrokerUnreachable, ZooKeeperUnreachable) as error:
-            if patient:
+        except KafkalogError as error:
+            if patient or not error.retriable:
                 raise
             waiting = new | {partition.topic for partition in begun}
             if not self._new_wait:
@@ -600,6 +599,8 @@ class _Session:
         new = sorted(partition for partition, offset in end.items() if partition not in start and offset > 0)
         known = {partition: end[partition] for partition in end if partition not in new}
         partitions, made_anew = self._partitions(known, losses)
+        for partition in end.keys() & partitions.keys():  # a replay comes before the first look
+            self._topic_ids.setdefault(partition.topic, partitions[partition])
         earliest = self._earliest_of_new(new, losses)
         there = {partition: offset for partition, offset in end.items() if partition in start or partition in earliest}
         ranges = input_ranges({**earliest, **start}, there)

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, OffsetOutOfRange, UnknownTopic, ZooKeeperNotAsked
+from kafkalog.errors import (
+    BrokerBusy,
+    BrokerStopping,
+    CorruptBatch,
+    DataLost,
+    KafkalogError,
+    NoBrokers,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownTopic,
+    ZooKeeperNotAsked,
+)
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.lookup import Lookup
 from pyspark_kafkalog.offsets import LATEST
@@ -287,6 +298,21 @@ def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_b
     assert again.latestOffset(after, EVERYTHING) == after
 
 
+def test_a_topic_made_anew_while_a_micro_batch_is_run_again_fails_or_is_read_from_its_start(live: Live) -> None:
+    topic = live.topic(3, 2)
+    end = ran(live, topic)
+    before = {topic: {"0": 1, "1": 2}}
+    strict, lenient = live.stream(subscribe=topic), live.stream(subscribe=topic, failOnDataLoss="false")
+    for stream in (strict, lenient):
+        assert read_between(stream, before, end) == [(0, 1), (0, 2)]
+    made_anew(live, topic, 5, 5)
+    with pytest.raises(DataLost, match=f"topic '{topic}' was deleted and created again"):
+        strict.latestOffset(end, EVERYTHING)
+    back = lenient.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0, "1": 0}}
+    assert len(read_between(lenient, back, lenient.latestOffset(back, EVERYTHING))) == 10
+
+
 def test_a_topic_that_was_made_anew_under_a_running_stream_is_not_begun_once_more_at_a_restart(
     live: Live, monkeypatch: Any
 ) -> None:
@@ -301,7 +327,20 @@ def test_a_topic_that_was_made_anew_under_a_running_stream_is_not_begun_once_mor
     assert live.stream(subscribe=topic).latestOffset(after, EVERYTHING) == after == {topic: {"0": 5, "1": 5}}
 
 
-def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(live: Live, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZooKeeperNotAsked(address="zk:2181", reason="there is no connection"),
+        RequestTimedOut(what="CommittedOffsets", address="broker:9092", timeout_ms=3000),
+        BrokerBusy(broker=0, reason="too many wait"),
+        BrokerStopping(broker_id=0),
+        NoBrokers(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(
+    live: Live, monkeypatch: Any, error: KafkalogError
+) -> None:
     kept = live.topic(1)
     stream = live.stream(subscribePattern=f"^{kept}", **EARLIEST)
     start = stream.latestOffset(stream.initialOffset(), EVERYTHING)
@@ -310,12 +349,12 @@ def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(live: Li
     live.append(kept, 1)
 
     def away(*given: Any, **named: Any) -> Any:
-        raise ZooKeeperNotAsked(address="zk:2181", reason="there is no connection")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(Lookup, "group_offsets", away)
         assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}}
-        with pytest.raises(ZooKeeperNotAsked):  # there is no later look
+        with pytest.raises(type(error)):  # there is no later look
             stream.latestOffset(start, ReadAllAvailable())
     assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}, f"{kept}.b": {"0": 2}}
 
