@@ -1,5 +1,7 @@
 """Does what transactions decided with the sets that are prepared here, without any committer: reads the decision of
-each from ZooKeeper, and has the partition apply or drop the set. Also forgets what was staged and never prepared.
+each from ZooKeeper, and has the partition apply or drop the set. What its partitions have of an open decision it adds
+to that, and whoever adds the last ones writes that it is done: its committer may never come back. Also forgets what was
+staged and never prepared.
 
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
 `_LEFT_TO_COMMITTER_SECONDS` is left to its committer, but after a start. Ages are by the monotonic clock.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +27,17 @@ from broker.storage.staged_writes import Applied
 from broker.storage.staging import Staged, Write
 from kafkalog.clock import Clock
 from kafkalog.config import Values
-from kafkalog.errors import BrokerStopping, DecisionMoved, KafkalogError, NotLeader, ZooKeeperUnreachable
+from kafkalog.errors import (
+    BrokerStopping,
+    DecisionMoved,
+    KafkalogError,
+    NotLeader,
+    UnknownTopicId,
+    ZooKeeperUnreachable,
+)
 from kafkalog.log import get_logger
-from kafkalog.wire.decisions import Decision
-from kafkalog.zk import transactions
+from kafkalog.wire.decisions import DecidedTopic, Decision, with_applied
+from kafkalog.zk import registry, transactions
 
 log = get_logger(__name__)
 
@@ -128,6 +138,7 @@ class Resolver:
         decisions: dict[str, Decision] = {}
         failed: dict[_Key, str] = {}
         renewed: dict[Write, float] = {}
+        applied: dict[str, set[tuple[bytes, int]]] = {}
         partitions = list(self._catalog.hosted.values())
         for partition in partitions:
             for staged in partition.staged():
@@ -137,7 +148,9 @@ class Resolver:
                     renewed[staged.write] = max(renewed.get(staged.write, staged.renewed), staged.renewed)
                 elif now - staged.renewed >= least_age:
                     try:
-                        self._resolve(partition, staged, staged.prepared, decisions, now)
+                        if self._resolve(partition, staged, staged.prepared, decisions, now):
+                            name = staged.prepared.transactional_id
+                            applied.setdefault(name, set()).add((partition.topic_id, partition.number))
                     except ZooKeeperUnreachable:
                         raise
                     except BrokerStopping:
@@ -147,6 +160,16 @@ class Resolver:
                     except Exception as error:  # it keeps no other set from being resolved
                         failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
                         self._tell(partition, staged.prepared, error)
+        for decision in [decisions[name] for name in applied if name in decisions]:
+            try:
+                self._add_applied(decision, applied[decision.transactional_id])
+            except ZooKeeperUnreachable:
+                raise
+            except KafkalogError as error:  # it is too much for a znode
+                key = b"", -1, decision.commit_uuid
+                failed[key] = str(error)
+                if self._told.get(key) != str(error):
+                    log.warning("transaction_not_closed", transactional_id=decision.transactional_id, reason=str(error))
         self._told = failed
         before = now - self._retention
         self._expire(partitions, {write for write, last in renewed.items() if last < before}, before)
@@ -174,7 +197,8 @@ class Resolver:
 
     def _resolve(
         self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now: float
-    ) -> None:
+    ) -> bool:
+        """Do with a set what its decision says; whether the partition has all of an open one, for good."""
         name = prepared.transactional_id
         if name not in decisions:
             decisions[name] = transactions.read_decision(self._catalog.session, name)
@@ -183,24 +207,24 @@ class Resolver:
         version = decision.version
         if what is Verdict.WAIT:
             if now - staged.renewed < self._timeout:
-                return
+                return False
             if version <= prepared.version:
                 # From now on its committer can not decide for it without preparing it again.
                 try:
                     version = transactions.raise_version(self._catalog.session, decision)
                 except DecisionMoved:
-                    return  # to be looked at anew
+                    return False  # to be looked at anew
                 del decisions[name]
         if what is Verdict.APPLY:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
             applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
             partition.finish_apply(applied)
             if not applied.batches:
-                return
+                return True
         else:
             key = "drop", prepared.commit_uuid, version
             if not self._done(partition, key, partial(partition.drop, prepared.commit_uuid, version)):
-                return
+                return False
         log.info(
             "transaction_resolved",
             partition=partition.label,
@@ -209,6 +233,28 @@ class Resolver:
             commit=prepared.commit_uuid.hex(),
             done="applied" if what is Verdict.APPLY else "dropped",
         )
+        return what is Verdict.APPLY
+
+    def _add_applied(self, decision: Decision, places: Collection[tuple[bytes, int]]) -> None:
+        """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a committer."""
+        gone = {topic.topic_id for topic in decision.topics if self._is_deleted(topic)}
+        told = with_applied(decision, lambda topic_id, number: (topic_id, number) in places or topic_id in gone)
+        if told == decision:
+            return
+        try:
+            transactions.write_decision(self._catalog.session, replace(told, decided_us=self._catalog.clock.now_us()))
+        except DecisionMoved:
+            return  # to be looked at anew
+        if told.done:
+            log.info("transaction_done", transactional_id=decision.transactional_id, batch_id=decision.batch_id)
+
+    def _is_deleted(self, topic: DecidedTopic) -> bool:
+        try:
+            self._catalog.topic_by_id(topic.topic_id)
+            return False
+        except UnknownTopicId:  # deleted, or not seen here yet; whoever has seen the decision can see its topics
+            found = registry.read_topic(self._catalog.session, topic.topic)
+            return found is None or found.deleted or found.topic_id != topic.topic_id
 
     def _done(self, partition: Partition, key: Hashable, work: Callable[[], Any]) -> Any:
         """What work on a partition came to, done as a job: requests see that the partition is busy, and an apply that

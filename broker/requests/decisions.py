@@ -56,6 +56,6 @@ def _check(decision: Decision) -> None:
             reason=f"a commit uuid has {_UUID_SIZE} bytes, and none where no batch is decided, "
             f"not {len(decision.commit_uuid)} (batch {decision.batch_id})"
         )
-    for topic in decision.topics:
+    for topic in (*decision.topics, *decision.applied):
         if len(topic.topic_id) != _UUID_SIZE or any(first > last for first, last in topic.partitions):
             raise InvalidRequest(reason=f"the partitions of topic '{topic.topic}' are no ranges of a topic id")

@@ -441,7 +441,7 @@ class Committer:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
         now = decision
         while now.commit_uuid == decision.commit_uuid and now.is_open:
-            now = self._write(replace(now, done=True), patience)
+            now = self._write(replace(now, done=True, applied=()), patience)
         return now
 
     # --- decisions

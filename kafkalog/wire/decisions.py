@@ -4,8 +4,8 @@ Data, and its two ways through protobuf; `zk/transactions.py` keeps it in ZooKee
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafkalog.wire import transactions_pb2 as pb
@@ -61,6 +61,7 @@ class Decision:
         replaced_runs: runs that others took over from, the newest last.
         is_stream: whether the decision stays for ever.
         decided_us: when it was last written.
+        applied: partitions whose leaders say that they have an open batch; there may be others.
         forgotten: nothing is decided under this id any more; a numbered write counts on under the next one
             (`client/numbered.py`).
         writers: of a numbered write of a query: each run's write of the batch, the newest last.
@@ -80,6 +81,7 @@ class Decision:
     query_id: str = ""
     forgotten: bool = False
     writers: tuple[Writer, ...] = ()
+    applied: tuple[DecidedTopic, ...] = ()
 
     def has(self, topic_id: bytes, partition: int) -> bool:
         """Whether the batch has parts for a partition."""
@@ -94,6 +96,19 @@ class Decision:
     def is_open(self) -> bool:
         """Whether a batch was decided that some partition may not have yet."""
         return self.batch_id != NO_BATCH and not self.done
+
+
+def with_applied(decision: Decision, has: Callable[[bytes, int], bool]) -> Decision:
+    """An open decision to whose `applied` the partitions are added that `has` names by topic id and number: done once
+    those are all."""
+    known = replace(decision, topics=decision.applied)
+    applied = tuple(
+        DecidedTopic(topic.topic_id, topic.topic, ranges(numbers))
+        for topic in decision.topics
+        if (numbers := [n for n in topic.numbers() if known.has(topic.topic_id, n) or has(topic.topic_id, n)])
+    )
+    is_done = sum(len(topic.numbers()) for topic in applied) == sum(len(topic.numbers()) for topic in decision.topics)
+    return replace(decision, done=True, applied=()) if is_done else replace(decision, applied=applied)
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -124,11 +139,14 @@ def decision_to_wire(decision: Decision) -> pb.Decision:
     )
     for writer in decision.writers:
         message.writers.add(**writer._asdict())
-    for topic in decision.topics:
-        added = message.topics.add(topic_id=topic.topic_id, topic=topic.topic)
-        for first, last in topic.partitions:
-            added.partitions.add(first=first, last=last)
+    message.topics.extend(_topic_to_wire(topic) for topic in decision.topics)
+    message.applied.extend(_topic_to_wire(topic) for topic in decision.applied)
     return message
+
+
+def _topic_to_wire(topic: DecidedTopic) -> pb.DecidedTopic:
+    ranges = [pb.DecidedRange(first=first, last=last) for first, last in topic.partitions]
+    return pb.DecidedTopic(topic_id=topic.topic_id, topic=topic.topic, partitions=ranges)
 
 
 def decision_from_wire(message: pb.Decision) -> Decision:
@@ -140,14 +158,19 @@ def decision_from_wire(message: pb.Decision) -> Decision:
         run_id=message.run_id,
         fingerprint=message.fingerprint,
         done=message.done,
-        topics=tuple(
-            DecidedTopic(topic.topic_id, topic.topic, tuple((each.first, each.last) for each in topic.partitions))
-            for topic in message.topics
-        ),
+        topics=_topics_from_wire(message.topics),
+        applied=_topics_from_wire(message.applied),
         replaced_runs=tuple(message.replaced_runs),
         is_stream=message.is_stream,
         decided_us=message.decided_us,
         query_id=message.query_id,
         forgotten=message.forgotten,
         writers=tuple(Writer(each.commit_uuid, each.run_id, each.session_id) for each in message.writers),
+    )
+
+
+def _topics_from_wire(messages: Iterable[pb.DecidedTopic]) -> tuple[DecidedTopic, ...]:
+    return tuple(
+        DecidedTopic(topic.topic_id, topic.topic, tuple((each.first, each.last) for each in topic.partitions))
+        for topic in messages
     )

@@ -120,10 +120,8 @@ def _content(decision: Decision) -> bytes:
         "run_id": decision.run_id,
         "fingerprint": decision.fingerprint.hex(),
         "done": decision.done,
-        "topics": [
-            {"topic_id": topic.topic_id.hex(), "topic": topic.topic, "partitions": topic.partitions}
-            for topic in decision.topics
-        ],
+        "topics": _topics_to_json(decision.topics),
+        "applied": _topics_to_json(decision.applied),
         "replaced_runs": decision.replaced_runs,
         "is_stream": decision.is_stream,
         "decided_us": decision.decided_us,
@@ -137,6 +135,23 @@ def _content(decision: Decision) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
+def _topics_to_json(topics: Iterable[DecidedTopic]) -> list[dict[str, Any]]:
+    return [
+        {"topic_id": topic.topic_id.hex(), "topic": topic.topic, "partitions": topic.partitions} for topic in topics
+    ]
+
+
+def _topics(fields: Iterable[dict[str, Any]]) -> tuple[DecidedTopic, ...]:
+    return tuple(
+        DecidedTopic(
+            bytes.fromhex(topic["topic_id"]),
+            topic["topic"],
+            tuple((first, last) for first, last in topic["partitions"]),
+        )
+        for topic in fields
+    )
+
+
 def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
     fields = json.loads(content)
     return Decision(
@@ -147,14 +162,8 @@ def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
         run_id=fields["run_id"],
         fingerprint=bytes.fromhex(fields["fingerprint"]),
         done=fields["done"],
-        topics=tuple(
-            DecidedTopic(
-                bytes.fromhex(topic["topic_id"]),
-                topic["topic"],
-                tuple((first, last) for first, last in topic["partitions"]),
-            )
-            for topic in fields["topics"]
-        ),
+        topics=_topics(fields["topics"]),
+        applied=_topics(fields["applied"]),
         replaced_runs=tuple(fields["replaced_runs"]),
         is_stream=fields["is_stream"],
         decided_us=fields["decided_us"] or stat.mtime * 1000,

@@ -24,6 +24,9 @@ WORLDS = {
     "numbered writes, and restarts": World(batches=2, numbered=True, tidy=True),
     "two numbered writes under one name": World(numbered=True, writes=2, tidy=True),
     "progress that is forgotten": World(parts=2, restarts=0, kills=1, power_losses=1, forgets=1),
+    "leaders that are left alone": World(leaders=2, closes=True, power_losses=1, restarts=0),
+    "leaders that are left alone, and a zombie": World(batches=2, closes=True),
+    "leaders that are left alone, and a timeout": World(leaders=2, closes=True, timeouts=1, tidy=True),
     "a commit that is given up": World(parts=2, gives_up=True, timeouts=1),
 }
 
@@ -61,6 +64,8 @@ WITHOUT = {
     "any_attempt_counts": ("a commit that is given up", "of another attempt is there although it was given up"),
     "fence_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
     "look_before_giving_up": ("a commit that is given up", "given up as undecided: a retry doubles it"),
+    "applied_once_synced": ("leaders that are left alone", "lost"),
+    "done_by_the_last": ("leaders that are left alone", "lost"),
     "deadline_by_progress": ("a commit that is given up", "while a leader gets on with it"),
 }
 """The world in which a rule is missed, and what goes wrong there first."""

@@ -51,6 +51,8 @@ RULES = {
     "fence_before_giving_up": "a commit that asked for its decision raises the version before it says 'not decided'",
     "look_before_giving_up": "a commit that is given up looks whether it is decided before it says that it is not",
     "any_attempt_counts": "a commit that is given up says 'decided' if another attempt at its batch is",
+    "applied_once_synced": "a leader says that it has a batch once that is synced",
+    "done_by_the_last": "leaders write a batch done once the last of them has said that it has it",
     "deadline_by_progress": "a commit is given up only while no leader gets on with it",
 }
 
@@ -80,6 +82,7 @@ class World:
     expires: bool = False
     tidy: bool = False  # no prepare is doubled, and what can have no effect any more is gone at once: for larger worlds
     forgets: int = 0  # a leader forgets how far a batch came; applies that drivers asked for come late, and again
+    closes: bool = False  # leaders say what they have of an open batch, and write it done without any driver
     forgetful: bool = False  # the driver's process is a new one for every batch
 
 
@@ -91,6 +94,7 @@ class Znode(NamedTuple):
     done: bool = False
     replaced: tuple[int, ...] = ()
     writers: tuple[int, ...] = ()  # of numbered writes: the driver of each run that wrote the batch, or was skipped
+    applied: frozenset[int] = frozenset()  # leaders that say that they have the open batch
 
 
 class Leader(NamedTuple):
@@ -231,7 +235,7 @@ class Model:
         elif phase == "apply" and self._is_applied(state, driver.target[1]):
             now = state.znode
             if (now.uuid, now.batch) == driver.target and not now.done:
-                state = state._replace(znode=now._replace(version=now.version + 1, done=True))
+                state = state._replace(znode=now._replace(version=now.version + 1, done=True, applied=frozenset()))
             if driver.target == (number, batch):
                 yield "done", self._returned(state, number, driver)
             else:
@@ -454,7 +458,7 @@ class Model:
                 yield self._discard(leader, message, to)
         if leader.applying is not None:
             yield "goes on", to(**self._go_on(leader)._asdict())
-        yield from self._resolve(state, leader, to)
+        yield from self._resolve(state, number, leader, to)
         yield from self._forget(state, leader, to)
         yield from self._faults(state, leader, to)
 
@@ -569,12 +573,14 @@ class Model:
             to(mark=(-1, 0), forgot=batch, world={"forgets": state.forgets - 1}),
         )
 
-    def _resolve(self, state: State, leader: Leader, to: Any) -> Iterator[tuple[str, State]]:
+    def _resolve(self, state: State, number: int, leader: Leader, to: Any) -> Iterator[tuple[str, State]]:
         """What a leader does on its own with what it has prepared, by the znode."""
         now = state.znode
         for prepared in leader.prepared:
             driver, batch, _, version = prepared
             recorded = (now.uuid, now.batch) == (driver, batch)
+            if recorded and not now.done and leader.mark >= (batch, self.world.parts):
+                yield from self._close(state, number, leader)
             if leader.applying is not None and leader.applying[:2] == (driver, batch):
                 continue
             if recorded and not now.done:
@@ -596,6 +602,18 @@ class Model:
                 elif state.timeouts:
                     raised = {"znode": now._replace(version=now.version + 1), "timeouts": state.timeouts - 1}
                     yield "raises the version", to(world=raised)
+
+    def _close(self, state: State, number: int, leader: Leader) -> Iterator[tuple[str, State]]:
+        """A leader that has the open batch says so, and the last of them that it is done."""
+        now = state.znode
+        if not self.world.closes or number in now.applied:
+            return
+        if leader.synced < len(leader.log) and self.has("applied_once_synced"):
+            return
+        applied = now.applied | {number}
+        done = len(applied) == self.world.leaders or not self.has("done_by_the_last")
+        told = now._replace(version=now.version + 1, done=done, applied=frozenset() if done else applied)
+        yield f"has batch {now.batch}{', the last' if done else ''}", state._replace(znode=told)
 
     def _discard(self, leader: Leader, message: Any, to: Any) -> tuple[str, State]:
         _, driver, batch = message

@@ -489,24 +489,52 @@ def test_a_discard_forgets_parts_but_no_prepared_one(broker: RunningBroker) -> N
 
 
 def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBroker) -> None:
-    """No committer comes back: the decision alone has the set applied, and done alone has it dropped."""
+    """No committer comes back: the decision alone has the set applied, written done, and dropped."""
     broker = start_broker()
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    version = decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
     broker.stop(clean=False)
     broker = start_broker()
     partition = broker.broker.catalog.leader_of(topic, 0)
     with broker.client() as client:
         fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the resolver's apply
     assert fetched.end_offset == 1
-    assert partition.staged()
-    decisions.write_decision(broker.broker.catalog.session, write.decision(version, done=True))
-    broker.broker.resolver.resolve(0)
-    assert partition.staged() == []
+    while partition.staged():
+        broker.broker.resolver.resolve(0)
+    assert decisions.read_decision(broker.broker.catalog.session, TRANSACTION).done
     assert values_in(broker, topic) == [b"a"]
+
+
+def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_broker: StartBroker) -> None:
+    brokers = start_broker(0), start_broker(1)
+    session = brokers[0].broker.catalog.session
+    topic = brokers[0].new_topic(partitions=2)
+    gone = brokers[0].new_topic("gone")
+    led = {each.partition: each.leader for each in brokers[0].described("t").partitions}
+    assert set(led.values()) == {0, 1}
+    writes = [Write(brokers[led[number]], topic) for number in range(2)]
+    writes[1].commit_uuid = writes[0].commit_uuid
+    for number, write in enumerate(writes):
+        write.stage(number, (b"a",), partition=number)
+        assert write.prepare() == [None]
+    decision = writes[0].decision(-1)
+    topics = DecidedTopic(topic, "t", ((0, 1),)), DecidedTopic(gone, "gone", ((0, 0),))
+    decisions.write_decision(session, replace(decision, topics=topics, is_stream=False))
+    writes[0].broker.broker.resolver.resolve(0)
+    first = decisions.read_decision(session, TRANSACTION)
+    assert (first.done, first.applied) == (False, (DecidedTopic(topic, "t", ((0, 0),)),))
+    brokers[0].stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="gone"), timeout=30)
+    for _ in range(2):  # the second time there is nothing to add
+        writes[1].broker.broker.resolver.resolve(0)
+    last = decisions.read_decision(session, TRANSACTION)
+    assert (last.done, last.applied, last.topics) == (True, (), topics)
+    for write in writes:
+        write.broker.broker.resolver.resolve(0)
+        assert listed(write.broker) == []
+    assert [values_in(write.broker, topic, number) for number, write in enumerate(writes)] == [[b"a"], [b"a"]]
 
 
 def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(start_broker: StartBroker) -> None:

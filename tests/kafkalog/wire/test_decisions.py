@@ -5,7 +5,15 @@ from dataclasses import fields, replace
 import pytest
 
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
+from kafkalog.wire.decisions import (
+    DecidedTopic,
+    Decision,
+    Writer,
+    decision_from_wire,
+    decision_to_wire,
+    ranges,
+    with_applied,
+)
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 DECISION = Decision(
@@ -23,6 +31,7 @@ DECISION = Decision(
     query_id="query",
     forgotten=True,
     writers=(Writer(b"u" * 16, "run", "session"), Writer(b"v" * 16, "next")),
+    applied=(DecidedTopic(ONE, "flights", ((1, 1),)),),
 )
 
 
@@ -56,3 +65,16 @@ def test_a_decision_is_open_from_its_batch_until_that_is_done() -> None:
     assert replace(DECISION, batch_id=0, done=False).is_open
     assert not DECISION.is_open
     assert not Decision("tx").is_open
+
+
+def test_a_batch_is_done_once_its_last_partition_is_known_to_have_it() -> None:
+    decision = replace(DECISION, done=False)
+    assert with_applied(decision, lambda topic_id, number: False) == decision
+    more = with_applied(decision, lambda topic_id, number: (topic_id, number) in ((ONE, 2), (OTHER, 1), (ONE, 7)))
+    assert more == replace(
+        decision, applied=(DecidedTopic(ONE, "flights", ((1, 2),)), DecidedTopic(OTHER, "planes", ((1, 1),)))
+    )
+    assert with_applied(more, lambda topic_id, number: number == 0) == replace(
+        more, applied=(DecidedTopic(ONE, "flights", ((0, 2),)), DecidedTopic(OTHER, "planes", ((1, 1),)))
+    )
+    assert with_applied(more, lambda topic_id, number: number in (0, 5)) == replace(decision, done=True, applied=())
