@@ -28,7 +28,7 @@ TOPIC_SETTINGS = Table(
         Setting("retention.ms", int, 7 * 24 * _HOUR_MS, at_least(-1),
                 "Segments appended to last before that long ago are deleted; -1: never."),
         Setting("retention.bytes", int, -1, at_least(-1),
-                "Oldest segments are deleted while a partition is larger; -1: no limit."),
+                "Oldest segments are deleted while a partition is larger, never the one that is written to; -1: no limit."),
         Setting("cleanup.policy", str, "delete", one_of("delete"),
                 "What retention does with old segments ('compact' is not there yet)."),
         Setting("max.message.bytes", int, 8 * _MIB, between(1024, 1 << 30),
@@ -93,4 +93,8 @@ BROKER_SETTINGS = Table(
                 "Stop when standard input closes: the way a parent takes its broker with it."),
     ],
     _check_broker,
+    elsewhere={
+        setting.name: "it is a topic's: kafkalog topics create TOPIC --config NAME=VALUE, or topics alter TOPIC --set"
+        for setting in TOPIC_SETTINGS
+    },
 )  # fmt: skip

@@ -24,7 +24,15 @@ from broker.config import BROKER_SETTINGS
 from broker.folder_lock import lock_folder
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import BrokerUnreachable, InternalError, InvalidArgument, InvalidRequest, KafkalogError, from_wire
+from kafkalog.errors import (
+    BrokerUnreachable,
+    InternalError,
+    InvalidArgument,
+    InvalidRequest,
+    KafkalogError,
+    ZooKeeperUnreachable,
+    from_wire,
+)
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
@@ -253,7 +261,7 @@ class Guard:
         if what == "start_broker":
             self._brokers[index].launch()
             self._brokers[index].let_go()
-            return self._brokers[index].await_ready()
+            return self._await_ready(self._brokers[index])
         if what == "stop_broker":
             self._brokers[index].begin_stop()
             return self._brokers[index].finish_stop()
@@ -283,13 +291,19 @@ class Guard:
         self._zookeeper.wait_ready(self._watch.pause)
         for child in self._brokers:
             child.let_go()
-        brokers = [child.await_ready() for child in self._brokers]
+        brokers = [self._await_ready(child) for child in self._brokers]
         return {
             "zookeeper": self._zookeeper.connect,
             "zookeeper_pid": self._zookeeper.pid,
             "zookeeper_log": str(self._zookeeper.log_file),
             "brokers": brokers,
         }
+
+    def _await_ready(self, child: BrokerChild) -> dict[str, Any]:
+        try:
+            return child.await_ready()
+        except ZooKeeperUnreachable as error:  # it may take connections and still serve nothing: its disk is full
+            raise self._zookeeper.unreachable(error.facts["reason"]) from None
 
     def close(self) -> None:
         """Stop the brokers, then ZooKeeper."""

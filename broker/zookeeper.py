@@ -181,11 +181,9 @@ class EmbeddedZooKeeper:
         deadline = self._clock.monotonic() + timeout
         while not self.serves():
             if self._process.poll() is not None:
-                reason = f"the server ended with code {self._process.returncode}: {self._last_line()}"
-                raise ZooKeeperUnreachable(address=self.connect, reason=reason)
+                raise self.unreachable(f"the server ended with code {self._process.returncode}")
             if self._clock.monotonic() > deadline:
-                reason = f"it does not serve within {timeout:g} s: {self._last_line()}"
-                raise ZooKeeperUnreachable(address=self.connect, reason=reason)
+                raise self.unreachable(f"it does not serve within {timeout:g} s")
             wait(0.05)
 
     def serves(self) -> bool:
@@ -209,9 +207,12 @@ class EmbeddedZooKeeper:
         """The server's exit code (negative: a signal) if it ended by itself; None while it runs, or was stopped."""
         return None if self._process is None else self._process.poll()
 
-    def _last_line(self) -> str:
-        lines = self.log_file.read_text(errors="replace").strip().splitlines() if self.log_file.exists() else []
-        return lines[-1] if lines else "it logged nothing"
+    def unreachable(self, reason: str) -> ZooKeeperUnreachable:
+        """The error of whoever needs this server, with what it logged last: the file may be a temporary one."""
+        logged = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
+        lines = [line for line in logged if line.strip() and not line[0].isspace()]  # no frames of a stack
+        said = f"ends: {lines[-1]}" if lines else "is empty"
+        return ZooKeeperUnreachable(address=self.connect, reason=f"{reason}; its log {self.log_file} {said}")
 
     def stop(self) -> None:
         """End the server and wait for it. Safe to call twice."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kafkalog.errors import InvalidSetting, UnknownSetting
@@ -147,6 +148,7 @@ class Table:
         what: the thing, as errors name it.
         settings: its rows, in the order in which docs list them.
         check_together: looks at all values at once; returns (setting's name, what is wrong) or None.
+        elsewhere: dotted names that are looked for here and are not here -> what the sentence says of them.
     """
 
     def __init__(
@@ -154,8 +156,10 @@ class Table:
         what: str,
         settings: Iterable[Setting],
         check_together: Callable[[Values], tuple[str, str] | None] | None = None,
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.what = what
+        self._elsewhere = elsewhere
         self._rows = {setting.name: setting for setting in settings}
         self._check_together = check_together
 
@@ -179,7 +183,9 @@ class Table:
         for name, value in (given or {}).items():
             setting = self._rows.get(name) or self._rows.get(name.replace("_", "."))
             if setting is None:
-                raise UnknownSetting(what=self.what, name=name, hint=nearest_hint(name, self._rows))
+                elsewhere = self._elsewhere.get(name.replace("_", "."))
+                hint = f": {elsewhere}" if elsewhere else nearest_hint(name, self._rows)
+                raise UnknownSetting(what=self.what, name=name, hint=hint)
             values[setting.name] = setting.parse(value)
         given_names = frozenset(name for name, value in values.items() if value is not None)
         complete = {name: values.get(name, setting.default) for name, setting in self._rows.items()}

@@ -46,3 +46,9 @@ def test_a_second_set_up_waits_for_the_first_and_finds_its_work_done(tmp_path: P
             first.kill()
             second.kill()
     assert record.read_text() == "installing\n"
+
+
+def test_a_task_that_is_none_is_named() -> None:
+    ran = subprocess.run([ROOT / "run", "tets"], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("run: there is no task 'tets'\nusage: ./run TASK")

@@ -204,6 +204,11 @@ class Catalog:
         """Why nothing here is served any more."""
         return self._directory.failed
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk had no room for something in the last minute."""
+        return self._directory.is_full
+
     def topic(self, name: str) -> TopicRecord:
         """Raises UnknownTopic."""
         found = self._topics.get(name)

@@ -46,7 +46,7 @@ from broker.storage.staging import STAGING
 from broker.storage.steady_clock import SteadyClock
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, StorageFailed
+from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, OutOfFiles, StorageFailed
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
@@ -150,7 +150,7 @@ class LogDirectory:
         self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
         self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._closed = False
-        self._full_logged_at = float("-inf")
+        self._full_logged_at = self._full_at = float("-inf")
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
@@ -479,10 +479,17 @@ class LogDirectory:
         self.on_lost(*key)
         return True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no room for something in the last minute."""
+        return self.clock.monotonic() - self._full_at < _FULL_LOGGED_EVERY_SECONDS
+
     def tell_full(self, error: DiskFull, label: str) -> None:
         """Log that there was no room for something of a partition; once a minute, whoever tries again how often."""
         now = self.clock.monotonic()
         with self._telling:
+            if not isinstance(error, OutOfFiles):
+                self._full_at = now
             if now - self._full_logged_at < _FULL_LOGGED_EVERY_SECONDS:
                 return
             self._full_logged_at = now

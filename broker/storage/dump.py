@@ -400,13 +400,23 @@ def _log_folders(path: Path) -> list[Path]:
     if is_log_folder(path.name) or any(map(_is_segment, path.iterdir())):
         return [path]
     directories = [path, *(sub for sub in path.iterdir() if sub.is_dir())]
-    found = [sub for directory in directories for sub in directory.iterdir() if is_log_folder(sub.name)]
+    found = [sub for directory in directories for sub in _entries(directory, path) if is_log_folder(sub.name)]
     if not found and not any(map(is_data_directory, directories)):
         raise InvalidArgument(
             reason=f"{path} holds no log: it is no segment, partition's folder, broker's data directory, "
             "or folder of data directories"
         )
     return found
+
+
+def _entries(directory: Path, path: Path) -> list[Path]:
+    """What is in a directory; nothing, if it is not the path that was given and is gone, or may not be looked into."""
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, PermissionError):
+        if directory == path:
+            raise
+        return []
 
 
 def _log_of(folder: Path) -> _OfflineLog:

@@ -142,6 +142,7 @@ class BrokerService:
             counters=self._counters()
             | {
                 "staged.bytes": transactions.staged_bytes(self._catalog),
+                "disk.full": int(self._catalog.is_full),
                 "partitions.served": len(self._catalog.hosted),
                 "partitions.unserved": len(self._catalog.unserved()),
             },

@@ -24,6 +24,7 @@ from kafkalog.errors import KafkalogError
 
 DISTRIBUTION = "pyspark-kafkalog"
 JAVA_MIN = 17
+_STATUS_MS = 5000
 _ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes some
 
 
@@ -253,10 +254,7 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", advice)
         return
     brokers = len(cluster.brokers)
-    found = (
-        f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}, ZooKeeper at {cluster.zookeeper_connect}"
-    )
-    yield Finding("cluster", "ok", found)
+    yield Finding("cluster", "ok", f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}")
     for broker in cluster.brokers:
         for what, port in (("grpc", broker.grpc_port), ("data", broker.data_port)):
             name = f"broker {broker.broker_id} {what} port"
@@ -266,6 +264,36 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             except OSError as error:
                 advice = "open the port, or set advertised.host to an address that clients can reach"
                 yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)
+        yield from _check_broker(bootstrap, broker.broker_id, cluster.zookeeper_connect)
     for partition, why in unserved.items():
         advice = "the sentence says what to do; the log of its broker has more"
         yield Finding(f"partition {partition}", "failed", str(why), advice)
+
+
+def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Finding]:
+    """What a broker says of its connection to ZooKeeper and of its data directory."""
+    from kafkalog.client.admin import Admin
+    from kafkalog.wire.frames import error_from_wire
+
+    name = f"broker {broker_id}"
+    try:
+        with Admin(bootstrap, request_timeout_ms=_STATUS_MS, retry_timeout_ms=_STATUS_MS) as admin:
+            status = admin.describe_broker(broker_id)
+    except KafkalogError as error:
+        yield Finding(name, "failed", str(error), "look whether it hangs; its log may say more")
+        return
+    if status.zookeeper_connected:
+        yield Finding(f"{name} zookeeper", "ok", zookeeper)
+    else:
+        advice = "look at ZooKeeper; until it is back, topics, groups and exactly-once writes stand still"
+        yield Finding(f"{name} zookeeper", "failed", f"no connection to {zookeeper}", advice)
+    check = f"{name} data directory"
+    if status.HasField("failure"):
+        found = str(error_from_wire(status.failure))
+        yield Finding(check, "failed", found, "look at the disk, mount it again, then restart the broker")
+    elif status.counters["disk.full"]:
+        advice = "make room: delete topics, or lower the retention.ms of some; appends then go on by themselves"
+        yield Finding(check, "failed", "its disk was full less than a minute ago", advice)
+    else:
+        served = status.counters["partitions.served"]
+        yield Finding(check, "ok", f"{served} partition{'s' * (served != 1)} served")

@@ -72,7 +72,7 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
         click.echo("")
         print_table(found["members"], ["member", "host", "since", "subscription"])
     else:
-        click.echo("no live member")
+        click.echo("no live member (only Spark streams are members)")
     end_with(failed)
 
 
@@ -151,7 +151,8 @@ def reset(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set where GROUP goes on. Its members must be stopped."""
+    """Set where GROUP goes on. Whatever reads under its name must be stopped: a Spark stream is a member, so that this
+    is refused while it runs; a Consumer is none, and its next commit overwrites what is set here."""
     if force and wait:
         raise click.UsageError("--force does not wait: give it or --wait")
     places = [place for place in (to, to_offset, to_timestamp) if place is not None]

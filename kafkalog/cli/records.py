@@ -34,7 +34,11 @@ _IDLE_SECONDS = 0.2
 
 @click.command()
 @click.argument("topic")
-@click.option("--key-separator", metavar="TEXT", help="What stands between key and value of a line; no keys otherwise.")
+@click.option(
+    "--key-separator",
+    metavar="TEXT",
+    help="What stands between key and value of a line, \\t for a tab; no keys otherwise.",
+)
 @click.option("--partition", type=click.IntRange(0), help="Send all to this partition.")
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A producer setting; repeatable.")
 @bootstrap_option
@@ -50,7 +54,7 @@ def produce(
 
     if key_separator == "":
         raise click.BadParameter("it must not be empty", param_hint="--key-separator")
-    separator = None if key_separator is None else key_separator.encode()
+    separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
     parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
     acknowledged = _Acknowledged()

@@ -198,7 +198,8 @@ def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> Non
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
-        committed = admin.committed(group) if group else None
+        offsets_of = admin.describe_group(group).offsets if group else {}
+        committed = {partition: each.offset for partition, each in offsets_of.items()} if group else None
         by_partition, failed = extents(admin, partitions, committed)
     rows = list(by_partition.values())
     if as_json:

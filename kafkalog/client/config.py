@@ -87,6 +87,7 @@ CONSUMER_SETTINGS = Table(
                 "Where 'committed' starts in a partition for which the group has committed nothing."),
         *_CONNECTION_SETTINGS,
     ],
+    elsewhere={"group.id": "it is the argument group, as Consumer(servers, group='name')"},
 )  # fmt: skip
 
 

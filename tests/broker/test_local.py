@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import select
 import signal
 import socket
@@ -28,6 +30,7 @@ from kafkalog.errors import (
     MissingDependency,
     StorageFailed,
     UnknownSetting,
+    ZooKeeperUnreachable,
 )
 from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient, a_batch
@@ -289,6 +292,19 @@ def test_zookeepers_port_in_use_is_named() -> None:
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} is in use"):
             cluster.start()
         assert not cluster.root.exists()
+
+
+def test_a_zookeeper_that_can_write_nothing_is_named_with_its_log(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    cluster = LocalCluster(data=tmp_path, settings={"zookeeper.connection.timeout.ms": 2000})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # its first log file is larger
+    try:
+        with pytest.raises(ZooKeeperUnreachable) as told:
+            cluster.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        cluster.close()
+    assert re.search(rf"its log {tmp_path}/zookeeper/zookeeper\.log ends: .*File too large", str(told.value))
 
 
 def test_without_java_the_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +28,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import doctor, records
 from kafkalog.cli.main import kafkalog, run
-from kafkalog.errors import InvalidArgument
+from kafkalog.errors import InvalidArgument, KafkalogError
 from tests.free_ports import free_ports
 from tests.waiting import waited_for
 
@@ -408,6 +408,7 @@ def test_offsets_tell_start_end_and_a_groups_lag(
     assert [(row["partition"], row["start_offset"], row["end_offset"]) for row in rows] == [(0, 3, 10), (1, 0, 0)]
     assert [(row["committed"], row["lag"]) for row in rows] == [(7, 3), (None, 0)]
     assert rows[0]["size_bytes"] > 0
+    Ran(capfdbinary, "offsets", topic, "--group", "watcher").fails_with("no group is called 'watcher'")
     table = Ran(capfdbinary, "offsets", topic).out.splitlines()
     assert table[0].split() == ["PARTITION", "START", "OFFSET", "END", "OFFSET", "SIZE", "BYTES"]
     assert table[1].split()[:3] == ["0", "3", "10"]
@@ -446,6 +447,9 @@ def test_a_line_without_the_separator_is_named(
     topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed(monkeypatch, b"a:1\nb2\n")
+    with monkeypatch.context() as patched:
+        feed(patched, b"a\tb\n")
+        assert Ran(capfdbinary, "produce", topic, "--key-separator", r"\t").code == 0
     ran = Ran(capfdbinary, "produce", topic, "--key-separator", ":")
     ran.fails_with("line 2 of the input has no key separator ':'; the first line is acknowledged\n")
     feed(monkeypatch, b"no key\n")
@@ -894,9 +898,13 @@ def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest
         (b"grpc.prot=1\n", "did you mean 'grpc.port'?"),
         (b"\xff\xfe\x00", "broker.properties' is not valid: it is not a text file"),
         (b"zookeeper.connect=127.0.0.1:1\nhost=203.0.113.1\n", "host='203.0.113.1' is not valid: it is not an address"),
+        (
+            b"flush.messages=1\n",
+            "no broker setting 'flush.messages': it is a topic's: kafkalog topics create TOPIC --config",
+        ),
         (b"zookeeper.connect=127.0.0.1:1\ngrpc.port=19999\ndata.port=19999\n", "data.port=19999 is not valid"),
     ],
-    ids=["name", "binary", "host", "ports"],
+    ids=["name", "binary", "host", "topic's", "ports"],
 )
 def test_a_broker_with_a_wrong_config_is_one_sentence(tmp_path: Path, text: bytes, told: str) -> None:
     config = tmp_path / "broker.properties"
@@ -932,8 +940,20 @@ def test_log_dump_and_verify_read_a_stopped_brokers_files(
     assert "damaged: offsets 0 to 0" in ran.out
 
 
+def is_dir_once(is_dir: Callable[[Path], bool], vanishing: Path) -> Callable[[Path], bool]:
+    """`is_dir`, but that one directory goes as soon as it was asked for."""
+
+    def asked(path: Path) -> bool:
+        was = is_dir(path)
+        if was and path == vanishing:
+            path.rmdir()
+        return was
+
+    return asked
+
+
 def test_log_commands_take_what_local_was_given_and_name_topics(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LocalCluster(brokers=2, data=tmp_path) as cluster:
         with Admin(cluster.bootstrap_servers) as admin:
@@ -959,6 +979,12 @@ def test_log_commands_take_what_local_was_given_and_name_topics(
         dumped = Ran(capfdbinary, "log", "dump", path, "--topic", "flights:1", "--records").out
         assert dumped.startswith(f"flights-1 {log['folder']}/") and "value 2" in dumped and "planes" not in dumped
     assert "planes-2-0" in Ran(capfdbinary, "--json", "log", "dump", str(tmp_path), "--topic", "planes-2").out
+    vanished = tmp_path / "vanished"
+    vanished.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", is_dir_once(Path.is_dir, vanished))
+        assert Ran(capfdbinary, "log", "verify", str(tmp_path)).out == told.out
+    assert not vanished.exists()
     Ran(capfdbinary, "log", "verify", str(tmp_path), "--topic", "flight").fails_with("did you mean 'flights'?")
     Ran(capfdbinary, "log", "dump", str(tmp_path), "--topic", "flights:7").fails_with("has no partition 7 in")
 
@@ -974,6 +1000,33 @@ def test_doctor_finds_all_well(topic: str, capfdbinary: pytest.CaptureFixture[by
     assert findings["broker 0 data port"]["state"] == findings["spark format in workers' python"]["state"] == "ok"
     table = Ran(capfdbinary, "doctor")
     assert table.code == 0 and "workers' python" in table.out
+
+
+def test_doctor_says_that_a_broker_has_no_zookeeper_and_that_its_disk_is_full(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FULL_DISK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    with LocalCluster() as own, Admin(own.bootstrap_servers) as admin:
+
+        def failed() -> dict[str, str]:
+            ran = Ran(capfdbinary, "doctor", "--bootstrap", own.bootstrap_servers, "--json")
+            found = {each["check"]: each["found"] for each in json.loads(ran.out) if each["state"] == "failed"}
+            assert ran.code == bool(found)
+            return found
+
+        admin.create_topic("t")
+        assert failed() == {}
+        with Producer(own.bootstrap_servers, delivery_timeout_ms=2000) as producer, pytest.raises(KafkalogError):
+            producer.send("t", b"x").result(60)
+        waited_for(lambda: bool(admin.describe_broker(0).counters["disk.full"]))
+        assert own.zookeeper is not None
+        own.zookeeper.kill()
+        waited_for(lambda: not admin.describe_broker(0).zookeeper_connected)
+        assert failed() == {
+            "broker 0 zookeeper": f"no connection to {own.zookeeper_connect}",
+            "broker 0 data directory": "its disk was full less than a minute ago",
+        }
 
 
 def test_doctor_says_what_to_do(

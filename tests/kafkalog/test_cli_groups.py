@@ -103,7 +103,7 @@ def test_a_group_is_listed_and_described_with_its_lag_and_its_members(
     assert re.search(r"^lag 10, of \d+ bytes in the log$", text, re.MULTILINE)
     assert re.search(r"^me-1 +here +\S+ +subscribe flights$", text, re.MULTILINE)
     leave_group(client, group, "me-1")
-    assert done("describe", group).endswith("no live member\n")
+    assert done("describe", group).endswith("no live member (only Spark streams are members)\n")
 
 
 def test_only_the_first_live_member_s_offsets_are_written(admin: Admin, client: Cluster, made: str) -> None:

@@ -35,6 +35,11 @@ def test_a_record_may_not_linger_beyond_its_delivery_timeout() -> None:
         parse_producer({"linger_ms": 500, "delivery_timeout_ms": 100})
 
 
+def test_a_consumers_group_is_no_setting_but_an_argument() -> None:
+    with pytest.raises(UnknownSetting, match=r"no consumer setting 'group_id': it is the argument group"):
+        CONSUMER_SETTINGS.parse({"group_id": "g"})
+
+
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(UnknownSetting, match=r"no producer setting 'linger_mss'; did you mean 'linger\.ms'\?"):
         parse_producer({"linger_mss": 5})
