@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -502,8 +503,12 @@ class _Session:
                 partition, (offset, topic_id) = min(had.items())
                 self._topic_ids[topic] = topic_id
                 self._outdated.update({each: was for each, (_, was) in had.items()})
+                group = self.options.group
                 self._group_said[topic] = (
-                    f": the group {self.options.group} was at offset {offset} of {partition} in the one before"
+                    f": the group {group} was at offset {offset} of {partition} in the one before. If that was another "
+                    "query, and this checkpoint is of today's topic (the query's group has changed), start the query "
+                    f"again after `kafkalog groups reset {shlex.quote(group)} --topic {topic} --to latest`: it goes on "
+                    "where its checkpoint is"
                 )
 
     def _after_forgetting(self, position: PartitionOffsets, end: PartitionOffsets, can_wait: bool) -> PartitionOffsets:

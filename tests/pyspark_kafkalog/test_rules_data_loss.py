@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from kafkalog.cli.main import run
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -296,6 +299,24 @@ def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_b
     again = live.stream(**selects, startingOffsets="earliest", failOnDataLoss=restarted_with)
     assert len(read_between(again, position, after)) == 7
     assert again.latestOffset(after, EVERYTHING) == after
+
+
+def test_a_query_that_comes_to_a_group_with_offsets_of_a_deleted_topic_is_told_how_to_go_on(live: Live) -> None:
+    """Its checkpoint does not say of which topic it is, and looks like one of the deleted topic."""
+    topic = live.topic(5)
+    ran(live, topic)
+    made_anew(live, topic, 7)
+    position = ran(live, topic, kafkalog__group__id=f"{topic}.own")
+    assert position == {topic: {"0": 7}}
+    changed = live.stream(subscribe=topic)
+    with pytest.raises(DataLost, match="the query's group has changed") as lost:
+        changed.latestOffset(position, EVERYTHING)
+    changed.stop()
+    [command] = re.findall("`kafkalog (.*)`", str(lost.value))
+    assert run([*shlex.split(command), "--bootstrap", live.servers, "--wait"]) == 0
+    live.append(topic, 1)
+    again = live.stream(subscribe=topic)
+    assert again.latestOffset(position, EVERYTHING) == {topic: {"0": 8}}
 
 
 def test_a_topic_made_anew_while_a_micro_batch_is_run_again_fails_or_is_read_from_its_start(live: Live) -> None:
