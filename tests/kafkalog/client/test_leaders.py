@@ -4,6 +4,7 @@ are scripts of answers; over real ones it is in `test_transactions.py`."""
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -41,17 +42,24 @@ class Script:
         self._answer = answer
         self._now = now
         self.calls: list[tuple[int, list[int]]] = []
+        self.brokers = 2
+        self.moved: dict[int, int] = {}  # where partitions are once somebody asks who leads
+        self._leaders: dict[int, int] = {}
+        self.refreshed: list[list[str]] = []
+        self.pauses: list[float] = []
 
     def leader_of(self, label: Any, topic_id: bytes) -> tuple[None, BrokerInfo]:
-        return None, BrokerInfo(label.partition % 2, "b", 1, 2, "", "")
+        return None, BrokerInfo(self._leaders.get(label.partition, label.partition % 2), "b", 1, 2, "", "")
 
     def describe(self, patient: bool = True) -> ClusterInfo:
-        return ClusterInfo("c", tuple(BrokerInfo(number, "b", 1, 2, "", "") for number in range(2)), "", "")
+        return ClusterInfo("c", tuple(BrokerInfo(number, "b", 1, 2, "", "") for number in range(self.brokers)), "", "")
 
     def refresh(self, topics: Sequence[str], patient: bool = True) -> None:
-        pass
+        self.refreshed.append(list(topics))
+        self._leaders = self.moved
 
     def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
         self._now.seconds += seconds
 
     def call(self, method: str, request: Any, *, broker_id: int, patient: bool = True) -> Any:
@@ -191,9 +199,10 @@ def test_a_place_that_is_queued_and_fails_in_turn_is_given_up_whatever_others_do
         now.seconds += 1
         return applied(request, **next(told))
 
-    with pytest.raises(OutOfPatience):
+    with pytest.raises(OutOfPatience) as over:
         asks(Script(answer, now), Patience(10, now), PLACES[:1])
     assert now.seconds < 20
+    assert isinstance(over.value.error, NotLeader)
 
 
 def test_a_place_that_is_queued_waits_while_those_before_it_get_on_and_then_gets_on_itself() -> None:
@@ -257,3 +266,109 @@ def test_a_topic_is_deleted_only_where_every_broker_says_so() -> None:
     assert asked.is_deleted(b"t" * 16)
     with pytest.raises(UnknownTopicId):
         asks(Script(answer, now), Patience(10, now), PLACES[:1])
+
+
+@pytest.mark.parametrize("answered", ["unknown", "unreachable", "by nobody"])
+def test_a_topic_of_which_not_every_broker_was_heard_is_not_deleted(answered: str) -> None:
+    unknown = broker_pb2.TopicDescription(error=error_to_wire(UnknownTopicId(topic_id="74" * 16)))
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        if answered == "unreachable" and broker_id == 1:
+            return UNREACHABLE
+        return broker_pb2.TopicDescriptions(topics=[unknown])
+
+    script = Script(answer, Now())
+    script.brokers = 0 if answered == "by nobody" else 2
+    assert Leaders(cast(Cluster, script)).is_deleted(b"t" * 16) == (answered == "unknown")
+
+
+def test_a_place_whose_leader_failed_is_asked_for_at_the_one_that_leads_then() -> None:
+    now = Now()
+    script = Script(lambda method, broker_id, request: applied(request) if broker_id == 7 else UNREACHABLE, now)
+    script.moved = {0: 7}
+    assert asks(script, Patience(10, now), PLACES[:1]).keys() == set(PLACES[:1])
+    assert script.refreshed == [["t"]]
+    assert script.calls == [(0, [0]), (7, [0])]
+
+
+def test_pauses_double_while_something_fails_and_begin_anew_once_all_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaders, "_TURN_SECONDS", -1.0)  # a round for each answer
+    now = Now()
+    script = Script(lambda method, broker_id, request: applied(request), now)
+    first = script.settings.retry_backoff_ms / 1000
+    error = {"error": error_to_wire(NotLeader(broker_id=0, partition="t-0"))}
+    told = iter([error, error, error, {"unfinished": True, "progress": 1}, error, {}])
+    script._answer = lambda method, broker_id, request: applied(request, **next(told))
+    asks(script, Patience(60, now), PLACES[:1])
+    assert script.pauses == [first, 2 * first, 4 * first, first]
+
+
+def test_a_leader_that_is_away_is_tried_once_a_round_however_many_requests_its_places_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaders, "_WEIGHT_MAX", 1)
+    now = Now()
+    answers = itertools.chain([True], itertools.repeat(False))
+    script = Script(lambda method, broker_id, request: UNREACHABLE if next(answers) else applied(request), now)
+    places = [Place("t", b"t" * 16, number) for number in (0, 2, 4)]
+    assert asks(script, Patience(10, now), places).keys() == set(places)
+    assert script.calls == [(0, [0]), (0, [0]), (0, [2]), (0, [4])]
+
+
+def test_a_leader_that_works_for_long_keeps_no_other_from_being_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaders, "_TURN_SECONDS", -1.0)
+    now = Now()
+    tries = 0
+    progress = itertools.count(1)
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        nonlocal tries
+        if broker_id == 1:
+            tries += 1
+            return UNREACHABLE if tries < 3 else applied(request)
+        said = next(progress)
+        assert said < 100, "the other was not tried again"
+        return applied(request, unfinished=tries < 3, progress=said)
+
+    assert asks(Script(answer, now), Patience(60, now)).keys() == set(PLACES)
+
+
+def test_a_place_that_is_done_is_stuck_no_longer() -> None:
+    now = Now()
+    patience = Patience(10, now)
+    failed = pb.AppliedPartition(error=error_to_wire(NotLeader(broker_id=0, partition="t-0")), progress=3)
+    patience.saw(PLACES[0], failed)
+    patience.finished("Prepare", PLACES[0])
+    now.seconds = 11
+    with pytest.raises(OutOfPatience) as over:
+        patience.works("Apply of t-0", "broker 0")
+    assert isinstance(over.value.error, NoProgress)
+
+
+def test_a_call_that_fails_waits_for_those_beside_it() -> None:
+    """They use what its caller is about to give up."""
+    asked = Leaders(cast(Cluster, Script(lambda *_: UNREACHABLE, Now())))
+    may_end, ended = threading.Event(), threading.Event()
+
+    def call(number: int) -> None:
+        if number == 0:
+            raise UNREACHABLE
+        may_end.wait(30)
+        ended.set()
+
+    ends = threading.Timer(0.1, may_end.set)
+    ends.start()
+    with pytest.raises(BrokerUnreachable):
+        asked.each(range(2), call)
+    assert ended.is_set()
+    ends.join()
+    asked.close()
+
+
+def test_a_forked_child_asks_with_threads_of_its_own() -> None:
+    asked = Leaders(cast(Cluster, Script(lambda *_: UNREACHABLE, Now())))
+    of_the_parent = asked._threads()
+    asked.after_fork_in_child()
+    assert asked._threads() is not of_the_parent
+    of_the_parent.shutdown()
+    asked.close()

@@ -11,7 +11,7 @@ import pytest
 from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, paths
-from kafkalog.zk.session import Check, Operation, ZooKeeperSession
+from kafkalog.zk.session import Check, Operation, Watch, ZooKeeperSession
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 
@@ -152,3 +152,38 @@ def test_a_commit_depends_on_its_guard(session: ZooKeeperSession) -> None:
     with pytest.raises(groups.GuardMoved):
         groups.commit_offsets(session, "g", {P0: 4}, IDS, 0, Check("/guard", 1))
     assert groups.committed_offsets(session, "g", IDS) == {P0: 3}
+
+
+def test_offsets_that_are_written_or_forgotten_while_they_are_forgotten_or_read(
+    new_session: Callable[..., ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = new_session(), new_session()
+    first, second, new = TopicPartition("a", 0), TopicPartition("a", 1), b"new id.........."
+    groups.commit_offsets(session, "g", {first: 5, second: 6}, IDS, 1)
+    get, children = session.get, session.children
+
+    def and_then_it_is_written(path: str, watch: Watch | None = None) -> object:
+        found = get(path, watch)
+        if path == paths.group_offset("g", *first):
+            groups.commit_offsets(other, "g", {first: 7}, {"a": new}, 2)
+        return found
+
+    monkeypatch.setattr(session, "get", and_then_it_is_written)
+    groups.forget(session, "g", {TopicPartition("a", 7): IDS["a"], first: IDS["a"], second: IDS["a"]})
+    assert groups.committed(session, "g", None) == {first: (7, 2, new)}
+
+    def and_then_it_is_forgotten(path: str, watch: Watch | None = None) -> list[str]:
+        found = children(path, watch)
+        groups.forget(other, "g", {first: new})
+        return found
+
+    monkeypatch.setattr(session, "children", and_then_it_is_forgotten)
+    assert groups.committed(session, "g", None, ["a"]) == {}
+
+
+def test_the_highest_offset_is_that_of_the_group_furthest_on_whatever_its_name(session: ZooKeeperSession) -> None:
+    session.ensure([paths.CONSUMERS])
+    for group, offset in (("a", 3), ("b", 9), ("c", 4)):
+        groups.commit_offsets(session, group, {P0: offset}, IDS, 1)
+    groups.commit_offsets(session, "d", {P0: 99}, {"a": b"new id.........."}, 1)
+    assert groups.highest_offsets(session, "a", IDS["a"]) == {0: 9}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kafkalog.zk import members, paths
 from kafkalog.zk.members import Member
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import NodeExists, ZooKeeperSession
 
 ONE = Member("one", "topic a", "host", "1", 0)
 TWO = Member("two", "topic a", "host", "2", 0)
@@ -88,3 +89,56 @@ def test_who_came_back_is_spared_by_a_leave_of_before(session: ZooKeeperSession)
     [live] = members.live_members(session, "g")
     assert live.version == renewed.version
     assert 0 < live.left_ms <= members.LEASE_MS
+
+
+def amid(monkeypatch: pytest.MonkeyPatch, session: ZooKeeperSession, call: str, happens: Callable[[], object]) -> None:
+    """Let something happen right after the session's next call of that name."""
+    original = getattr(session, call)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(session, call, original)
+        result = original(*arguments, **named)
+        happens()
+        return result
+
+    monkeypatch.setattr(session, call, called)
+
+
+def test_a_member_that_renews_while_it_is_found_lapsed_stays(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    members.keep(session, "g", ONE)
+    amid(monkeypatch, session, "get_many", lambda: members.keep(other, "g", ONE))
+    assert members._live(session, "g", time.time_ns() // 1_000_000 + 3_600_000, members.LEASE_MS) == []
+    assert names(members.live_members(session, "g")) == ["one"]
+
+
+def test_a_leave_spares_who_comes_back_before_it_is_made(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    members.keep(session, "g", ONE)
+    amid(monkeypatch, session, "exists", lambda: members.keep(other, "g", ONE))
+    members.leave(session, "g", "one")
+    assert names(members.live_members(session, "g")) == ["one"]
+
+
+def test_a_member_that_is_removed_as_lapsed_while_it_renews_comes_back_as_the_last(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    members.keep(session, "g", ONE)
+    members.keep(session, "g", TWO)
+    amid(monkeypatch, session, "children", lambda: members.leave(other, "g", "one"))
+    assert names(members.keep(session, "g", ONE)) == ["two", "one"]
+
+
+def test_a_member_that_was_made_by_an_attempt_without_an_answer_is_renewed(
+    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unheard() -> None:
+        raise NodeExists
+
+    amid(monkeypatch, session, "create", unheard)
+    assert names(members.keep(session, "g", ONE)) == ["one"]

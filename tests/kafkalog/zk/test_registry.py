@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -346,6 +347,107 @@ def test_two_deletions_at_once_delete_once(
     for thread in threads:
         thread.join()
     assert sorted(map(str, outcomes)) == sorted(map(str, [A_TOPIC.topic_id, UnknownTopic, UnknownTopic]))
+
+
+def amid(monkeypatch: pytest.MonkeyPatch, session: ZooKeeperSession, call: str, happens: Callable[[], object]) -> None:
+    """Let something happen right after the session's next call of that name."""
+    original = getattr(session, call)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(session, call, original)
+        result = original(*arguments, **named)
+        happens()
+        return result
+
+    monkeypatch.setattr(session, call, called)
+
+
+def test_two_brokers_that_have_removed_a_topics_logs_at_once_are_both_noted(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    registry.create_topic(cluster, A_TOPIC)
+    registry.delete_topic(cluster, "t")
+    amid(monkeypatch, cluster, "get", lambda: registry.logs_removed(other, A_TOPIC.topic_id, 1))
+    registry.logs_removed(cluster, A_TOPIC.topic_id, 0)
+    assert registry.deleted_topics(cluster) == set()
+
+
+def test_a_setting_that_is_changed_while_its_topic_is_deleted_does_not_keep_it(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    registry.create_topic(cluster, A_TOPIC)
+    amid(monkeypatch, cluster, "get", lambda: registry.update_topic(other, replace(A_TOPIC, config={})))
+    assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
+    assert registry.topic_names(cluster) == []
+
+
+@pytest.mark.parametrize("made_by_another", [[0], [1], [0, 1]])
+def test_partitions_that_another_makes_meanwhile_keep_the_rest_from_nothing(
+    cluster: ZooKeeperSession,
+    new_session: Callable[[], ZooKeeperSession],
+    monkeypatch: pytest.MonkeyPatch,
+    made_by_another: list[int],
+) -> None:
+    other = new_session()
+    registry.create_topic(cluster, A_TOPIC)
+    theirs = dict.fromkeys(made_by_another, PartitionState(9, 0, (9,), "disk-9"))
+    amid(monkeypatch, cluster, "get_many", lambda: registry.write_states(other, A_TOPIC, theirs))
+    ours = dict.fromkeys(range(3), A_STATE)
+    assert registry.write_states(cluster, A_TOPIC, ours) == ours | theirs
+
+
+@pytest.mark.parametrize("happens", ["deleted", "taken down"])
+def test_a_topic_that_is_deleted_while_its_id_is_looked_for_is_not_brought_back(
+    cluster: ZooKeeperSession,
+    new_session: Callable[[], ZooKeeperSession],
+    monkeypatch: pytest.MonkeyPatch,
+    happens: str,
+) -> None:
+    other = new_session()
+    registry.create_topic(cluster, A_TOPIC)
+    without_id(cluster)
+
+    def delete() -> None:
+        with monkeypatch.context() as patched:
+            if happens == "deleted":  # and its znodes are there still
+                patched.setattr(registry, "_take_down", lambda *_: None)
+            registry.delete_topic(other, "t")
+
+    amid(monkeypatch, cluster, "get", delete)
+    assert not registry._has_id(cluster, A_TOPIC)
+    topic = registry.read_topic(cluster, "t")
+    assert topic is None or topic.deleted
+    assert not registry._has_id(cluster, A_TOPIC)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_broker_that_registers_anew_meanwhile_keeps_its_registration(
+    cluster: ZooKeeperSession,
+    new_session: Callable[[], ZooKeeperSession],
+    monkeypatch: pytest.MonkeyPatch,
+    leaves: bool,
+) -> None:
+    """Neither one that leaves nor one that replaces what a dead run left takes out what it has not read."""
+    stale, mine, other = new_session(), new_session(), new_session()
+    record = BrokerRecord(1, "host", 10, 11, directory="one", lock="boot:8:77")
+    anew = replace(record, lock="boot:8:78")
+    registry.register_broker(mine if leaves else stale, record)
+
+    def register_anew() -> None:
+        other.delete(paths.broker(1))
+        assert registry.register_broker(other, anew) is None
+        other.set(paths.broker(1), registry._broker_content(anew))
+
+    amid(monkeypatch, mine, "get", register_anew)
+    if leaves:
+        registry.withdraw_broker(mine, record)
+    else:
+        found = registry.register_broker(mine, record)
+        assert found is not None
+        assert found.lock == anew.lock
+    assert registry.live_brokers(cluster)[1].lock == anew.lock
 
 
 def test_partitions_go_round_robin_beginning_with_whoever_has_fewest() -> None:

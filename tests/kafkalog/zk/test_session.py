@@ -201,6 +201,50 @@ def test_a_lost_session_is_told_as_such(session: ZooKeeperSession) -> None:
     assert session.exists("/mine") is None
 
 
+def test_a_connection_that_is_lost_after_a_session_was_keeps_the_new_one(
+    new_session: NewSession, proxy: StallingProxy
+) -> None:
+    session = new_session(proxy)
+    expire(session)
+    session.ensure(["/a"])
+    states: queue.Queue[tuple[bool, bool]] = queue.Queue()
+    session.on_state(lambda connected, is_new: states.put((connected, is_new)))
+    proxy.cut()
+    assert states.get(timeout=30) == (False, False)
+    proxy.resume()
+    assert states.get(timeout=30) == (True, False)
+
+
+def test_a_lost_session_is_no_change_of_a_znode(session: ZooKeeperSession) -> None:
+    """kazoo calls all watches then, without a path."""
+    changed: queue.Queue[str] = queue.Queue()
+    session.create("/w")
+    session.get("/w", changed.put)
+    expire(session)
+    session.get("/w", changed.put)
+    session.set("/w", b"x")
+    assert changed.get(timeout=30) == "/w"
+    assert changed.empty()
+
+
+def test_a_parent_that_goes_as_soon_as_it_is_made_is_made_again(
+    new_session: NewSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = new_session(), new_session()
+    ensure, made = session._ensure, []
+
+    def and_then_it_goes(path: str) -> None:
+        ensure(path)
+        made.append(path)
+        if len(made) == 1:
+            other.delete(path)
+
+    monkeypatch.setattr(session, "_ensure", and_then_it_goes)
+    session.create("/p/child", b"x")
+    assert made == ["/p", "/p"]
+    assert session.get("/p/child")[0] == b"x"
+
+
 # --- requests that ZooKeeper does not answer -------------------------------------------------------------------------
 
 
@@ -334,6 +378,19 @@ def test_a_request_waits_for_the_connection_where_patience_was_asked_for(
     reconnect(session, proxy)
     reading.join()
     assert read == [b"x"]
+
+
+def test_patience_is_over_at_the_end_of_its_block(session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(session._client, "wait_connected", waits.append)
+    session.create("/a")
+    with session.patient():
+        with session.patient():
+            session.get("/a")
+        session.get("/a")
+    assert len(waits) == 2
+    session.get("/a")
+    assert len(waits) == 2
 
 
 def test_nothing_is_sent_for_one_who_has_given_up(session: ZooKeeperSession) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import pytest
 from kafkalog.errors import DecisionMoved
 from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
 from kafkalog.zk import paths, transactions
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import NoNode, ZooKeeperSession
 
 ID = "spark-stream-6b0c8f2e-4f5e-4d6e-9a5e-0d6a3c1b2a90"
 DECIDED = Decision(
@@ -162,3 +164,36 @@ def test_partition_numbers_are_kept_as_ranges() -> None:
     assert DecidedTopic(b"", "t", ranges([5, 1, 2])).numbers() == [1, 2, 5]
     assert [number for number in range(-1, 10) if DECIDED.has(b"t" * 16, number)] == [0, 1, 2, 3, 7]
     assert DECIDED.has(b"u" * 16, 2) and not DECIDED.has(b"u" * 16, 0) and not DECIDED.has(b"v" * 16, 0)
+
+
+def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_other_from_it(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    old = replace(DECIDED, is_stream=False, done=True)
+    for name in ("a", "b", "c"):
+        transactions.write_decision(session, replace(old, transactional_id=name))
+    children, listed = session.children, transactions.list_decisions
+
+    def and_then_one_goes(path: str) -> list[str]:
+        found = children(path)
+        with contextlib.suppress(NoNode):
+            other.delete(paths.transaction("b"))
+        return found
+
+    def and_then_one_is_used(session: ZooKeeperSession) -> list[Decision]:
+        found = listed(session)
+        transactions.raise_version(other, replace(old, transactional_id="a", version=0))
+        return found
+
+    monkeypatch.setattr(session, "children", and_then_one_goes)
+    monkeypatch.setattr(transactions, "list_decisions", and_then_one_is_used)
+    assert [each.transactional_id for each in transactions.forget_expired(session, 124 + DAY_US)] == ["c"]
+    assert [each.transactional_id for each in listed(session)] == ["a"]
+
+
+def test_a_version_that_was_raised_with_nothing_decided_counts_from_when_it_was(session: ZooKeeperSession) -> None:
+    transactions.raise_version(session, Decision("raised"))
+    [raised] = transactions.list_decisions(session)
+    assert transactions.expired([raised], raised.decided_us + DAY_US) == []
+    assert abs(raised.decided_us / 1e6 - time.time()) < 3600
