@@ -333,16 +333,18 @@ def test_a_leader_that_works_for_long_keeps_no_other_from_being_tried_again(monk
     assert asks(Script(answer, now), Patience(60, now)).keys() == set(PLACES)
 
 
-def test_a_place_that_is_done_is_stuck_no_longer() -> None:
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_a_place_failed_with_last_is_told_unless_it_was_done_since(is_done: bool) -> None:
     now = Now()
     patience = Patience(10, now)
     failed = pb.AppliedPartition(error=error_to_wire(NotLeader(broker_id=0, partition="t-0")), progress=3)
     patience.saw(PLACES[0], failed)
-    patience.finished("Prepare", PLACES[0])
+    if is_done:
+        patience.finished("Prepare", PLACES[0])
     now.seconds = 11
     with pytest.raises(OutOfPatience) as over:
         patience.works("Apply of t-0", "broker 0")
-    assert isinstance(over.value.error, NoProgress)
+    assert isinstance(over.value.error, NoProgress if is_done else NotLeader)
 
 
 def test_a_call_that_fails_waits_for_those_beside_it() -> None:

@@ -16,13 +16,25 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog.client import staging
 from kafkalog.client.admin import Admin
-from kafkalog.client.cluster import Cluster, TopicInfo
-from kafkalog.client.config import parse_producer
-from kafkalog.client.staging import PartStager
+from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
+from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
+from kafkalog.client.staging import PartStager, discard_parts
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
-from kafkalog.errors import DeliveryTimedOut, InvalidArgument, UnknownPartition, UnknownTopic, UnknownTopicId
-from kafkalog.format.batch import producer_id_of
+from kafkalog.errors import (
+    BrokerUnreachable,
+    DeliveryTimedOut,
+    InvalidArgument,
+    KafkalogError,
+    StagedOutOfOrder,
+    StagedPartLost,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from kafkalog.format.batch import producer_id_of, read_header
 from kafkalog.records import TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
 from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
 from tests.proxy import proxied
 from tests.waiting import waited_for
@@ -389,3 +401,181 @@ def test_a_task_that_fails_leaves_no_connection_with_an_answer_outstanding_to_th
 def fail_while_staging(task: PartStager, topic: str) -> None:
     task.stage({topic: table(rows(1))})
     raise ZeroDivisionError
+
+
+# --- over leaders that answer as the test says, without a broker ------------------------------------------------------
+
+CUT = BrokerUnreachable(address="here:1", reason="it closed the connection")
+
+
+def info(name: str, partitions: int = PARTITIONS, topic_id: bytes = b"i" * 16) -> TopicInfo:
+    each = tuple(PartitionInfo(number, 1, 0, (1,), (1,)) for number in range(partitions))
+    return TopicInfo(name, topic_id, {}, {"max.message.bytes": str(1 << 20)}, each, 0)
+
+
+class Leader:
+    """A connection to a leader. Keeps the sequences of what was sent, and hands out `answers`: errors, or acks of as
+    many as are told; an ack of each by itself where none is left."""
+
+    address = "here:1"
+
+    def __init__(self, leaders: Leaders) -> None:
+        self._leaders = leaders
+        self._correlation_ids: list[int] = []
+        self.is_closed = False
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        data = b"".join(pieces)
+        header_length, _ = PREFIX.unpack_from(data)
+        header = pb.RequestHeader.FromString(data[PREFIX_SIZE : PREFIX_SIZE + header_length])
+        self._correlation_ids.append(header.correlation_id)
+        self._leaders.sent.append(read_header(data, PREFIX_SIZE + header_length, "t-0").base_sequence)
+        self._leaders.unanswered_most = max(self._leaders.unanswered_most, len(self._correlation_ids))
+
+    def receive_some(self) -> list[pb.ReplyHeader]:
+        answer = self._leaders.answers.pop(0) if self._leaders.answers else None
+        if isinstance(answer, BrokerUnreachable):
+            raise answer
+        reply = pb.ReplyHeader(correlation_id=self._correlation_ids.pop(0))
+        part = reply.stage.partitions.add()
+        if answer is not None:
+            part.error.CopyFrom(error_to_wire(answer))
+        return [reply]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Leaders:
+    """In the place of a Cluster: one broker leads everything, and `topics` are as the broker tells them."""
+
+    settings = CLIENT_SETTINGS.parse({})
+
+    def __init__(self) -> None:
+        self.topics = {"t": info("t")}
+        self.answers: list[KafkalogError | None] = []
+        self.sent: list[int] = []
+        self.unanswered_most = 0
+        self.made: list[Leader] = []
+        self.pauses: list[float] = []
+
+    def describe_topics(self, names: Sequence[str]) -> list[TopicInfo]:
+        return [self.topics[name] for name in names]
+
+    def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[TopicInfo, SimpleNamespace]:
+        return self.topics[partition.topic], SimpleNamespace(broker_id=1)
+
+    def topic(self, name: str, *, patient: bool) -> TopicInfo:
+        return self.topics[name]
+
+    def refresh(self, names: object, *, patient: bool) -> None:
+        """Always known."""
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def borrow_data(self, broker_id: int) -> Leader:
+        self.made.append(Leader(self))
+        return self.made[-1]
+
+
+def staging_to(leaders: Leaders, transaction: Any = "tx", **settings: Any) -> PartStager:
+    cluster: Any = leaders
+    return PartStager(cluster, parse_producer(settings), transaction, 3, 5)
+
+
+def one(value: str = "v") -> pa.Table:
+    return pa.table({"value": [value], "partition": pa.array([0], pa.int32())})
+
+
+def test_an_ack_ends_the_pauses_and_connections_in_doubt_are_closed() -> None:
+    leaders = Leaders()
+    task = staging_to(leaders)
+    first = leaders.settings.retry_backoff_ms / 1000
+    for _ in range(2):
+        leaders.answers = [CUT, CUT, CUT]
+        task.stage({"t": one()})
+        task.finish()
+    assert leaders.pauses == [first, 2 * first, 4 * first] * 2
+    assert leaders.sent == [0] * 4 + [1] * 4
+    assert [each.is_closed for each in leaders.made] == [True] * 6 + [False]
+
+
+def out_of_order(expected: int) -> StagedOutOfOrder:
+    return StagedOutOfOrder(part=5, partition="t-0", sequence=1, expected=expected)
+
+
+def test_a_leader_that_has_less_than_it_acknowledged_fails_the_task_at_once_and_one_that_has_not_does_not() -> None:
+    leaders = Leaders()
+    task = staging_to(leaders)
+    task.stage({"t": one()})
+    task.finish()
+    leaders.answers = [out_of_order(1)]  # it was restarted with what it had acknowledged: sent again
+    task.stage({"t": one()})
+    task.finish()
+    assert leaders.sent == [0, 1, 1]
+    leaders.answers = [out_of_order(1)]
+    task.stage({"t": one()})
+    with pytest.raises(StagedPartLost, match="has 1 batches of part 5 and had acknowledged 2"):
+        task.finish()
+    assert leaders.sent == [0, 1, 1, 2]
+
+
+def test_a_topic_made_anew_with_more_partitions_fails_the_task_that_needs_them() -> None:
+    leaders = Leaders()
+    task = staging_to(leaders)
+    task.stage({"t": one()})
+    beyond = pa.table({"value": ["v"], "partition": pa.array([PARTITIONS], pa.int32())})
+    leaders.topics["t"] = info("t", PARTITIONS + 1, b"anew".ljust(16))
+    with pytest.raises(UnknownTopicId):
+        task.stage({"t": beyond})
+    leaders.topics["t"] = info("t", PARTITIONS + 1)
+    task.stage({"t": beyond})
+    assert [part.partition for part in task.finish()] == [0, PARTITIONS]
+
+
+def test_what_is_in_flight_is_bounded_by_the_producers_memory() -> None:
+    leaders = Leaders()
+    task = staging_to(leaders, **{"buffer.memory": 1 << 20, "compression.type": "none"})
+    for _ in range(40):
+        task.stage({"t": one("v" * 100_000)})
+    assert leaders.unanswered_most == 11
+    task.finish()
+
+
+def test_a_task_renews_its_transaction_before_it_has_rows_and_numbered_ones_with_their_first_rows() -> None:
+    leaders = Leaders()
+    leaders.topics["s"] = info("s")
+    task, numbered = staging_to(leaders), staging_to(leaders, lambda topics: [each.name for each in topics])
+    assert [task._renewal._news.get_nowait()] == [{producer_id_of("tx")}]
+    for each in (numbered, task):
+        each.stage({"t": one()})
+    numbered.stage({"t": one(), "s": one()})
+    assert [numbered._renewal._news.get_nowait() for _ in range(2)] == [{producer_id_of("t")}, {producer_id_of("s")}]
+
+
+def test_parts_are_discarded_wherever_they_can_be() -> None:
+    """Neither a topic that is gone nor a broker that is away keeps the others from being told."""
+    told: dict[int, list[bytes]] = {}
+
+    class Some:
+        def look_up(self, topics: object) -> None:
+            raise CUT
+
+        def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[None, SimpleNamespace]:
+            if partition.topic == "gone":
+                raise UnknownTopic(topic="gone")
+            return None, SimpleNamespace(broker_id=partition.partition)
+
+        def call(self, method: str, request: Any, broker_id: int, patient: bool) -> None:
+            if broker_id == 1:
+                raise CUT
+            told[broker_id] = [each for part in request.partitions for each in part.uuids]
+
+    cluster: Any = Some()
+    places = [("a", 1), ("gone", 0), ("a", 0), ("a", 2), ("b", 2), ("a", 2)]
+    discard_parts(
+        cluster,
+        [(TopicPartition(*place), place[0].encode(), b"%d" % index) for index, place in enumerate(places)],
+    )
+    assert told == {0: [b"2"], 2: [b"3", b"5", b"4"]}
