@@ -417,7 +417,7 @@ class Committer:
         def settle(place: Place, error: KafkalogError) -> bool:
             if isinstance(error, StagedPartLost):
                 now = self._read(decision.transactional_id, patience, decision.version)
-                if now.done and now.commit_uuid == decision.commit_uuid:
+                if now.done or now.commit_uuid != decision.commit_uuid:  # nobody decides over one that is not done
                     return True  # everywhere, long ago: leaders have forgotten what they had of it
                 return lost is not None and lost(place, error)
             return isinstance(error, UnknownTopicId)

@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -16,10 +17,21 @@ from broker.local import LocalCluster
 from kafkalog.cli.main import run
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.config import parse_producer
+from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
 from kafkalog.client.consumer import Consumer
+from kafkalog.client.leaders import Patience, Place
 from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome, Step, claimed, decided, is_recorded, next_step
+from kafkalog.client.transactions import (
+    CommitBatch,
+    Committer,
+    Outcome,
+    Step,
+    _Attempt,
+    claimed,
+    decided,
+    is_recorded,
+    next_step,
+)
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,
@@ -37,7 +49,7 @@ from kafkalog.errors import (
 from kafkalog.format.batch import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import Decision, Writer
+from kafkalog.wire.decisions import Decision, Writer, decision_from_wire, decision_to_wire
 from tests.waiting import waited_for
 
 # --- the rules, pure
@@ -214,6 +226,178 @@ def test_a_decision_holds_the_partitions_as_ranges() -> None:
     found = decided(Decision("tx", 4), replace(BATCH, parts=parts), UUID)
     assert [(topic.topic, topic.partitions) for topic in found.topics] == [("s", ((7, 7),)), ("t", ((0, 1), (3, 3)))]
     assert found.version == 4
+
+
+# --- over decisions that are read and written as the test says, without a broker
+
+
+class Registry:
+    """In the place of a Cluster: `reads` are what brokers answer in turn, the last of them from then on; a decision is
+    taken only at `version`."""
+
+    settings = CLIENT_SETTINGS.parse({})
+
+    def __init__(self, *reads: Decision, version: int = -2) -> None:
+        self.reads = list(reads)
+        self.version = version
+        self.written: list[Decision] = []
+        self.released: list[pb.ReleaseRequest] = []
+
+    def call(self, method: str, request: Any, **how: Any) -> Any:
+        if method == "ReadDecisions":
+            found = self.reads.pop(0) if len(self.reads) > 1 else self.reads[0]
+            return pb.Decisions(decisions=[decision_to_wire(found)])
+        if method == "ListDecisions":
+            return pb.Decisions(decisions=map(decision_to_wire, self.reads))
+        if method == "Release":
+            self.released.append(request)
+            return pb.ReleaseReply()
+        assert method == "Decide"
+        decision = decision_from_wire(request.decision)
+        if decision.version != self.version:
+            raise DecisionMoved(
+                transactional_id=decision.transactional_id, expected=decision.version, version=self.version
+            )
+        self.written.append(decision)
+        self.version += 1
+        return pb.DecideReply(version=self.version)
+
+    def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[None, SimpleNamespace]:
+        return None, SimpleNamespace(broker_id=0)
+
+    def pause(self, seconds: float) -> None:
+        """At once."""
+
+
+def committer_over(registry: Registry) -> Any:
+    return Committer(cast(Cluster, registry))
+
+
+OPEN = replace(RECORDED, done=False)
+MOVED_ON = replace(RECORDED, version=12, batch_id=6, commit_uuid=b"n" * 16)
+
+
+def test_after_a_decision_was_refused_a_read_that_lags_is_read_again() -> None:
+    registry = Registry(replace(OPEN, version=3), OPEN, version=9)
+    committer = committer_over(registry)
+    assert committer._write(replace(OPEN, version=4), Patience(30)) == OPEN
+
+
+def test_the_decision_that_somebody_made_after_a_batch_was_done_is_not_marked_done_with_it() -> None:
+    registry = Registry(replace(MOVED_ON, done=False), version=12)
+    assert committer_over(registry)._write_done(OPEN, Patience(30)).is_open
+    assert registry.written == []
+
+
+@pytest.mark.parametrize("now", [replace(OPEN, version=10, done=True), MOVED_ON, replace(MOVED_ON, done=False)])
+def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost(now: Decision) -> None:
+    """Whether it was this batch that was last decided, or one after it; and whichever server was read before."""
+    registry = Registry(OPEN, replace(OPEN, version=7), now, version=now.version)
+    committer = committer_over(registry)
+    lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
+
+    def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
+        assert settle(Place("t", b"t" * 16, 0), lost)
+
+    committer._leaders.ask = ask
+    assert committer.resolve("tx") == (now, [])
+    assert registry.written == []
+
+
+def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost() -> None:
+    registry = Registry(OPEN, version=9)
+    committer = committer_over(registry)
+    lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="gone")
+
+    def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
+        assert not settle(Place("t", b"t" * 16, 0), lost)
+        raise lost
+
+    committer._leaders.ask = ask
+    with pytest.raises(StagedPartLost):
+        committer.resolve("tx")
+
+
+@pytest.mark.parametrize(
+    ("over", "now", "recorded"),
+    [
+        (None, RECORDED, True),  # another attempt at a stream's batch, which is the same batch
+        (None, replace(RECORDED, batch_id=4), False),
+        (Decision("tx", 3), replace(OPEN, version=9, commit_uuid=UUID), True),
+        (Decision("tx", 3), Decision("tx", 9, is_stream=True, forgotten=True), None),  # after it was decided, perhaps
+        (Decision("tx", 3), Decision("tx"), None),
+    ],
+)
+def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_same(
+    over: Decision | None, now: Decision, recorded: bool | None
+) -> None:
+    committer = committer_over(Registry(now, version=now.version))
+    assert committer._is_decided(_Attempt(BATCH, UUID, False, over)) is recorded
+
+
+def test_a_decision_gives_what_follows_all_of_its_time() -> None:
+    seconds = 0.0
+    patience = Patience(10, lambda: seconds)
+    committer = committer_over(Registry(Decision("tx"), version=-1))
+    committer._patience = lambda: patience
+    committer._prepare = lambda *_: None
+    decide = committer._decide
+
+    def slowly(decision: Decision) -> int:
+        nonlocal seconds
+        seconds += 9
+        return int(decide(decision))
+
+    committer._decide = slowly
+
+    def roll_forward(decision: Decision, patience: Patience) -> Decision:
+        patience.failed(BrokerUnreachable(address="b:1", reason="down"), pause=5)
+        return replace(decision, done=True)
+
+    committer._roll_forward = roll_forward
+    part = StagedPartition("t", b"t" * 16, 0, UUID, 0, 1, 1, 1)
+    assert committer.commit(replace(BATCH, parts=[part])) is Outcome.COMMITTED
+
+
+def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_version_on() -> None:
+    registry = Registry(RECORDED, version=9)
+    committer = committer_over(registry)
+
+    def prepared(partition: int, commit_uuid: bytes) -> pb.StagedSet:
+        return pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=partition, batch_id=6, commit_uuid=commit_uuid)
+
+    sets = [prepared(0, OTHER), prepared(1, UUID), prepared(2, b"")]
+    committer.staged = lambda transactional_id: sets
+    assert committer.abort("tx") == [sets[1]]
+    [told] = registry.released
+    assert (told.commit_uuid, told.below_version, [each.partition for each in told.partitions]) == (UUID, 10, [1])
+
+
+def test_of_several_counts_none_is_forgotten_if_one_can_not_be() -> None:
+    registry = Registry(RECORDED, version=9)
+    committer = committer_over(registry)
+    with pytest.raises(InvalidArgument, match="is decided and not everywhere yet"):
+        committer.forget([RECORDED, replace(OPEN, transactional_id="other")])
+    assert registry.written == []
+    committer._known["tx"] = RECORDED
+    committer.forget([RECORDED])
+    assert [each.forgotten for each in registry.written] == [True]
+    assert not committer._known
+
+
+def test_of_transactions_that_end_nothing_is_kept_in_memory() -> None:
+    committer = committer_over(Registry(replace(RECORDED, is_stream=False)))
+    committer.decision("tx")
+    assert committer._known == {}
+
+
+def test_a_count_that_was_forgotten_is_not_listed_as_recorded() -> None:
+    name = NUMBERED.transactional_id
+    forgotten = Decision(name, 4, is_stream=True, forgotten=True)
+    again = replace(RECORDED, transactional_id=f"{name}:1")
+    committer = committer_over(Registry(forgotten, again, RECORDED))
+    assert committer.recorded("my app") == committer.recorded("my app", "out") == [again]
+    assert committer.recorded("my app", "other") == committer.recorded("my") == []
 
 
 # --- end to end
