@@ -419,6 +419,20 @@ def apply_again(disk: MemoryDisk) -> None:
     assert sorted(value for value in values if value in FIRST.values) == sorted(FIRST.values)
 
 
+def test_a_set_that_is_prepared_again_after_a_kill_outlives_a_power_cut() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    for part, _ in FIRST.parts:
+        log.staged.stage(FIRST.uuid(part), FIRST.batches(part))
+    log.staged.prepare(FIRST.prepared())
+    disk = disk.after_kill()  # before anything of it was synced, the names of its files included
+    log = open_log(open_directory(disk), leader_epoch=1)
+    log.staged.prepare(FIRST.prepared())
+    log.staged.keep_prepared(FIRST.commit_uuid)
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)), leader_epoch=2)
+    assert [staged.prepared for staged in log.staged.staged()] == [FIRST.prepared()]
+
+
 @pytest.mark.parametrize("also_staged", [None, FOREIGN])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_progress_of_an_apply_is_forgotten_only_once_no_power_cut_brings_its_set_back(

@@ -438,6 +438,30 @@ def test_a_registration_that_failed_after_a_lost_session_is_made_good(
     assert refusing.refused.is_set()
 
 
+def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = broker.broker.catalog
+    register, withdraw, withdrawn = registry.register_broker, registry.withdraw_broker, threading.Event()
+    record = catalog._registration
+    assert record is not None
+
+    def withdrawing(session: ZooKeeperSession, record: registry.BrokerRecord) -> None:
+        withdraw(session, record)
+        withdrawn.set()
+
+    def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
+        catalog._directory.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
+        assert withdrawn.wait(_PATIENT_SECONDS)
+        return register(session, record)
+
+    monkeypatch.setattr(registry, "withdraw_broker", withdrawing)
+    monkeypatch.setattr(registry, "register_broker", too_late)
+    with pytest.raises(errors.StorageFailed):
+        catalog.register_broker(record)
+    assert registry.live_brokers(catalog.session) == {}
+
+
 def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
     start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -232,6 +232,7 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     catalog = broker.broker.catalog
     partition = catalog.leader_of(topic, 0)
     assert partition.log.flushed_offset == 0  # so that a round which does not see it would save it, where it was
+    partition.register(lambda: None)
     wipe(tmp_path, topic)
     catalog._directory.tidy()
     until(broker, lambda: catalog.failure(topic, 0) is not None)
@@ -239,6 +240,7 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     assert_lost(broker, topic, 0, told.format(f"{topic.hex()}-0"))
     with pytest.raises(errors.NotLeader):
         partition.append_as_leader([])
+    assert partition.waiting == 0
     assert catalog.leader_of(topic, 1).log.end_offset == 5
     counters = broker.counters()
     assert (counters["partitions.served"], counters["partitions.unserved"]) == (1, 1)
@@ -253,6 +255,29 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     broker = start_broker()
     log = broker.broker.catalog.leader_of(topic, 0).log
     assert (log.end_offset, log.leader_epoch) == (5, 1)
+
+
+def test_a_log_that_could_not_be_taken_out_at_once_is_taken_out_later(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.replica.catalog._RETRY_SECONDS", 0.05)
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    misses_log, refused = catalog._directory.misses_log, threading.Event()
+
+    def out_of_files(topic_id: bytes, partition: int) -> bool:
+        if not refused.is_set():
+            refused.set()
+            raise errors.OutOfFiles(directory="/data", reason="too many open files")
+        return misses_log(topic_id, partition)
+
+    wipe_folder(tmp_path, topic)
+    monkeypatch.setattr(catalog._directory, "misses_log", out_of_files)
+    catalog._directory.tidy()
+    assert refused.wait(60)
+    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    assert (topic, 0) not in catalog.hosted
 
 
 def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_is_gone(
@@ -275,6 +300,33 @@ def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_
     for _ in range(3):
         assert rounds.acquire(timeout=60)
     assert catalog.failure(topic, 0) is None
+
+
+def test_logs_of_a_topic_that_are_removed_one_after_the_other_are_all_lost(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker()
+    topic = filled(broker, partitions=3)
+    catalog = broker.broker.catalog
+    for number in range(2):
+        shutil.rmtree(folder(tmp_path, topic, number))
+        catalog._directory.tidy()
+        until(broker, lambda: len(catalog.unserved()) > number)  # noqa: B023
+    for number in range(2):
+        assert_lost(broker, topic, number, rf"its folder {topic.hex()}-{number} is gone")
+    assert catalog.leader_of(topic, 2).log.end_offset == 5
+
+
+def test_a_directory_whose_lost_log_was_deleted_is_clean_again(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker()
+    topic = filled(broker)
+    catalog = broker.broker.catalog
+    empty_folder(tmp_path, topic)
+    catalog._directory.tidy()
+    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
+    broker.stop()
+    assert (tmp_path / "broker-0" / "clean").exists()
 
 
 def test_a_roll_in_a_folder_that_is_gone_takes_its_partition_out_and_no_other(

@@ -726,6 +726,15 @@ def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer
     assert log.start_offset == 61
 
 
+def test_of_the_producers_states_the_last_two_are_kept(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(5):
+        log.append([numbered(offset, producer=(7, 0, offset))])
+        log.checkpoint()
+    states = sorted(path.name for path in log.directory.glob("*.producers"))
+    assert states == [f"{offset:020d}.producers" for offset in (4, 5)]
+
+
 def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> None:
     log = open_log(directory, topic(retention_bytes=9000))
     fill(log, 60)

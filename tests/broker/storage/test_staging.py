@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +17,13 @@ from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.dump import dump, verify
 from broker.storage.log import Log
-from broker.storage.marks import KEPT_US, Marks
+from broker.storage.marks import DONE_KEPT_US, KEPT_US, Marks
 from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.format.batch import producer_id_of
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
+from tests.crash.memory_disk import MemoryDisk
 
 PRODUCER = 1 << 62
 
@@ -115,6 +117,8 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
     assert [staged.prepared for staged in log.staged.staged()] == [held]
     log.staged.drop(held.commit_uuid, 5)
+    log.staged.expire((), directory.clock.monotonic())
+    assert len(staged_files(log)) == 1  # it was written to just now
     log.staged.expire((), directory.clock.monotonic() + 1)
     assert staged_files(log) == []
     assert len(read_all(log)) == 180
@@ -426,6 +430,25 @@ def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(direct
     assert len(read_all(log)) == 3
 
 
+def test_a_release_of_a_batch_that_the_log_has_not_leaves_its_set(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    old, new = write(log, 0, [batch(0)]), write(log, 1, [batch(0, batch_id=1)])
+    apply(log, old)
+    log.staged.release("x", 1)
+    assert new in [staged.prepared for staged in log.staged.staged()]
+    assert apply(log, new) == 2
+
+
+def test_a_release_forgets_what_other_attempts_of_the_batch_staged(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    log.staged.stage(b"an older attempt", [batch(0)])
+    prepared = write(log, 0, [batch(0)])
+    log.staged.stage(b"the next batch's", [batch(0, batch_id=1)])
+    apply(log, prepared)
+    log.staged.release("x", 0)
+    assert [(staged.batch_id, staged.parts) for staged in log.staged.staged()] == [(1, 1)]
+
+
 def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:
     log = open_log(directory)
     old, new = write(log, 0, [batch(0)]), write(log, 1, [batch(number, batch_id=1) for number in range(2)])
@@ -460,6 +483,18 @@ def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepar
     assert marks.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
     assert marks.forget_silent(11 + KEPT_US, ()) == 1
     assert KEPT_US >= 30 * 86_400 * 1_000_000
+
+
+def test_a_mark_is_done_with_its_own_batch_only() -> None:
+    marks = Marks()
+    marks.record(batch(0, batch_id=5)[0], 0, 10)
+    marks.done(PRODUCER, 4)  # it came late
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    marks.done(PRODUCER, 5)
+    marks.record(batch(0, batch_id=6)[0], 1, 10)  # there was another one after all
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    marks.done(PRODUCER, 6)
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 1
 
 
 def test_an_older_batch_that_stands_behind_a_newer_one_changes_no_mark() -> None:
@@ -555,6 +590,27 @@ def test_a_log_is_dumped_and_verified_beside_what_is_staged(directory: LogDirect
     assert "offsets 0 to 0" in "\n".join(dump(log.directory))
 
 
+def test_a_file_of_which_nothing_is_needed_any_more_as_its_turn_to_be_synced_comes_is_left_out(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    log = open_log(directory)
+    for batch_id in range(3):
+        log.staged.stage(b"%016d" % batch_id, [batch(0, batch_id=batch_id, size=2200)])
+    assert len(staged_files(log)) == 3
+    real: Callable[[int], None] = directory.disk.sync
+
+    def sync(fd: int) -> None:
+        log.staged.discard([b"%016d" % 1])
+        real(fd)
+
+    monkeypatch.setattr(directory.disk, "sync", sync)
+    log.staged._staging.sync()
+    assert len(staged_files(log)) == 2
+    assert log.staged.unsynced_bytes == 0
+    assert directory.failed is None
+
+
 def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = threading.Event()
     real: Callable[[int], None] = directory.disk.sync
@@ -605,6 +661,20 @@ def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogD
     log.forget_silent_producers(0)
     assert apply(log, prepared) == 1
     assert len(read_all(log)) == 1
+
+
+def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_for_it() -> None:
+    disk, path = MemoryDisk(), Path("/data")
+    log = open_log(LogDirectory(path, disk=disk, clock=ManualClock()))
+    prepared = write(log, 0, [batch(0)])
+    assert log.staged.drop(prepared.commit_uuid, 5)
+    log.staged.expire((), 1 << 40)
+    disk = disk.after_kill()
+    assert disk.names(log.directory / staging.STAGING) == []
+    log = open_log(LogDirectory(path, disk=disk, clock=ManualClock()))
+    assert log.staged.settle_drops()
+    log = open_log(LogDirectory(path, disk=disk.after_power_cut(random.Random(0), 0.0), clock=ManualClock()))
+    assert log.staged.staged() == []
 
 
 def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(

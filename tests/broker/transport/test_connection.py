@@ -10,9 +10,12 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from broker.transport.connection import Connection
+from broker.transport.dataport import DataPort
 from kafkalog.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -328,6 +331,7 @@ def test_a_fetch_waits_for_min_bytes_and_no_longer_than_its_time(broker: Running
         header, body = reader.reply()
         assert body == b""
         assert header.fetch.partitions[0].end_offset == 2
+        assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
 
 
 def test_a_waiting_fetch_is_answered_at_once_when_something_queues_behind_it(broker: RunningBroker) -> None:
@@ -364,11 +368,14 @@ def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
         assert values_in(client.fetch(topic, 0, max_wait_ms=30_000)[1]) == [b"news"]
 
 
-def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: RunningBroker) -> None:
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: RunningBroker, resets: bool) -> None:
     topic = broker.new_topic()
     client = broker.client()
     client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
     wait_until_waiting(broker, topic)
+    if resets:  # as a process that was killed with answers unread
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     waited_for(lambda: broker.counters()["dataport.connections"] == 0)
     assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
@@ -434,6 +441,59 @@ def test_requests_of_every_kind_in_one_wake_up_are_answered_in_order(broker: Run
     kinds = [header.WhichOneof("reply") for header, _ in replies]
     assert kinds == ["append", "append", "fetch", "stage", "append", "stage", "fetch"]
     assert values_in(replies[2][1]) and values_in(replies[6][1])
+
+
+def connections_of(broker: RunningBroker) -> list[Connection]:
+    port = getattr(broker.broker.rpc_service._counters, "__self__")  # noqa: B009
+    assert isinstance(port, DataPort)
+    return list(port._connections)
+
+
+def test_a_stop_that_comes_while_an_answer_is_sent_is_seen_once_it_is_sent(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    blocked = threading.Event()
+    real = Connection._wait_writable
+
+    def wait_writable(self: Connection) -> None:
+        blocked.set()
+        real(self)
+
+    monkeypatch.setattr(Connection, "_wait_writable", wait_writable)
+    with broker.client() as client:
+        client.sock.settimeout(15)
+        for _ in range(4):
+            client.append(topic, a_batch([bytes(6 << 20)]))
+        client.send(fetch_frame(1, topic, 0, max_bytes=64 << 20))
+        assert blocked.wait(30)
+        [connection] = connections_of(broker)
+        connection.stop()
+        waited_for(lambda: not select.select([connection._wake_fd], [], [], 0)[0])  # it has taken the wake
+        assert len(client.reply()[1]) > 24 << 20
+        assert client.is_closed()
+
+
+def test_a_defect_in_parsing_ends_its_connection_and_takes_no_turn_along(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    real = Connection._take_frames
+    failing = True
+
+    def take_frames(self: Connection) -> Any:
+        if failing:
+            raise ZeroDivisionError("a defect")
+        return real(self)
+
+    monkeypatch.setattr(Connection, "_take_frames", take_frames)
+    for _ in range(10):  # more than there are turns
+        with broker.client() as client:
+            client.send(append_frame(1, topic, a_batch()))
+            assert client.is_closed()
+    failing = False
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0
 
 
 # --- group commit --------------------------------------------------------------------------------------------------
@@ -577,6 +637,10 @@ def test_an_error_under_acks_0_closes_the_connection_after_the_answers_before_it
         client.send(append_frame(3, topic, a_batch()) + append_frame(4, topic, b"damaged", acks=0))
         assert client.reply()[0].correlation_id == 3
         assert client.is_closed()
+    with broker.client() as client:  # what came behind it is not done, not even where it was taken out already
+        client.send(append_frame(5, topic, b"damaged", acks=0) + fetch_frame(6, topic, 0) + fetch_frame(7, topic, 0))
+        with pytest.raises(ConnectionError):
+            client.reply()
 
 
 def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: StartBroker) -> None:
@@ -588,6 +652,8 @@ def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: S
         assert third.is_closed()
         assert one.append(topic, a_batch()).base_offset == 0
     waited_for(lambda: broker.counters()["dataport.connections"] == 0)
+    counters = broker.counters()  # of connections that have ended
+    assert (counters["dataport.requests"], counters["dataport.connections_refused"]) == (1, 1)
     with broker.client() as again:
         assert again.append(topic, a_batch()).base_offset == 1
 
