@@ -419,8 +419,7 @@ class PartitionQueue:
         self.topic_id = topic_id
         for batch in self.unacked:
             batch.lost = batch.maybe_written = False
-        self._broken = False
-        self._renumber()
+        self._renumber()  # a gap was closed when the last answer came
         return True
 
     def clear(self) -> list[Batch]:

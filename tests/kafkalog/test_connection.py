@@ -7,13 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin
-from kafkalog.connection import ControlConnection, DataConnection
-from kafkalog.errors import BrokerUnreachable, KafkalogError, ProtocolError, RequestTimedOut, TooManyConnections
+from kafkalog.connection import _ABANDONED, ControlConnection, DataConnection
+from kafkalog.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    Closed,
+    KafkalogError,
+    ProtocolError,
+    RequestTimedOut,
+    TooManyConnections,
+)
+from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import frame_start, hello
 
@@ -267,3 +277,118 @@ def test_when_all_addresses_are_dead_each_is_named() -> None:
     assert str(raised.value) == (
         f"no broker reachable at 127.0.0.1:{first}, 127.0.0.1:{second}: connection refused; connection refused"
     )
+
+
+def test_a_greeting_that_failed_leaves_no_connection() -> None:
+    ended = threading.Event()
+
+    def talk(accepted: socket.socket) -> None:
+        accepted.sendall(b"no hello")
+        accepted.settimeout(30)
+        while accepted.recv(100):
+            pass
+        ended.set()
+
+    with server(lambda accepted: threading.Thread(target=talk, args=(accepted,), daemon=True).start()) as port:
+        with pytest.raises(ProtocolError) as raised:
+            connect(port)
+        assert ended.wait(10)
+        del raised  # its traceback holds the connection till here
+
+
+def test_a_header_that_came_with_others_is_handed_out_with_them_unless_it_has_a_body() -> None:
+    def frame(number: int, body: bytes = b"") -> bytes:
+        return frame_start(pb.ReplyHeader(correlation_id=number).SerializeToString(), len(body)) + body
+
+    with server(greet_and(frame(1) + frame(2) + frame(3, b"body") + frame(4))) as port:
+        connection = connect(port, timeout_ms=20_000)
+        connection._fill(len(frame(1) * 4) + 4)
+        assert [header.correlation_id for header in connection.receive_some()] == [1, 2]
+        assert not connection.is_quiet(), "an answer came that nobody took"
+        header, body = connection.receive()
+        assert (header.correlation_id, bytes(body or b"")) == (3, b"body")
+        connection.close()
+
+
+# --- the gRPC service, its calls and its channel
+
+
+def channel_to(port: int) -> ControlConnection:
+    return ControlConnection("127.0.0.1", port, connect_timeout_ms=300)
+
+
+DESCRIBE = broker_pb2.DescribeClusterRequest()
+
+
+def test_a_connection_that_was_closed_opens_no_other_channel() -> None:
+    closed = channel_to(1)
+    closed.close()
+    with pytest.raises(BrokerUnreachable, match="the connection was closed here"):
+        closed.call("DescribeCluster", DESCRIBE, 100)
+    with pytest.raises(BrokerUnreachable, match="the connection was closed here"):
+        closed.begin("DescribeCluster", DESCRIBE, 100, lambda: None)
+    assert closed._channel is None
+
+
+def test_a_fork_closes_the_channel_that_no_call_is_under_way_on(cluster: LocalCluster) -> None:
+    connected = channel_to(cluster.brokers[0].grpc_port)
+    done = threading.Event()
+    call = connected.begin("DescribeCluster", DESCRIBE, 30_000, done.set)
+    assert done.wait(30)
+    assert call.result().cluster_id
+    connected._calls += 1
+    assert not connected.close_if_idle(), "a call is under way"
+    connected._calls -= 1
+    assert connected.close_if_idle()
+    assert not connected.close_if_idle(), "there is none any more"
+    assert connected.call("DescribeCluster", DESCRIBE, 30_000).cluster_id  # on another
+    connected.close()
+
+
+def test_a_call_that_was_given_up_says_so() -> None:
+    with server(lambda accepted: None) as port:
+        silent = channel_to(port)
+        done = threading.Event()
+        call = silent.begin("DescribeCluster", DESCRIBE, 30_000, done.set)
+        call.cancel()
+        assert done.wait(30)
+        with pytest.raises(Closed):
+            call.result()
+        silent.close()
+
+
+@pytest.mark.parametrize("error", [
+    RequestTimedOut(what="DescribeCluster", address="a", timeout_ms=1), BrokerBusy(broker="a", reason="full")
+])  # fmt: skip
+def test_a_connect_that_fails_leaves_no_channel_and_takes_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, error: KafkalogError
+) -> None:
+    closed: list[bool] = []
+    asked: list[int] = []
+
+    class Channel:
+        def close(self) -> None:
+            closed.append(True)
+
+    with server(lambda accepted: None) as port:
+        failing: Any = channel_to(port)
+        failing._channel = Channel()
+
+        def call(method: str, request: object, timeout_ms: int) -> None:
+            asked.append(timeout_ms)
+            raise error
+
+        failing.call = call
+        with pytest.raises(KafkalogError):
+            failing.connect()
+    assert closed == [True]
+    assert 0 < asked[0] <= 300
+
+
+def test_a_parents_channel_is_neither_closed_nor_destroyed_in_a_child() -> None:
+    parents: Any = channel_to(1)
+    parents._channel = channel = object()
+    parents.abandon()
+    assert parents._channel is None
+    assert any(each is channel for each in _ABANDONED)
+    _ABANDONED.remove(channel)  # type: ignore[arg-type]

@@ -562,3 +562,36 @@ def test_giving_up_behind_a_batch_that_failed_for_good_does_not_hold_the_queue_f
     assert queue.clear() == [second]
     following = add(queue)
     assert queue.take(0.0, 1 << 20) == [following]
+
+
+def out_of_order() -> OutOfOrderSequence:
+    return OutOfOrderSequence(partition="t-0", expected=0, got=1)
+
+
+def test_nothing_new_is_sent_behind_a_gap_before_it_is_closed() -> None:
+    queue = make_queue()
+    first, second, waiting = add(queue), add(queue), add(queue)
+    assert queue.take(0.0, 200) == [first, second]
+    queue.refused(first, BatchTooLarge(size=2, partition="t-0", limit=1), now=0.0)
+    assert not queue.can_send(10.0), "the second one's answer is awaited, and what comes behind it would be refused too"
+    queue.refused(second, out_of_order(), now=0.0)
+    assert queue.take(10.0, 1 << 20) == [second]
+    queue.acked(second)
+    assert queue.take(10.0, 1 << 20) == [waiting]
+    assert [(batch.identity, batch.sequence) for batch in (second, waiting)] == [
+        (Identity(7, 1), 0),
+        (Identity(7, 1), 1),
+    ]
+
+
+def test_a_batch_that_is_out_of_order_is_not_in_the_log_whatever_was_to_be_feared_before() -> None:
+    """It goes on behind the gap, where one whose fate is unknown fails."""
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    queue.refused_together([first, second], DiskFull(directory="/d"), now=0.0)
+    queue.take(10.0, 1 << 20)  # one by one
+    queue.refused(second, out_of_order(), now=10.0)
+    failed = queue.refused(first, BatchTooLarge(size=2, partition="t-0", limit=1), now=10.0)
+    assert [batch for batch, _ in failed] == [first]
+    assert queue.take(20.0, 1 << 20) == [second]

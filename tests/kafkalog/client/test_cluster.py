@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kafkalog.client import cluster as cluster_module
-from kafkalog.client.cluster import Cluster
-from kafkalog.errors import BrokerUnreachable, Closed, RequestTimedOut
+from kafkalog.client.cluster import BrokerInfo, Cluster
+from kafkalog.errors import BrokerUnreachable, Closed, RequestTimedOut, UnknownTopic, ZooKeeperUnreachable
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
 
 Address = tuple[str, int]
 
@@ -212,3 +214,119 @@ def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Netw
     with pytest.raises(Closed):
         cluster.describe()
     assert network.open == []
+
+
+def test_a_broker_that_knows_of_none_makes_no_broker_forgotten(network: Network, connected: Cluster) -> None:
+    """As one does that has just lost its ZooKeeper."""
+    brokers, network.brokers = network.brokers, {}
+    connected._take_in(network.description())
+    network.brokers = brokers
+    assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
+    assert network.calls == [("Ask", TWO)]  # and nobody was asked where that is
+
+
+def test_of_two_channels_that_are_made_at_once_one_is_kept_and_the_other_closed(
+    network: Network, connected: Cluster
+) -> None:
+    def and_another_is_quicker() -> None:
+        network.on_connect = lambda: None
+        assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
+
+    network.on_connect = and_another_is_quicker
+    assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
+    assert [control.address for control in network.open] == [ONE, TWO]
+
+
+def test_a_channel_that_failed_late_takes_out_nothing_of_its_successor(network: Network, connected: Cluster) -> None:
+    [first] = network.open
+    failed: Any = first
+    connected._forget(ONE, failed)
+    connected.describe()
+    [successor] = network.open
+    connected._forget(ONE, failed)
+    assert network.open == [successor]
+    network.calls.clear()
+    connected.describe()
+    assert network.open == [successor], "it is used on"
+
+
+def test_a_topic_is_looked_for_at_every_broker_whichever_is_away(network: Network, connected: Cluster) -> None:
+    network.brokers = {ONE: 1, TWO: 2, MOVED: 3}
+    connected.describe()
+    unknown = error_to_wire(UnknownTopic(topic="t"))
+
+    def ask(method: str, request: Any, broker_id: int | None = None, patient: bool = True) -> pb.TopicDescriptions:
+        if broker_id == 2:
+            raise BrokerUnreachable(address="two:2", reason="connection refused")
+        described = pb.TopicDescription(name="t", topic_id=b"t" * 16)
+        if broker_id != 3:
+            described = pb.TopicDescription(name="t", error=unknown)
+        return pb.TopicDescriptions(topics=[described])
+
+    asking: Any = connected
+    asking.call = ask
+    assert [topic.topic_id for topic in connected.describe_topics(["t"])] == [b"t" * 16]
+
+
+def test_no_more_idle_connections_are_kept_than_are_of_use(connected: Cluster) -> None:
+    lent: list[Any] = [connected.borrow_data(1) for _ in range(12)]
+    for each in lent:
+        connected.give_back(1, each)
+    assert [each.is_closed for each in lent] == [False] * 8 + [True] * 4
+
+
+def test_where_the_cluster_says_that_a_broker_is_counts_before_a_hint(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Address] = []
+    monkeypatch.setattr(cluster_module, "DataConnection", lambda host, port, **_: asked.append((host, port)))
+    outdated = BrokerInfo(1, "outdated", 7, 8, "", "")
+    connected.connect_data(1, outdated)
+    connected.connect_data(9, outdated)  # nobody has told of that one
+    assert asked == [("one", 0), ("outdated", 8)]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_pause_ends_with_the_close_and_a_forked_child_of_a_closed_cluster_is_closed(
+    connected: Cluster, is_closed: bool
+) -> None:
+    if is_closed:
+        connected.close()
+    connected.after_fork_in_child()
+    if not is_closed:
+        connected.pause(0)
+        connected.close()
+    with pytest.raises(Closed):
+        connected.pause(60)
+    with pytest.raises(Closed):
+        connected.describe()
+
+
+def test_a_broker_without_zookeeper_keeps_its_channel_and_its_reason_is_told(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = ZooKeeperUnreachable(address="zoo:1", reason="no answer in time")
+
+    def call(self: Control, method: str, request: object, timeout_ms: int) -> object:
+        raise away if self.address == ONE else BrokerUnreachable(address="two:2", reason="connection refused")
+
+    monkeypatch.setattr(Control, "call", call)
+    with pytest.raises(ZooKeeperUnreachable):
+        connected.call("Ask", None, patient=False)
+    assert [control.address for control in network.open] == [ONE]
+
+
+def test_what_was_told_of_a_topic_grows_old(connected: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(cluster_module, "time", SimpleNamespace(monotonic=lambda: now))
+    asked: list[str] = []
+
+    def ask(method: str, request: Any, **how: Any) -> pb.TopicDescriptions:
+        asked.append(method)
+        return pb.TopicDescriptions(topics=[pb.TopicDescription(name="t", topic_id=b"t" * 16)])
+
+    asking: Any = connected
+    asking.call = ask
+    for now, times in ((0.0, 1), (299.0, 1), (301.0, 2)):  # noqa: B007
+        connected.topic("t")
+        assert len(asked) == times

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +17,13 @@ from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS
 from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
-from kafkalog.connection import DataConnection
+from kafkalog.connection import DataConnection, Reply
 from kafkalog.errors import (
     BrokerBusy,
     BrokerUnreachable,
     CorruptBatch,
     DataLost,
+    InternalError,
     KafkalogError,
     OffsetOutOfRange,
     UnknownPartition,
@@ -32,6 +33,7 @@ from kafkalog.errors import (
 from kafkalog.format.batch import BatchHeader, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
 from tests.proxy import proxied
 
 pytestmark = pytest.mark.timeout(120)
@@ -362,3 +364,164 @@ def test_a_range_that_is_left_leaves_no_connection_with_an_answer_outstanding_to
         assert not any(behind._idle.values())
         assert read(behind, filled, 0, COUNT) == list(range(COUNT))
         assert len(behind._idle[0]) == 1
+
+
+# --- a range over brokers that answer as the test says ----------------------------------------------------------------
+
+GONE = BrokerUnreachable(address="here:1", reason="it closed the connection")
+THREES = [batches(3, 3, 3)[start * len(batches(3)) : (start + 1) * len(batches(3))] for start in range(3)]
+T0 = TopicPartition("t", 0)
+
+
+class Wire:
+    """A connection to a broker that has records 0 to 8, three a batch and a batch an answer."""
+
+    address = "here:1"
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._asked: list[tuple[int, bytes, int]] = []
+        self.is_closed = False
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        if self._brokers.sends and (error := self._brokers.sends.pop(0)):
+            raise error
+        data = b"".join(pieces)
+        header = pb.RequestHeader.FromString(data[PREFIX_SIZE:])
+        [part] = header.fetch.partitions
+        self._asked.append((header.correlation_id, part.topic_id, part.offset))
+
+    def receive(self) -> Reply:
+        correlation_id, topic_id, offset = self._asked.pop(0)
+        event = self._brokers.events.pop(0) if self._brokers.events else None
+        if isinstance(event, BrokerUnreachable):
+            raise event
+        if event is None and topic_id != self._brokers.topic_id:
+            event = UnknownTopicId(topic_id=topic_id.hex())
+            reply = pb.ReplyHeader(correlation_id=correlation_id)
+            reply.fetch.partitions.add(error=error_to_wire(event))
+            return Reply(reply, None)
+        if event is not None:
+            return Reply(pb.ReplyHeader(error=error_to_wire(event)), None)
+        body = THREES[offset // 3]
+        reply = pb.ReplyHeader(correlation_id=correlation_id)
+        reply.fetch.partitions.add(end_offset=9, length=len(body))
+        return Reply(reply, memoryview(bytearray(body)))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Brokers:
+    """In the place of a Cluster. `sends` and `events` say what becomes of the requests, in turn; `leads_then` leads
+    once somebody asks."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = CLIENT_SETTINGS.parse(settings)
+        self.topic_id = b"i" * 16
+        self.sends: list[KafkalogError | None] = []
+        self.events: list[KafkalogError | None] = []
+        self.leader = self.leads_then = 1
+        self.borrowed: list[int] = []
+        self.given_back: list[Wire] = []
+        self.pauses: list[float] = []
+        self.made: list[Wire] = []
+        self.now = 0.0
+
+    def topic(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(topic_id=self.topic_id, effective={"cleanup.policy": "delete"})
+
+    def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[None, SimpleNamespace]:
+        return None, SimpleNamespace(broker_id=self.leader)
+
+    def refresh(self, names: object, *, patient: bool) -> None:
+        self.leader = self.leads_then
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def borrow_data(self, broker_id: int, known: object) -> Wire:
+        self.borrowed.append(broker_id)
+        self.made.append(Wire(self))
+        return self.made[-1]
+
+    def give_back(self, broker_id: int, connection: Wire) -> None:
+        self.given_back.append(connection)
+
+
+def read_from(brokers: Brokers, topic_id: bytes | None = b"i" * 16, **more: Any) -> Iterator[int]:
+    cluster: Any = brokers
+    for group in fetch_range(cluster, T0, topic_id, 0, 9, **more):
+        for header, columns in group:
+            yield from range(header.base_offset, header.base_offset + columns.num_rows)
+
+
+def test_after_a_failure_whoever_leads_then_is_asked() -> None:
+    brokers = Brokers()
+    brokers.leads_then = 2
+    brokers.events = [GONE]
+    assert list(read_from(brokers)) == list(range(9))
+    assert brokers.borrowed == [1, 2]
+
+
+def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(retry_timeout_ms=400)
+    monkeypatch.setattr(fetcher, "time", SimpleNamespace(monotonic=lambda: brokers.now))
+    brokers.events = [GONE, GONE, None] * 3
+    first = brokers.settings.retry_backoff_ms / 1000
+    assert list(read_from(brokers)) == list(range(9))
+    assert brokers.pauses == [first, 2 * first] * 3
+    assert sum(brokers.pauses) > 0.4
+    brokers.events = [GONE] * 20
+    with pytest.raises(BrokerUnreachable):
+        list(read_from(brokers))
+
+
+def test_a_topic_made_anew_is_read_instead_only_until_records_have_come() -> None:
+    hint: Any = LeaderHint(b"i" * 16, SimpleNamespace(broker_id=1))
+    brokers = Brokers()
+    brokers.topic_id = b"anew".ljust(16)
+    assert list(read_from(brokers, None, hint=hint)) == list(range(9))
+    brokers.topic_id = b"i" * 16
+    reading = read_from(brokers, None, hint=hint)
+    assert next(reading) == 0
+    brokers.topic_id = b"anew".ljust(16)
+    with pytest.raises(UnknownTopicId):
+        list(reading)
+
+
+def test_an_answer_to_a_request_that_did_not_leave_is_not_waited_for() -> None:
+    brokers = Brokers()
+    brokers.sends = [None, GONE]
+    assert list(read_from(brokers)) == list(range(9))
+    assert [each.is_closed for each in brokers.made] == [True, False]
+    assert brokers.given_back == brokers.made[1:]
+    assert brokers.pauses == []
+
+
+def test_a_connection_that_the_broker_refused_to_go_on_with_is_closed_and_not_given_back() -> None:
+    brokers = Brokers()
+    brokers.events = [None, InternalError(reason="a defect")]
+    with pytest.raises(InternalError):
+        list(read_from(brokers))
+    assert brokers.given_back == []
+    assert [each.is_closed for each in brokers.made] == [True]
+
+
+@pytest.mark.parametrize("event", ["a seek", "damage"])
+def test_where_a_batch_stands_on_the_disk_is_not_said_of_another_place_nor_where_it_was_damaged(event: str) -> None:
+    reader = PartitionReader(T0, b"i" * 16, 0)
+    assert taken(reader, THREES[0]) == [(0, 3)]
+    if event == "a seek":
+        reader.offset = 6
+    else:
+        damaged = bytearray(THREES[1])
+        damaged[-1] ^= 1
+        with pytest.raises(CorruptBatch):
+            reader.take(answer(), memoryview(damaged))
+    request = pb.FetchRequest()
+    reader.ask(request, 10)
+    assert not request.partitions[0].HasField("hint")

@@ -20,6 +20,7 @@ from kafkalog.errors import (
     Closed,
     InternalError,
     KafkalogError,
+    NotLeader,
     OutcomeUnknown,
     RequestTimedOut,
     UnknownTopic,
@@ -39,6 +40,7 @@ class Connection:
 
     address = "here:1"
     has_buffered = False
+    is_closed = False
 
     def __init__(self) -> None:
         self.sent: queues.Queue[pb.RequestHeader] = queues.Queue()
@@ -78,7 +80,7 @@ class Connection:
         self.answers.put(GONE)
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 class Part:
@@ -349,3 +351,158 @@ def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> No
         link.has_work(queue, 0.0)
     part.connection.answer(1)
     assert links.outcome(waiting) == 1
+
+
+def asleep(link: BrokerLink) -> None:
+    """Wait until a link has nothing to do."""
+    poll = threading.Event()
+    until = sender.time.monotonic() + 10
+    while not link._sleeps:
+        assert sender.time.monotonic() < until, "it finds something to do again and again"
+        poll.wait(0.001)
+
+
+@pytest.mark.parametrize("happens", ["is refused", "is lost", "has no connection"])
+def test_after_a_failure_it_is_asked_who_leads(links: Links, happens: str) -> None:
+    part = Part()
+    asked = threading.Event()
+    part.on_refresh = asked.set
+    link, queue = links.start(part), links.queue("t")
+    if happens == "has no connection":
+
+        def refuse_once() -> None:
+            part.on_connect = lambda: None
+            raise GONE
+
+        part.on_connect = refuse_once
+    batch = links.send(link, queue)
+    if happens == "is refused":
+        part.connection.answer(error=NotLeader(broker_id=1, partition="t-0"))
+    elif happens == "is lost":
+        part.connection.sent.get(timeout=LIMIT)
+        lost, part.connection = part.connection, Connection()
+        lost.answers.put(GONE)
+    assert asked.wait(LIMIT / 3)
+    part.connection.answer(3)
+    assert links.outcome(batch) == 3
+
+
+def test_a_producer_id_that_can_not_be_had_is_asked_for_again_after_a_pause(links: Links) -> None:
+    part = Part()
+    asked: list[int | None] = []
+
+    def refuse(used_up: int | None) -> Identity:
+        asked.append(used_up)
+        raise GONE
+
+    part.identity = refuse  # type: ignore[method-assign]
+    link, queue = links.start(part), links.queue("t", idempotent=True)
+    queue._next_backoff = LIMIT
+    links.send(link, queue)
+    asleep(link)
+    assert asked == [None]
+
+
+def test_a_connection_that_goes_before_its_requests_do_gets_none_of_them(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part()
+    link = links.make(part)
+    links.links.append(link)
+    frames = link._frames
+
+    def and_meanwhile_it_goes(requests: Any) -> Any:
+        monkeypatch.setattr(link, "_frames", frames)
+        first, part.connection = part.connection, Connection()
+        connection: Any = first
+        link._connection_lost(connection, GONE)
+        return frames(requests)
+
+    monkeypatch.setattr(link, "_frames", and_meanwhile_it_goes)
+    with links.outbox.lock:
+        link.start()
+    batch = links.send(link, links.queue("t"))
+    part_of = threading.Thread(target=lambda: part.connection.answer(3), daemon=True)
+    asleep(link)
+    part_of.start()
+    part_of.join(LIMIT / 3)
+    assert links.outcome(batch) == 3
+    assert part.connects == 2
+
+
+def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(links: Links) -> None:
+    link = links.make(Part())
+    queue = links.queue("t")
+    given_up, now_used = (Connection() for _ in range(2))
+    stand_ins: Any = given_up, now_used
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
+        link._connection = stand_ins[1]
+        link._awaiting.append(request)
+        reply = pb.ReplyHeader(correlation_id=request.correlation_id)
+        reply.append.partitions.add(base_offset=7)
+        assert link._take_replies(stand_ins[0], [reply]) == []
+        assert not batch.done and list(link._awaiting) == [request]
+        link._take_replies(stand_ins[1], [reply])
+        assert batch.base_offset == 7
+
+
+def test_the_thread_that_reads_acks_closes_its_connection_and_is_the_producers_no_longer(links: Links) -> None:
+    """Its number may become that of a thread which sends."""
+    part = Part()
+    link = links.start(part)
+    batch = links.send(link, links.queue("t"))
+    part.connection.answer(0)
+    links.outcome(batch)
+    [reader] = link._readers
+    assert reader.ident in links.outbox.own_threads
+    with links.outbox.lock:
+        link.stop()
+    link.join(LIMIT)
+    assert part.connection.is_closed
+    assert reader.ident not in links.outbox.own_threads
+
+
+def test_a_partition_that_has_more_than_a_turn_takes_lets_the_others_go_next(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_TURN_BYTES", 1)
+    link = links.make(Part())
+    full, other = links.queue("full"), links.queue("other")
+    with links.outbox.lock:
+        for _ in range(3):
+            links.add(full, b"x")
+        links.add(other, b"x")
+        for queue in (full, other):
+            queue._window = 1
+            link.has_work(queue, 0.0)
+        full._window = 10
+        monkeypatch.setattr(link, "_request_bytes", 1)
+        turns = [[request.queue for request in link._collect(0.0)[0]] for _ in range(3)]
+    assert turns == [[full], [other], [full]]
+
+
+def test_an_answer_is_waited_for_no_longer_than_its_batches_have(links: Links) -> None:
+    link = links.make(Part())
+    queue = links.queue("t")
+    with links.outbox.lock:
+        batch = links.add(queue, b"x")
+        batch.deadline = 5.0
+        [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
+    assert request.deadline == 5.0
+
+
+def test_what_was_told_of_the_topics_grows_old(links: Links) -> None:
+    part = Part()
+    asked: list[str] = []
+    part.on_refresh = lambda: asked.append("who leads")
+    link, queue = links.make(part), links.queue("t")
+    links.links.append(link)
+    for due, times in ((link._refresh_at, 0), (0.0, 1), (None, 1)):
+        with links.outbox.lock:
+            link._refresh_at = link._refresh_at if due is None else due
+            links.add(queue, b"x")
+            link.has_work(queue, 0.0)
+        link._turn()
+        assert len(asked) == times
