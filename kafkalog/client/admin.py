@@ -104,7 +104,7 @@ def list_offsets(
             for partition, listed in zip(partitions, reply.partitions, strict=True):
                 if listed.HasField("error"):
                     error = error_from_wire(listed.error)
-                    if failed is None or error.retriable or isinstance(error, _STALE):
+                    if failed is None or error.retriable:
                         raise error
                     failed[partition] = error
                     continue

@@ -353,7 +353,7 @@ class _RangeFetch:
         return found
 
     def _stuck_for(self) -> float:
-        """Seconds since the first failure or empty answer after records last came, this one included."""
+        """Seconds since the first failure after records last came, this one included."""
         now = time.monotonic()
         if self._stuck_since is None:
             self._stuck_since = now

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
-from kafkalog.client.admin import AfterBytes, ListedOffset, wait_for_records
+from kafkalog.client.admin import AfterBytes, ListedOffset, list_offsets, wait_for_records
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import (
     BrokerBusy,
+    BrokerStopping,
     BrokerUnreachable,
     Closed,
     InvalidArgument,
@@ -21,12 +25,19 @@ from kafkalog.errors import (
     InvalidSetting,
     InvalidTopicName,
     KafkalogError,
+    LeaderNotAvailable,
+    NotLeader,
     OffsetOutOfRange,
+    PartitionLost,
+    RequestTimedOut,
     TopicExists,
     UnknownPartition,
     UnknownSetting,
     UnknownTopic,
+    UnknownTopicId,
 )
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -216,3 +227,114 @@ def test_a_new_topic_is_known_whichever_broker_is_asked(topic: str) -> None:
                 admin.create_topic(name, partitions=3)
                 offsets = [producer.send(name, b"x", partition=partition).result(30).offset for partition in range(3)]
                 assert offsets == [0, 0, 0]
+
+
+# --- over brokers that answer as the test says ------------------------------------------------------------------------
+
+LOST = PartitionLost(partition="t-0", reason="gone", broker_id=1, topic="t", number=0)
+AWAY = BrokerUnreachable(address="here:1", reason="connection refused")
+
+
+class Leading:
+    """In the place of a Cluster: one broker leads all, `answers` says what it has of partitions, call by call."""
+
+    def __init__(self, *answers: dict[int, int | KafkalogError]) -> None:
+        self._answers = list(answers)
+        self.asked: list[list[int]] = []
+        self.refreshed: list[list[str]] = []
+
+    def leader_of(self, partition: TopicPartition) -> tuple[SimpleNamespace, SimpleNamespace]:
+        return SimpleNamespace(topic_id=b"t" * 16), SimpleNamespace(broker_id=1)
+
+    def refresh(self, names: Iterable[str]) -> None:
+        self.refreshed.append(list(names))
+
+    def retrying(self, attempt: Callable[[], object]) -> object:
+        while True:
+            with contextlib.suppress(LeaderNotAvailable):
+                return attempt()
+
+    def call(self, method: str, request: Any, broker_id: int) -> pb.ListOffsetsReply:
+        numbers = [each.partition for each in request.partitions]
+        self.asked.append(numbers)
+        reply, answers = pb.ListOffsetsReply(), self._answers.pop(0)
+        for number in numbers:
+            answer = answers[number]
+            if isinstance(answer, KafkalogError):
+                reply.partitions.add(error=error_to_wire(answer))
+            else:
+                reply.partitions.add(found=True, offset=answer)
+        return reply
+
+    def first_of(self, method: str, requests: Any, is_enough: Callable[[int, Any], bool]) -> bool:
+        if not self._answers:
+            raise AWAY
+        return is_enough(1, self.call(method, requests[1], 1))
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        NotLeader(broker_id=1, partition="t-1"),
+        UnknownTopicId(topic_id="74"),
+        LeaderNotAvailable(partition="t-1", broker_id=1),
+    ],
+)
+def test_a_partition_that_is_lost_is_asked_for_once_and_one_whose_leader_moved_until_it_is_found(
+    stale: KafkalogError,
+) -> None:
+    leading: Any = Leading({0: LOST, 1: stale, 2: 5}, {1: 7, 2: 6})
+    places = [TopicPartition("t", number) for number in range(3)]
+    failed: dict[TopicPartition, KafkalogError] = {}
+    found = list_offsets(leading, dict.fromkeys(places, "latest"), failed)
+    assert {each: found[each].offset for each in found} == {places[1]: 7, places[2]: 6}
+    assert list(map(str, failed)) == ["t-0"]
+    assert leading.asked == [[0, 1, 2], [1, 2]]
+    assert leading.refreshed == [["t"]]
+
+
+@pytest.mark.parametrize(("answers", "is_news"), [([{0: 5}], False), ([{0: 6}], True), ([{0: LOST}], True), ([], True)])
+def test_a_wait_for_records_ends_with_whatever_the_next_question_has_to_tell(
+    answers: list[dict[int, int | KafkalogError]], is_news: bool
+) -> None:
+    leading: Any = Leading(*answers)
+    assert wait_for_records(leading, {TopicPartition("t", 0): 5}, 10) is is_news
+
+
+def test_offsets_that_are_reset_or_kept_are_of_the_topic_that_was_meant(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    meant = admin.create_topic(topic, 1).topic_id
+    place = TopicPartition(topic, 0)
+    spied: Any = admin._cluster
+    call, told = spied.call, []
+
+    def noted(method: str, request: Any, **more: Any) -> Any:
+        if method in ("ResetOffsets", "KeepMember"):
+            told.append((method, [each.topic_id for each in request.offsets]))
+        return call(method, request, **more)
+
+    spied.call = noted
+    keep_member(spied, topic, GroupMember("m", "", "h", "1"), {place: 0}, {topic: meant})
+    leave_group(spied, topic, "m")
+    admin.reset_offsets(topic, {place: "latest"})
+    assert told == [("KeepMember", [meant]), ("ResetOffsets", [meant])]
+
+
+@pytest.mark.parametrize(
+    "error", [AWAY, BrokerStopping(broker=1), RequestTimedOut(what="a", address="b", timeout_ms=1)]
+)
+def test_a_broker_that_does_not_answer_at_once_is_left_out_of_what_is_unserved(
+    admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch, error: KafkalogError
+) -> None:
+    admin.create_topic(topic, 1)
+    spied: Any = admin._cluster
+    call = spied.call
+
+    def fail(method: str, request: Any, **more: Any) -> Any:
+        if method == "DescribeTopics" and more.get("broker_id") is not None:
+            raise error
+        return call(method, request, **more)
+
+    monkeypatch.setattr(spied, "call", fail)
+    assert admin.unserved([topic]) == {}
