@@ -46,8 +46,9 @@ class HadoopFiles:
             for name, value in settings.items():
                 self._configuration.set(name, value)
         except Exception as error:
+            reason = _first_line(error)  # Java is asked for it
             self.close()
-            raise HadoopUnavailable(_first_line(error)) from None
+            raise HadoopUnavailable(reason) from None
 
     def read(self, address: str) -> bytes:
         """A file's bytes. Raises HadoopUnavailable, FileNotFoundError."""

@@ -18,7 +18,6 @@ from kafkalog.errors import (
     KafkalogError,
     OffsetOutOfRange,
     RequestTimedOut,
-    UnknownTopic,
 )
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import Fetched, Rows
@@ -85,8 +84,6 @@ def _read_ranges(
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     from_first = [each for each in planned if each.range.start == EARLIEST]
     to_last = [each for each in planned if each.range.end == LATEST]
-    for each in {*from_first, *to_last}:
-        _see_topic(cluster, each)
     earliest = _offsets(cluster, [each.range.partition for each in from_first], EARLIEST, losses)
     latest = _offsets(cluster, [each.range.partition for each in to_last], LATEST, losses)
     for each in planned:
@@ -98,16 +95,6 @@ def _read_ranges(
         if _GONE not in (start, end):
             rows = Rows(arrow_schema, partition.topic, partition.partition)
             yield from _RangeRead(cluster, each, start, end, losses).batches(rows)
-
-
-def _see_topic(cluster: Cluster, planned: PlannedRange) -> None:
-    """Ask for a topic anew if this worker's view of it is older than the driver's."""
-    known = cluster.known_topic(planned.range.partition.topic)
-    if known is not None and planned.topic_id not in (None, known.topic_id):
-        try:
-            cluster.describe_topics([known.name])
-        except UnknownTopic:
-            pass  # told where its partitions are looked up
 
 
 def _task_settings(options: SourceOptions) -> Mapping[str, str]:

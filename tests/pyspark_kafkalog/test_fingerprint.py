@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import TaskContext
 
 from pyspark_kafkalog import fingerprint, hadoop
@@ -130,6 +132,48 @@ def test_a_java_that_has_ended_or_is_silent_is_replaced(
         assert fingerprints.of(mounted(folder), 7) == UNKNOWN  # the commit goes on without it
     assert fingerprints.of(mounted(folder), 7) == first
     assert java._process.poll() is not None
+
+
+def test_a_java_is_kept_whatever_its_file_system_says_and_keeps_nothing_itself_until_it_dies_in_a_read(
+    folder: Path, fingerprints: Fingerprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = mounted(folder)
+    first = fingerprints.of(checkpoint, 7)
+    [java] = fingerprints._files.values()
+    assert isinstance(java, HadoopFiles)
+    assert fingerprints.of(checkpoint._replace(location="nosuch://place/checkpoint"), 7) == UNKNOWN
+    made: list[Any] = []
+    path = java._path
+    java._path = lambda address: made.append(path(address)) or made[-1]  # type: ignore[func-returns-value]
+    assert fingerprints.of(checkpoint, 7) == first
+    assert list(fingerprints._files.values()) == [java]
+    for each in made:
+        with pytest.raises(Py4JError, match="does not exist"):
+            each.toString()
+    read = java.read
+
+    def dies(address: str) -> bytes:
+        java._process.kill()
+        java._process.wait()
+        return read(address)
+
+    monkeypatch.setattr(java, "read", dies)
+    assert fingerprints.of(checkpoint, 7) == first
+    [another] = fingerprints._files.values()
+    fingerprints.close()
+    assert isinstance(another, HadoopFiles)
+    assert another._process.returncode >= 0  # it was not killed
+
+
+def test_a_java_that_refuses_a_setting_is_ended() -> None:
+    def children() -> set[str]:
+        tasks = Path("/proc/self/task").iterdir()
+        return {child for task in tasks for child in (task / "children").read_text().split()}
+
+    before = children()
+    with pytest.raises(HadoopUnavailable, match="x must not be null"):
+        HadoopFiles({"x": cast(str, None)})
+    assert children() == before
 
 
 def test_a_java_that_says_nothing_is_given_up(

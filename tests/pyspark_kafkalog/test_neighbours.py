@@ -77,3 +77,41 @@ def test_where_no_temporary_directory_can_be_written_to_nobody_is_there(
         tempfile.gettempdir()
     one, two = Neighbours(), Neighbours()
     assert ask(one, two) == ask(one, two) == [0, 0]
+
+
+def test_one_that_is_busy_while_another_is_asked_does_not_count_even_then(tmp_path: Path) -> None:
+    one, two = Neighbours(tmp_path), Neighbours(tmp_path)
+    ask(one, two)
+    assert ask(one, two) == [1, 1]
+    one.asked()
+    assert two.asked() == 0
+
+
+def test_a_source_that_is_gone_keeps_no_file_open_and_one_of_a_forked_child_takes_none_along(tmp_path: Path) -> None:
+    one = Neighbours(tmp_path)
+    one.asked()
+    child = os.fork()
+    if not child:
+        del one
+        os._exit(len(list(tmp_path.iterdir())) != 1)
+    assert os.waitpid(child, 0)[1] == 0
+    [path] = tmp_path.iterdir()
+    [file] = [each for each in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{each}") == str(path)]
+    del one
+    assert list(tmp_path.iterdir()) == []
+    assert not os.path.realpath(f"/proc/self/fd/{file}").startswith(str(path))
+
+
+def test_files_that_go_while_they_are_looked_at_hide_no_others(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{os.getppid()}_gone{number}").symlink_to("nowhere")
+    one, two = Neighbours(tmp_path), Neighbours(tmp_path)
+    ask(one, two)
+    assert ask(one, two) == [1, 1]
+
+
+def test_nothing_is_written_to_the_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    one, two = Neighbours(tmp_path), Neighbours(tmp_path)
+    assert ask(one, two) == ask(one, two) == [0, 0]
+    assert list(tmp_path.iterdir()) == []

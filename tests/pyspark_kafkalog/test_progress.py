@@ -9,12 +9,14 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -26,7 +28,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group, offsets_with_topic_ids
-from kafkalog.errors import DataLost, UnknownGroup, UnknownTopicId
+from kafkalog.errors import DataLost, UnknownGroup, UnknownTopic, UnknownTopicId
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import NO_LIMIT, StreamReader
@@ -258,6 +260,148 @@ def test_a_cluster_that_is_gone_neither_fails_nor_holds_up_a_stream(caplog: pyte
     assert time.monotonic() - started < 2 * progress._FINISH_S
     failed = [record for record in caplog.records if "group_progress_not_published" in record.message]
     assert len(failed) == 1 and "127.0.0.1:1" in failed[0].message
+
+
+# --- the thread that publishes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_renewing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done is done because something woke the thread, not because a renewal came along."""
+    monkeypatch.setattr(progress, "RENEW_S", 3600)
+    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+
+
+def keeping(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
+    """Have something done before each renewal of a membership, with which a position is written."""
+
+    def kept(*given: Any) -> GroupMember:
+        before()
+        return keep_member(*given)
+
+    monkeypatch.setattr("kafkalog.client.groups.keep_member", kept)
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_a_stream_that_has_nothing_to_publish_is_a_member_at_once(client: Cluster, admin: Admin, made: str) -> None:
+    told = Progress(client, made, "here")
+    told.at({}, {})
+    waited_for(lambda: len(members(admin, made)) == 1 and told._answered == told._asked)
+    told.finish(30)
+    assert told._thread is None
+    assert members(admin, made) == []
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_what_comes_while_a_position_is_written_is_written_next_an_end_included(
+    client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, may_write = threading.Event(), threading.Event()
+
+    def gate() -> None:
+        writing.set()
+        assert may_write.wait(60)
+
+    keeping(monkeypatch, gate)
+    at, told = TopicPartition(made, 0), Progress(client, made, "here")
+    for offset in (1, 3):
+        writing.clear()
+        may_write.clear()
+        told.at({at: offset})
+        assert writing.wait(60)
+        told.at({at: offset + 1})
+        if offset == 3:
+            told.end()
+        may_write.set()
+        waited_for(lambda wanted=offset + 1: published(admin, made) == {str(at): wanted})  # type: ignore[misc]
+    waited_for(lambda: told._thread is None)
+    assert members(admin, made) == []
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_a_fast_stream_does_not_write_every_position(
+    client: Cluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PAUSE_S", 0.1)
+    at, told, offsets = TopicPartition(made, 0), Progress(client, made, "here"), iter(range(6))
+    keeping(monkeypatch, lambda: told.at({at: next(offsets, 5)}))  # the next is there before this one is written
+    started = time.monotonic()
+    told.at({})
+    waited_for(lambda: told._written == {at: 5})
+    assert time.monotonic() - started >= 5 * 0.1
+    told.stop()
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_the_last_position_is_tried_again_and_trouble_that_comes_back_is_warned_of_again(
+    client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [0]
+
+    def trouble() -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise UnknownTopic(topic=made)  # of a broker that has not heard of it yet
+
+    keeping(monkeypatch, trouble)
+    at, told = TopicPartition(made, 0), Progress(client, made, "here")
+    for offset in (1, 2):
+        failures[0] = 3  # when it comes, and twice at the end
+        told.at({at: offset})
+        waited_for(lambda: failures[0] == 2 and told._answered == told._asked)
+        told.finish(30)
+        assert published(admin, made) == {str(at): offset}
+    assert caplog.text.count("group_progress_not_published") == 2
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_a_stream_that_goes_on_after_it_left_is_a_member_again_and_writes_again_where_it_stands(
+    client: Cluster, admin: Admin, made: str
+) -> None:
+    at, told, other = TopicPartition(made, 0), Progress(client, made, "here"), GroupMember("other", "", "", "")
+    told.at({at: 5})
+    told.finish(30)
+    keep_member(client, made, other, {at: 9})
+    leave_group(client, made, "other")
+    told.at({at: 5})
+    waited_for(lambda: told._answered == told._asked)
+    assert published(admin, made) == {str(at): 5}
+    assert told._thread is not None
+    assert members(admin, made) == [told._name]
+    told.stop()
+
+
+def test_a_thread_that_can_not_be_started_is_warned_of_and_started_at_the_next_position(
+    client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    at, told = TopicPartition(made, 0), Progress(client, made, "here")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        told.at({at: 1})
+    assert "can't start new thread" in caplog.text
+    told.stop()  # there is nobody to wait for
+    assert "group_progress_late" not in caplog.text
+    told.at({at: 1})
+    waited_for(lambda: published(admin, made) == {str(at): 1})
+    told.stop()
+
+
+@pytest.mark.usefixtures("never_renewing")
+def test_the_end_of_a_micro_batch_is_published_of_the_topic_that_it_was_read_from(
+    client: Cluster, admin: Admin, made: str
+) -> None:
+    at, told = TopicPartition(made, 0), Progress(client, made, "here")
+    told.at({at: 5}, {made: admin.describe_topics([made])[0].topic_id})
+    waited_for(lambda: published(admin, made) == {str(at): 5})
+    admin.delete_topic(made)
+    admin.create_topic(made, partitions=2)
+    told.done({at: 6})
+    waited_for(lambda: told._answered == told._asked)
+    assert published(admin, made) == {}
+    told.stop()
 
 
 # --- without ZooKeeper -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shlex
 from typing import Any
@@ -14,9 +15,11 @@ from kafkalog.cli.main import run
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
+    BrokerUnreachable,
     CorruptBatch,
     DataLost,
     KafkalogError,
+    LeaderNotAvailable,
     NoBrokers,
     OffsetOutOfRange,
     RequestTimedOut,
@@ -274,7 +277,7 @@ def go_on_unpublished(live: Live, stream: StreamReader, position: dict, monkeypa
 @pytest.mark.parametrize("killed", ["where it is gone", "in its first micro-batch"])
 @pytest.mark.parametrize("restarted_with", ["true", "false"])
 def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_before_at_a_restart(
-    live: Live, monkeypatch: Any, killed: str, restarted_with: str
+    live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture, killed: str, restarted_with: str
 ) -> None:
     kept = live.topic(5)
     deleted = f"{kept}.b"
@@ -296,6 +299,7 @@ def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_b
     live.append(deleted, 7)
     after = go_on_unpublished(live, stream, position, monkeypatch)
     assert after == {kept: {"0": 5}, deleted: {"0": 7}}
+    assert "created again" not in caplog.text  # it was gone, and this one is new to the stream
     again = live.stream(**selects, startingOffsets="earliest", failOnDataLoss=restarted_with)
     assert len(read_between(again, position, after)) == 7
     assert again.latestOffset(after, EVERYTHING) == after
@@ -378,6 +382,56 @@ def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(
         with pytest.raises(type(error)):  # there is no later look
             stream.latestOffset(start, ReadAllAvailable())
     assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}, f"{kept}.b": {"0": 2}}
+
+
+def test_a_topic_made_anew_waits_until_the_group_has_forgotten_the_one_before_each_time_with_one_warning(
+    live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = live.topic(3)
+    stream, _, end = started(live, topic, **GO_ON)
+    forgotten: list[Any] = []
+    forget = Lookup.forget_group_offsets
+
+    def away(*given: Any, **named: Any) -> Any:
+        raise ZooKeeperNotAsked(address="zk:2181", reason="there is no connection")
+
+    def asked(self: Lookup, topic_ids: Any, **named: Any) -> None:
+        forgotten.extend(topic_ids)
+        forget(self, topic_ids, **named)
+
+    monkeypatch.setattr(Lookup, "forget_group_offsets", asked)
+    for times in (1, 2):
+        made_anew(live, topic, 5)
+        back = stream.latestOffset(end, EVERYTHING)
+        assert back == {topic: {"0": 0}}
+        with monkeypatch.context() as patched:
+            patched.setattr(Lookup, "forget_group_offsets", away)
+            for _ in range(2):
+                assert stream.latestOffset(back, EVERYTHING) == back
+        assert caplog.text.count("new_topics_wait") == times
+        for _ in range(2):
+            end = stream.latestOffset(back, EVERYTHING)
+            assert end == {topic: {"0": 5}}
+        assert len(forgotten) == times
+
+
+def test_a_topic_made_anew_while_records_are_waited_for_is_begun(live: Live, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pyspark_kafkalog.source._IDLE_GAP_S", math.inf)
+    topic = live.topic(3)
+    stream, _, end = started(live, topic, **GO_ON)
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", lambda *given: made_anew(live, topic, 5))
+    assert stream.latestOffset(end, EVERYTHING) == {topic: {"0": 0}}
+
+
+def test_a_new_checkpoint_of_brokers_that_do_not_answer_fails_although_only_the_group_was_asked_for(
+    live: Live, monkeypatch: Any
+) -> None:
+    def away(*given: Any, **named: Any) -> Any:
+        raise BrokerUnreachable(address="broker", reason="refused")
+
+    monkeypatch.setattr(Lookup, "group_offsets", away)
+    with pytest.raises(BrokerUnreachable):
+        live.stream(subscribe=live.topic(1)).initialOffset()
 
 
 def test_a_new_checkpoint_is_not_taken_for_one_of_the_topic_before(live: Live) -> None:
@@ -487,7 +541,58 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
         read_between(strict, {topic: {"0": 2}}, end)
 
 
-def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_start(live: Live, monkeypatch: Any) -> None:
+def test_records_that_age_out_in_the_middle_of_a_batch_from_earliest_are_a_loss(live: Live, monkeypatch: Any) -> None:
+    """At its start they are none: earliest is what there is."""
+    from kafkalog.client import fetcher
+
+    topic = live.topic(0)
+    for _ in range(6):
+        live.append(topic, 1)
+    fetch_range = fetcher.fetch_range
+
+    def aging(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int, **_: Any) -> Any:
+        """One answer, and then the log starts further on."""
+        yield next(fetch_range(cluster, partition, topic_id, start, end, max_bytes=1))
+        live.delete_before(topic, 4)
+        raise OffsetOutOfRange(offset=1, partition=str(partition), start_offset=4, end_offset=6)
+
+    monkeypatch.setattr(fetcher, "fetch_range", aging)
+    with pytest.raises(DataLost, match=f"offset 1 of {topic}-0 is outside"):
+        live.read(subscribe=topic)
+
+
+def test_a_partition_that_is_gone_takes_no_other_along(live: Live) -> None:
+    gone, there = sorted((live.topic(2), live.topic(3)))
+    counts = len(live.read(subscribe=there)[0])
+    reader = live.batch(subscribe=f"{gone},{there}", maxInputPartitions="1", failOnDataLoss="false")
+    lookup = Lookup(reader._options)
+    [planned] = reader.partitions()
+    live.admin.delete_topic(gone)
+    assert rows(reader, [planned]) == [(0, offset) for offset in range(counts)]
+    at = [TopicPartition(gone, 0), TopicPartition(there, 0)]
+    assert lookup.earliest_of_those_there(at) == {at[1]: 0}
+
+
+def test_a_partition_without_a_leader_is_asked_for_again(live: Live, monkeypatch: Any) -> None:
+    topic = live.topic(2)
+    stream, start, _ = started(live, topic, **EARLIEST)
+    at, failures = Lookup.at, [1]
+
+    def electing(self: Lookup, symbol: int, partitions: Any) -> Any:
+        if failures[0]:
+            failures[0] -= 1
+            raise LeaderNotAvailable(partition=f"{topic}-0", broker_id=7)
+        return at(self, symbol, partitions)
+
+    monkeypatch.setattr(Lookup, "at", electing)
+    assert stream.latestOffset(start, EVERYTHING) == {topic: {"0": 2}}
+    assert failures == [0]
+
+
+@pytest.mark.parametrize("ends_at", [1, 4])  # 4: another broker, which has what the first said is gone
+def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_start(
+    live: Live, monkeypatch: Any, ends_at: int
+) -> None:
     from kafkalog.client import fetcher
 
     topic = live.topic(0)
@@ -502,12 +607,13 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_star
         fetched = fetch_range(cluster, partition, topic_id, start, end, max_bytes=1)
         yield next(fetched)
         yield next(fetched)
-        raise OffsetOutOfRange(offset=start + 2, partition=str(partition), start_offset=0, end_offset=1)
+        raise OffsetOutOfRange(offset=start + 2, partition=str(partition), start_offset=0, end_offset=ends_at)
 
     monkeypatch.setattr(fetcher, "fetch_range", cut_back)
     assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1]]
     assert starts == [0]
-    with pytest.raises(DataLost, match=f"{topic}-0 ends at offset 1 and was to be read up to"):
+    says = f"{topic}-0 ends at offset 1 and was to be read up to" if ends_at == 1 else "offset 2 of .* is outside"
+    with pytest.raises(DataLost, match=says):
         live.read(subscribe=topic)
 
 
@@ -588,6 +694,31 @@ def test_available_now_fails_on_a_loss_whatever_fail_on_data_loss_says(live: Liv
     live.append(topic, 1)  # made anew, and shorter
     with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
         stream.partitions(start, end)
+
+
+def test_available_now_fails_if_a_topic_is_made_anew_under_it_although_that_is_longer(live: Live) -> None:
+    topic = live.topic(4)
+    stream, _, end = available_now(live, topic, maxOffsetsPerTrigger="3")
+    made_anew(live, topic, 9)
+    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+        stream.latestOffset(end, EVERYTHING)
+
+
+def test_available_now_looks_again_before_it_believes_a_loss_when_it_plans(live: Live, monkeypatch: Any) -> None:
+    topic = live.topic(4)
+    stream, start, end = available_now(live, topic)
+    at, lagging = Lookup.at, [1]
+
+    def looked(self: Lookup, symbol: int, partitions: Any) -> Any:
+        found = at(self, symbol, partitions)
+        if symbol == LATEST and lagging[0]:
+            lagging[0] -= 1
+            return dict.fromkeys(found, 1)
+        return found
+
+    monkeypatch.setattr(Lookup, "at", looked)
+    assert len(read_between(stream, start, end)) == 4
+    assert lagging == [0]
 
 
 def test_available_now_from_latest_reads_what_came_before_its_first_look(live: Live) -> None:

@@ -85,15 +85,18 @@ def test_the_pause_before_a_topic_is_asked_for_again_is_as_told_and_a_second_by_
 def test_a_partition_that_is_assigned_and_not_there_is_left_out_with_a_warning(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def told() -> list[str]:
+        return [message for message in caplog.messages if "assigned" in message]
+
     topic = live.topic(2, 3)
     with caplog.at_level(logging.WARNING):
         assert live.read(assign={topic: [1, 5]}) == [[], [0, 1, 2]]
-    assert caplog.messages == [f"assigned_partitions_not_there partitions={topic}-5"]
+    assert told() == [f"assigned_partitions_not_there partitions={topic}-5"]
     stream = live.stream(assign={topic: [1, 5]})
     with caplog.at_level(logging.WARNING):
         end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
         stream.latestOffset(end, EVERYTHING)
-    assert len(caplog.messages) == 2  # a stream is told once, not with each micro-batch
+    assert len(told()) == 2  # a stream is told once, not with each micro-batch
     assert live.start(assign={topic: [1, 5]}, startingOffsets="latest") == {topic: {"1": 3}}
 
 

@@ -17,10 +17,13 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, TopicPartition
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.staging import StagedPartition
+from kafkalog.errors import CountMoved, QueryNotKnown
 from pyspark_kafkalog import connections, staged
+from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint
 from pyspark_kafkalog.micro_batch import MicroBatch
-from pyspark_kafkalog.sink_options import parse_sink
-from pyspark_kafkalog.staged import Staged
+from pyspark_kafkalog.sink_options import TxnVersion, parse_sink
+from pyspark_kafkalog.staged import Staged, StagedBatch, Transaction
 from tests.waiting import waited_for
 
 
@@ -110,3 +113,39 @@ def test_a_numbered_write_holds_and_asks_as_much_for_many_topics_as_for_one(
         assert asked["DescribeTopics"] == 1
     ends = admin.list_offsets(dict.fromkeys([TopicPartition(topic, 0) for topic in topics], "latest"))
     assert {end.offset for end in ends.values()} == {2}
+
+
+def test_tasks_that_met_two_counts_of_a_topic_commit_nothing(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    txn = {"txnAppId": topic, "txnVersion": "0"}
+    options = parse_sink({"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": topic} | txn)
+    assert options.txn is not None
+    committer = staged._committer(options)
+    messages = []
+    for part in range(2):
+        rows = pa.RecordBatch.from_pydict({"value": ["v"]})
+        messages.append(staged.stage_numbered(iter([rows]), options, ("value",), options.txn, MicroBatch(), part))
+        [batch] = messages[-1].batches
+        committer.forget([committer.decision(batch.transaction.transactional_id)])  # between two tasks
+    for each in (messages, messages[::-1]):
+        with pytest.raises(CountMoved):
+            staged.commit(each, options)
+    staged.discard(messages, options)
+    latest = {TopicPartition(topic, 0): "latest"}
+    assert [end.offset for end in admin.list_offsets(latest).values()] == [0]
+
+
+def test_a_write_without_rows_needs_no_checkpoint(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    location = f"file:{tmp_path}/no"
+    transaction = Transaction("spark-stream-q", 0, "run", stays=True)
+    for query_id, batches in (("q", (StagedBatch(transaction, ()),)), ("", ())):
+        message = Staged(batches, Checkpoint(location, query_id))
+        assert staged.with_query([message, None], TxnVersion("a", 0)) == [message, None]
+        assert staged.fingerprint([message, None]) == UNKNOWN
+    assert caplog.messages == []
+    part = StagedPartition("t", b"t" * 16, 0, b"u" * 16, 0, 1, 1, 1)
+    message = Staged((StagedBatch(transaction, (part,)),), Checkpoint(location, ""))
+    assert staged.fingerprint([message]) == UNKNOWN
+    assert "checkpoint_not_read" in caplog.text
+    with pytest.raises(QueryNotKnown):
+        staged.with_query([message], TxnVersion("a", 0))

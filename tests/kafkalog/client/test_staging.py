@@ -118,6 +118,39 @@ def test_a_topic_made_anew_under_a_task_fails_it_at_once(cluster: LocalCluster, 
             stage_and_finish(task, topic)
 
 
+def test_a_topic_made_anew_fails_a_task_that_has_trouble_with_another_one(cluster: LocalCluster, topic: str) -> None:
+    """All of it was acknowledged before, and is gone."""
+    name, anew = create(cluster, topic), f"{topic}.anew"
+    create(cluster, anew)
+    port = cluster.brokers[0].data_port
+    with proxied(cluster.bootstrap_servers, port, **FAST) as (behind, proxy), stager(behind, name) as task:
+        task.stage({topic: table(rows(0)), anew: table(rows(0))})
+        task.finish()
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.delete_topic(anew)
+            admin.create_topic(anew, PARTITIONS)
+        proxy.cut()
+        with pytest.raises(UnknownTopicId):
+            stage_and_finish(task, topic)
+
+
+def test_rows_for_a_partition_that_is_added_under_a_task_are_staged_unless_the_topic_was_made_anew(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = create(cluster, topic)
+    added = [pa.table({"value": ["x"], "partition": pa.array([PARTITIONS + more], pa.int32())}) for more in range(2)]
+    with contextlib.closing(Cluster(cluster.bootstrap_servers, **FAST)) as behind, stager(behind, name) as task:
+        task.stage({topic: table(rows(0))})
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.alter_topic(topic, partitions=PARTITIONS + 1)
+            task.stage({topic: added[0]})
+            assert [part.partition for part in task.finish()] == [*range(PARTITIONS + 1)]
+            admin.delete_topic(topic)
+            admin.create_topic(topic, PARTITIONS + 2)
+        with pytest.raises(UnknownTopicId):
+            task.stage({topic: added[1]})
+
+
 def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic: str) -> None:
     name = create(cluster, topic)
     port = cluster.brokers[0].data_port

@@ -1072,6 +1072,43 @@ def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_que
     assert over.value.facts["decided"] == "unknown"
 
 
+def test_a_commit_given_up_while_its_count_is_forgotten_says_that_it_is_not_known(
+    start_query: StartQuery, topic: str
+) -> None:
+    """It may have been decided and done before that: what is forgotten tells of no batch."""
+    query, operator = start_query(**IMPATIENT), start_query()
+    [info] = query.cluster.describe_topics([topic])
+    [query.transactional_id] = query.committer.numbered(topic, [info])
+    assert query.write(0, rows(0)) is Outcome.COMMITTED
+    committer: Any = query.committer
+    client: Any = query.cluster
+    call, prepare, looks = client.call, committer._prepare, committer._is_decided
+
+    def forgotten(*arguments: Any) -> None:
+        prepare(*arguments)
+        operator.committer.forget([operator.committer.decision(query.transactional_id)])
+        cut(query, "Decide", "ReadDecisions")
+
+    def reached(attempt: Any) -> bool | None:
+        client.call = call
+        return cast("bool | None", looks(attempt))
+
+    committer._prepare, committer._is_decided = forgotten, reached
+    with pytest.raises(CommitTimedOut) as over:
+        query.write(1, rows(1))
+    assert over.value.facts["decided"] == "unknown"
+
+
+def test_a_lookup_of_topics_that_fails_fails_no_commit(start_query: StartQuery, topic: str) -> None:
+    query = start_query()
+    parts = query.stage(0, rows(0))
+    fresh = start_query()
+    missed = cut(fresh, "DescribeTopics", times=1)
+    fresh.committer.look_up([topic])
+    assert missed
+    assert fresh.committer.commit(fresh.batch(0, parts)) is Outcome.COMMITTED
+
+
 # --- the command line
 
 
