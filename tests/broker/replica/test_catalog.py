@@ -139,7 +139,16 @@ def test_a_log_that_cannot_be_opened_is_told_to_those_who_ask_and_harms_no_other
         return opened(topic_id, number, *rest)
 
     monkeypatch.setattr(broker.broker.catalog._directory, "open_log", open_log)
+    waits: list[bool] = []
+    wait_until = broker.broker.catalog.wait_until
+
+    def waiting(reached: Callable[[], bool], seconds: float) -> bool:
+        waits.append(wait_until(reached, seconds))
+        return waits[-1]
+
+    monkeypatch.setattr(broker.broker.catalog, "wait_until", waiting)
     topic = broker.new_topic(partitions=3)
+    assert all(waits)  # for none of them until time is up
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=1).error.code == errors.DiskFull.code
         assert client.append(topic, a_batch(), partition=2).base_offset == 0
@@ -280,6 +289,22 @@ def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker
 
 
 # --- one bad topic ---------------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_a_topic_over_one_that_came_in_between_is_made_on_top_of_that(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic()
+    update_topic = registry.update_topic
+
+    def too_late(session: ZooKeeperSession, topic: registry.TopicRecord) -> bool:
+        monkeypatch.setattr(registry, "update_topic", update_topic)
+        assert update_topic(session, replace(topic, config={"segment.bytes": "5000"}))
+        return update_topic(session, topic)
+
+    monkeypatch.setattr(registry, "update_topic", too_late)
+    broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "7"}), timeout=30)
+    assert dict(broker.described("t").config) == {"segment.bytes": "5000", "retention.ms": "7"}
 
 
 def alter_as_a_newer_broker(broker: RunningBroker, name: str, config: dict[str, str]) -> None:

@@ -89,3 +89,16 @@ def test_a_refused_reset_says_who_is_live_and_for_how_long(broker: RunningBroker
     assert 0 < left_ms <= LEASE_MS
     assert error.facts == {"group": "g", "member": "one", "host": "here"}
     assert committed(broker) == [5]
+
+
+def test_a_refused_reset_says_when_the_last_of_the_members_will_be_gone(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    keep(broker, "one", 5)
+    [one] = members.live_members(broker.broker.catalog.session, "g")
+    both = [one._replace(left_ms=10), one._replace(name="two", left_ms=LEASE_MS + 1)]
+    monkeypatch.setattr(members, "live_members", lambda *_: both)
+    request = bpb.ResetOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=0)])
+    error = refused(broker.stub.ResetOffsets, request)
+    assert (error.facts["member"], error.facts["left_ms"]) == ("one", LEASE_MS + 1)

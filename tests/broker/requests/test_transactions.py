@@ -733,6 +733,27 @@ def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_br
     assert write.apply() == [1]
 
 
+def test_a_partition_that_cannot_be_renewed_keeps_no_other_from_it(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    topic = broker.new_topic(partitions=3)
+    write = Write(broker, topic, name="long")
+    for number in range(3):
+        write.stage(number, (b"a",), partition=number)
+    closed = next(iter(broker.broker.catalog.hosted.values()))
+
+    def not_here(_: object) -> None:
+        raise errors.NotLeader(broker_id=0, partition=closed.label)
+
+    monkeypatch.setattr(closed, "renew", not_here)
+    clock.advance(20 * HOUR)
+    broker.stub.Renew(pb.RenewRequest(producer_ids=[write.producer], batch_id=0), timeout=30)
+    clock.advance(20 * HOUR)
+    assert loose(broker, write) == 3  # they count together
+
+
 def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     clock = ShiftedClock()
     broker = start_broker(clock=clock)

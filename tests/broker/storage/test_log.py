@@ -30,6 +30,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, read_batches, topic, values_of
+from tests.waiting import waited_for
 
 WAIT_SECONDS = 50
 
@@ -733,6 +734,26 @@ def test_of_the_producers_states_the_last_two_are_kept(directory: LogDirectory) 
         log.checkpoint()
     states = sorted(path.name for path in log.directory.glob("*.producers"))
     assert states == [f"{offset:020d}.producers" for offset in (4, 5)]
+
+
+def test_a_flush_for_which_there_was_no_room_is_tried_again(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.storage.directory._FULL_RETRY_SECONDS", 0.0)
+    log = open_log(directory)
+    real, tries = directory.disk.rename, itertools.count()
+
+    def rename(old: Path, new: Path) -> None:
+        if new.suffix == ".log" and next(tries) < 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(old, new)
+
+    monkeypatch.setattr(directory.disk, "rename", rename)
+    directory.start()
+    for offset in range(3):
+        log.append([numbered(offset, size=3000)])
+    waited_for(lambda: log.flushed_offset >= 2)
+    assert next(tries) > 2
 
 
 def test_retention_by_size_keeps_the_last_segment(directory: LogDirectory) -> None:

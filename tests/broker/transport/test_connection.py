@@ -23,11 +23,13 @@ from kafkalog.errors import (
     OffsetOutOfRange,
     StorageFailed,
     UnknownPartition,
+    UnknownTopicId,
 )
 from kafkalog.format.batch import check_batch, iter_batches
 from kafkalog.format.columns import decode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
+from kafkalog.wire.broker_pb2 import DeleteTopicRequest
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame, stage_frame
 from tests.waiting import waited_for
@@ -366,6 +368,16 @@ def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
     with broker.client() as client:
         client.sock.settimeout(15)
         assert values_in(client.fetch(topic, 0, max_wait_ms=30_000)[1]) == [b"news"]
+
+
+def test_a_fetch_that_waits_at_a_topic_is_told_that_it_is_deleted(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as reader:
+        reader.sock.settimeout(15)
+        reader.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
+        wait_until_waiting(broker, topic)
+        broker.stub.DeleteTopic(DeleteTopicRequest(name="t"), timeout=30)
+        assert isinstance(error_of(reader.reply()[0].fetch.partitions[0]), UnknownTopicId)
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
@@ -829,9 +841,12 @@ def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_fo
         assert broker.counters()["dataport.connections"] == (2 if is_whole else 1)
 
 
-def test_an_idle_connection_is_closed(start_broker: StartBroker) -> None:
+def test_an_idle_connection_is_closed_and_one_whose_fetch_waits_is_not_idle(start_broker: StartBroker) -> None:
     broker = start_broker(connections_max_idle_ms=100)
+    topic = broker.new_topic()
     with broker.client() as client:
+        header = client.fetch(topic, 0, max_wait_ms=300)[0]
+        assert (header.end_offset, header.length) == (0, 0)
         assert client.is_closed()
 
 

@@ -15,6 +15,7 @@ from kafkalog.errors import AddressInUse
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.waiting import waited_for
 
 
 def test_a_port_in_use_is_refused_by_name() -> None:
@@ -64,6 +65,36 @@ def test_without_descriptors_the_connections_there_are_go_on_and_new_ones_wait(
                 os.close(fd)
         for sock in connected:
             assert sock.recv(frames.HELLO_SIZE) == frames.hello()
+
+
+def test_a_connection_for_which_there_is_no_thread_is_closed_and_leaves_nothing(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.transport.connection.Connection.start", no_thread)
+        with broker.client(greet=False) as client:
+            assert client.is_closed()
+        waited_for(lambda: broker.broker.rpc_service._counters()["dataport.connections"] == 0)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0
+
+
+def test_a_stop_closes_connections_that_were_refused_at_once(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.dataport._REFUSED_SECONDS", 3600.0)
+    broker = start_broker(max_connections=1)
+    with broker.client() as one, broker.client() as refused:
+        assert refused.reply()[0].HasField("error")
+        port = getattr(broker.broker.rpc_service._counters, "__self__")  # noqa: B009
+        [(kept, _)] = port._refused
+        port.stop(10)
+        assert kept.fileno() == -1
+        assert one.is_closed()
 
 
 def test_two_hundred_connections_at_once_are_all_served(start_broker: StartBroker) -> None:
