@@ -293,12 +293,24 @@ def test_a_partition_that_is_lost_is_asked_for_once_and_one_whose_leader_moved_u
     assert leading.refreshed == [["t"]]
 
 
-@pytest.mark.parametrize(("answers", "is_news"), [([{0: 5}], False), ([{0: 6}], True), ([{0: LOST}], True), ([], True)])
+@pytest.mark.parametrize(("answers", "is_news"), [([{0: 0}], False), ([{0: 6}], True), ([{0: LOST}], True), ([], True)])
 def test_a_wait_for_records_ends_with_whatever_the_next_question_has_to_tell(
     answers: list[dict[int, int | KafkalogError]], is_news: bool
 ) -> None:
     leading: Any = Leading(*answers)
-    assert wait_for_records(leading, {TopicPartition("t", 0): 5}, 10) is is_news
+    assert wait_for_records(leading, {TopicPartition("t", 0): 0}, 10) is is_news
+
+
+def test_what_an_operator_changes_or_deletes_is_not_known_as_it_was(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    asking = admin._cluster
+    assert asking.topic(topic).partitions
+    admin.alter_topic(topic, {"retention.ms": 12345}, partitions=2)
+    known = asking.known_topic(topic)
+    assert known is not None
+    assert (known.config["retention.ms"], len(known.partitions)) == ("12345", 2)
+    admin.delete_topic(topic)
+    assert asking.known_topic(topic) is None
 
 
 def test_offsets_that_are_reset_or_kept_are_of_the_topic_that_was_meant(
