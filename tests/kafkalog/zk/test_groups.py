@@ -186,4 +186,4 @@ def test_the_highest_offset_is_that_of_the_group_furthest_on_whatever_its_name(s
     for group, offset in (("a", 3), ("b", 9), ("c", 4)):
         groups.commit_offsets(session, group, {P0: offset}, IDS, 1)
     groups.commit_offsets(session, "d", {P0: 99}, {"a": b"new id.........."}, 1)
-    assert groups.highest_offsets(session, "a", IDS["a"]) == {0: 9}
+    assert groups.highest_offsets(session, "a", IDS["a"]) == {0: (9, "b")}
