@@ -47,6 +47,7 @@ class Call:
     Attributes:
         correlation_id: the port's name for it.
         deadline: when the ack is given up, by the port's clock; set by the port.
+        held_bytes: what it holds until it is answered, about; set by the port.
         request: as it came.
         acks: the request's.
         body: the batches of its partitions, one after the other; writable, for they are stamped in place; let go
@@ -55,11 +56,12 @@ class Call:
         waits_for: by index of the result, (partition, end_offset) that must be flushed before the ack.
     """
 
-    __slots__ = ("acks", "body", "correlation_id", "deadline", "request", "results", "waits_for")
+    __slots__ = ("acks", "body", "correlation_id", "deadline", "held_bytes", "request", "results", "waits_for")
 
     def __init__(self, request: pb.AppendRequest, body: memoryview, correlation_id: int = 0) -> None:
         self.correlation_id = correlation_id
         self.deadline = 0.0
+        self.held_bytes = 0
         self.request = request
         self.acks: int = request.acks
         self.body = body

@@ -8,7 +8,9 @@ that waits for data is answered at once when anything queues behind it.
 
 A body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit; a longer one,
 a frame header over 1 MiB or one that cannot be parsed closes the connection after the error. Under acks=0 any error
-closes the connection, after the replies before it. Memory is `intake.py`'s business.
+closes the connection, after the replies before it. Memory for what is received is `intake.py`'s business; what requests
+hold from their parsing to their answers is bounded here, by `_PENDING_BYTES_MAX`. From there on nothing is received: it
+stays in the socket, and TCP holds up the peer.
 """
 
 from __future__ import annotations
@@ -42,7 +44,17 @@ from kafkalog.wire import frames
 
 log = get_logger(__name__)
 
-_PENDING_MAX = 10_000
+_PENDING_BYTES_MAX = 2 << 20
+"""Of the requests that a connection keeps until they are answered, estimated; the last one may go over it. About 1,600
+small appends."""
+_REQUEST_BYTES = 512
+_BYTES_PER_HEADER_BYTE = 2
+_BYTES_PER_RESULT = 700
+_BYTES_PER_FETCHED = 150
+"""What requests hold, rather more than less: 625 bytes a partition of an append with an error each, 85 of a fetch."""
+_WRITTEN_PARTITIONS_MAX = 1000
+_FETCHED_PARTITIONS_MAX = 50_000
+"""That one request may name. A header of 1 MiB has room for 500,000 that are left empty, each with an error object."""
 _CALLS_AT_ONCE = 1000
 _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
@@ -55,24 +67,36 @@ _POLL_MS_MAX = 86_400_000
 class _Fetch:
     """A fetch that is not answered yet; its deadline counts from when it came."""
 
-    __slots__ = ("correlation_id", "deadline", "request")
+    __slots__ = ("correlation_id", "deadline", "held_bytes", "request")
 
-    def __init__(self, correlation_id: int, request: pb.FetchRequest, deadline: float) -> None:
+    def __init__(self, correlation_id: int, request: pb.FetchRequest, deadline: float, held_bytes: int) -> None:
         self.correlation_id = correlation_id
         self.request = request
         self.deadline = deadline
+        self.held_bytes = held_bytes
 
 
 class _Refusal:
     """An error for a request as a whole; `fatal`: the connection ends after it. Without a reply under acks=0."""
 
-    __slots__ = ("correlation_id", "error", "fatal", "silent")
+    __slots__ = ("correlation_id", "error", "fatal", "held_bytes", "silent")
 
     def __init__(self, correlation_id: int, error: KafkalogError, fatal: bool = False, silent: bool = False) -> None:
         self.correlation_id = correlation_id
         self.error = error
         self.fatal = fatal
         self.silent = silent
+        self.held_bytes = _REQUEST_BYTES
+
+
+class _Reply:
+    """An answer that is ready."""
+
+    __slots__ = ("header", "held_bytes")
+
+    def __init__(self, header: pb.ReplyHeader, held_bytes: int) -> None:
+        self.header = header
+        self.held_bytes = held_bytes
 
 
 class _Gone(Exception):
@@ -109,7 +133,8 @@ class Connection:
         self._turns = turns
         self._on_end = on_end
         self._intake = Intake(sock, settings, clock, budgets, self.wake)
-        self._pending: deque[appends.Call | _Fetch | _Refusal | pb.ReplyHeader] = deque()
+        self._pending: deque[appends.Call | _Fetch | _Refusal | _Reply] = deque()
+        self._pending_bytes = 0  # held by _pending, and by appends that are taken and not written yet
         self._registered: list[Partition] = []
         self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and its turn is yet to come
         self._out: list[bytes] = []
@@ -217,7 +242,7 @@ class Connection:
             self._answer()
             if self._end_of_input and not self._pending:
                 return
-            if not took_all and len(self._pending) < _PENDING_MAX:
+            if not took_all and self._has_room:
                 continue  # what is left in the buffer makes no poll return
             self._intake.fit()
             self._poll(self._next_deadline())
@@ -227,8 +252,8 @@ class Connection:
     # --- receiving -------------------------------------------------------------------------------------------------
 
     def _poll(self, deadline: float | None) -> None:
-        """Wait for input (unless memory for it is waited for), a wake or a deadline."""
-        wants = not self._end_of_input and len(self._pending) < _PENDING_MAX and self._intake.may_receive
+        """Wait for input (unless there is no room or memory for it), a wake or a deadline."""
+        wants = not self._end_of_input and self._has_room and self._intake.may_receive
         if wants != self._reading:
             self._poller.modify(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
@@ -241,6 +266,13 @@ class Connection:
                 self._readable = True
             elif events & (select.POLLERR | select.POLLHUP):
                 raise _Gone("the peer has closed the connection")
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether more may be taken. One fetch alone is no hindrance: what comes behind it has it answered."""
+        return self._pending_bytes < _PENDING_BYTES_MAX or (
+            len(self._pending) == 1 and isinstance(self._pending[0], _Fetch)
+        )
 
     def _receive(self) -> None:
         if self._readable and not self._intake.receive():
@@ -279,7 +311,7 @@ class Connection:
                 self._turns.put(turn)
             if write is not None:
                 write()
-        return len(self._intake) < frames.PREFIX_SIZE or len(self._pending) < _PENDING_MAX
+        return len(self._intake) < frames.PREFIX_SIZE or self._has_room
 
     def _take_frames(self) -> tuple[Callable[[], None] | None, bool]:
         """Take frames, up to something that is to be written: what does so, and whether there may be more frames."""
@@ -289,14 +321,23 @@ class Connection:
         is_more = True
         while write is None:
             frame, self._kept_back = self._kept_back, None
-            if frame is None and len(self._pending) < _PENDING_MAX:
+            if frame is None and self._has_room:
                 frame = self._intake.next_frame()
             if frame is None:
                 is_more = False
                 break
             request = self._parse(frame)
-            if request is not None and isinstance(frame, tuple) and request.HasField("append"):
-                calls.append(appends.Call(request.append, frame[1], request.correlation_id))
+            if (
+                request is not None
+                and isinstance(frame, tuple)
+                and request.HasField("append")
+                and (named := len(request.append.partitions)) <= _WRITTEN_PARTITIONS_MAX
+            ):
+                call = appends.Call(request.append, frame[1], request.correlation_id)
+                held = _REQUEST_BYTES + _BYTES_PER_HEADER_BYTE * len(frame[0]) + _BYTES_PER_RESULT * named
+                call.held_bytes = held
+                self._pending_bytes += held
+                calls.append(call)
                 taken += 1
                 if len(calls) < _CALLS_AT_ONCE:
                     continue
@@ -312,9 +353,9 @@ class Connection:
             if isinstance(frame, OversizedBody):
                 self._refuse_body(request, frame.body_length)
             elif isinstance(frame, tuple) and request.HasField("stage"):
-                write = self._staged(request, frame[1])
-            elif not request.HasField("append"):
-                self._queue(request)
+                write = self._staged(request, frame)
+            elif isinstance(frame, tuple):
+                self._queue(request, len(frame[0]))
         if taken:
             self._last_request = self._clock.monotonic()
             self._served["requests"] += taken
@@ -332,15 +373,33 @@ class Connection:
         except DecodeError:
             return None
 
-    def _queue(self, request: pb.RequestHeader) -> None:
-        """Queue a request without a body."""
-        if request.HasField("fetch"):
+    def _hold(self, held: _Fetch | _Refusal | _Reply) -> None:
+        self._pending.append(held)
+        self._pending_bytes += held.held_bytes
+
+    def _queue(self, request: pb.RequestHeader, header_length: int) -> None:
+        """Queue a fetch, or the refusal of a request that is none of those to be written."""
+        if request.HasField("append"):
+            self._refuse_partitions(request, len(request.append.partitions), _WRITTEN_PARTITIONS_MAX)
+        elif not request.HasField("fetch"):
+            reason = "the frame's header names no request that this broker knows"
+            self._hold(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
+        elif (named := len(request.fetch.partitions)) > _FETCHED_PARTITIONS_MAX:
+            self._refuse_partitions(request, named, _FETCHED_PARTITIONS_MAX)
+        else:
             wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
             deadline = self._clock.monotonic() + wait_ms / 1000
-            self._pending.append(_Fetch(request.correlation_id, request.fetch, deadline))
-        else:
-            reason = "the frame's header names no request that this broker knows"
-            self._pending.append(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
+            held_bytes = _REQUEST_BYTES + _BYTES_PER_HEADER_BYTE * header_length + _BYTES_PER_FETCHED * named
+            self._hold(_Fetch(request.correlation_id, request.fetch, deadline, held_bytes))
+
+    def _refuse_partitions(self, request: pb.RequestHeader, named: int, limit: int) -> None:
+        """Refuse a request as a whole that names too many partitions."""
+        kind = request.WhichOneof("request")
+        error = InvalidRequest(reason=f"the {kind} names {named} partitions, and one request may name {limit}")
+        silent = request.HasField("append") and request.append.acks == appends.ACKS_NONE
+        self._hold(_Refusal(request.correlation_id, error, fatal=silent, silent=silent))
+        if silent:
+            self._read_no_more()
 
     def _refuse_stream(self, frame: Frame | OversizedBody | OversizedHeader) -> None:
         """Tell that the stream cannot be followed, after what was asked before, and read no more of it."""
@@ -348,7 +407,7 @@ class Connection:
         if isinstance(frame, OversizedHeader):
             limit = frames.HEADER_LENGTH_MAX
             error = RequestTooLarge(size=frame.header_length, setting="limit of a frame's header", limit=limit)
-        self._pending.append(_Refusal(0, error, fatal=True))
+        self._hold(_Refusal(0, error, fatal=True))
         self._read_no_more()
 
     def _read_no_more(self) -> None:
@@ -361,7 +420,7 @@ class Connection:
         error = RequestTooLarge(size=body_length, setting="request.max.bytes", limit=limit)
         silent = request.HasField("append") and request.append.acks == appends.ACKS_NONE
         fatal = silent or body_length > _DRAIN_FACTOR * limit
-        self._pending.append(_Refusal(request.correlation_id, error, fatal, silent))
+        self._hold(_Refusal(request.correlation_id, error, fatal, silent))
         if fatal:
             self._read_no_more()
         else:
@@ -376,21 +435,30 @@ class Connection:
                 timeout_ms = min(call.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
                 call.deadline = now + timeout_ms / 1000
                 self._pending.append(call)
-            elif (error := call.failed()) is not None:
-                self._pending.append(_Refusal(call.correlation_id, error, fatal=True, silent=True))
+                continue
+            self._pending_bytes -= call.held_bytes
+            if (error := call.failed()) is not None:
+                self._hold(_Refusal(call.correlation_id, error, fatal=True, silent=True))
                 self._read_no_more()
                 return
 
-    def _staged(self, request: pb.RequestHeader, body: memoryview) -> Callable[[], None] | None:
+    def _staged(self, request: pb.RequestHeader, frame: Frame) -> Callable[[], None] | None:
         """Check what a stage request brings; returns what writes it and queues its answer."""
+        header, body = frame
+        named = len(request.stage.partitions)
+        if named > _WRITTEN_PARTITIONS_MAX:
+            self._refuse_partitions(request, named, _WRITTEN_PARTITIONS_MAX)
+            return None
         try:
             call = transactions.StageCall(request.stage, body, self._catalog)
         except KafkalogError as error:
-            self._pending.append(_Refusal(request.correlation_id, error))
+            self._hold(_Refusal(request.correlation_id, error))
             return None
 
         def write() -> None:
-            self._pending.append(pb.ReplyHeader(correlation_id=request.correlation_id, stage=call.write()))
+            reply = pb.ReplyHeader(correlation_id=request.correlation_id, stage=call.write())
+            held_bytes = _REQUEST_BYTES + _BYTES_PER_HEADER_BYTE * len(header) + _BYTES_PER_RESULT * named
+            self._hold(_Reply(reply, held_bytes))
 
         return write
 
@@ -405,14 +473,14 @@ class Connection:
                 done = self._answer_append(head)
             elif isinstance(head, _Fetch):
                 done = self._answer_fetch(head)
-            elif isinstance(head, pb.ReplyHeader):
-                self._out.append(frames.frame_start(head.SerializeToString(), 0))
+            elif isinstance(head, _Reply):
+                self._out.append(frames.frame_start(head.header.SerializeToString(), 0))
                 done = True
             else:
                 done = self._answer_refusal(head)
             if not done:
                 break
-            pending.popleft()
+            self._pending_bytes -= pending.popleft().held_bytes
         self._flush()
 
     def _answer_append(self, call: appends.Call) -> bool:

@@ -77,11 +77,99 @@ def test_pipelined_appends_are_answered_in_order_and_read_back_as_sent(broker: R
 def test_more_requests_than_are_kept_pending_are_all_answered(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.transport.connection._PENDING_MAX", 5)
+    monkeypatch.setattr("broker.transport.connection._PENDING_BYTES_MAX", 3000)  # of about five
     topic = broker.new_topic()
     with broker.client() as client:
         client.send(b"".join(fetch_frame(number, topic, 0) for number in range(50)))
         assert [client.reply()[0].correlation_id for _ in range(50)] == list(range(50))
+
+
+def frame_of(correlation_id: int, **request: pb.AppendRequest | pb.FetchRequest | pb.StageRequest) -> bytes:
+    header = pb.RequestHeader(correlation_id=correlation_id)
+    for name, value in request.items():
+        getattr(header, name).CopyFrom(value)
+    return frames.frame_start(header.SerializeToString(), 0)
+
+
+@pytest.mark.parametrize("kind", ["fetch", "append", "stage"])
+def test_what_waits_behind_an_ack_is_bounded_in_bytes_and_the_rest_stays_with_the_peer(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    topic = broker.new_topic(flush_messages=1)
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    may_sync = threading.Event()
+    real_sync = log._disk.sync
+
+    def slow_sync(fd: int) -> None:
+        assert may_sync.wait(60)
+        real_sync(fd)
+
+    monkeypatch.setattr(log._disk, "sync", slow_sync)
+    frame = {
+        "fetch": frame_of(
+            2, fetch=pb.FetchRequest(max_bytes=1, partitions=[pb.FetchPartition(topic_id=topic, max_bytes=1)] * 10_000)
+        ),
+        "append": frame_of(
+            2, append=pb.AppendRequest(acks=1, partitions=[pb.AppendPartition(topic_id=topic, length=0)] * 1000)
+        ),
+        "stage": frame_of(2, stage=pb.StageRequest(partitions=[pb.StagePartition(topic_id=topic)] * 1000)),
+    }[kind]
+    count = (60 << 20) // len(frame)  # more than sockets hold
+    sent = 0
+    with broker.client() as client:
+        client.send(append_frame(1, topic, a_batch(), timeout_ms=60_000))
+        client.sock.settimeout(1)
+        try:
+            for _ in range(count):
+                client.send(frame)
+                sent += len(frame)
+        except TimeoutError:
+            pass
+        [connection] = connections_of(broker)
+        held = sum(each.held_bytes for each in connection._pending)
+        assert sent < count * len(frame), "all of it was taken in"
+        assert len(connection._pending) <= 5
+        assert held == connection._pending_bytes < 6 << 20
+        may_sync.set()
+        client.sock.settimeout(30)
+        for number in (1, 2, 2):
+            assert client.reply()[0].correlation_id == number
+
+
+def test_a_request_that_names_too_many_partitions_is_refused_as_a_whole(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(
+            append_frame(1, topic, a_batch())
+            + frame_of(2, append=pb.AppendRequest(acks=1, partitions=[pb.AppendPartition()] * 1001))
+            + frame_of(3, stage=pb.StageRequest(partitions=[pb.StagePartition()] * 1001))
+            + frame_of(4, fetch=pb.FetchRequest(partitions=[pb.FetchPartition()] * 50_001))
+            + fetch_frame(5, topic, 0)
+            + frame_of(6, append=pb.AppendRequest(acks=0, partitions=[pb.AppendPartition()] * 1001))
+            + fetch_frame(7, topic, 0)
+        )
+        replies = [client.reply()[0] for _ in range(5)]
+        assert client.is_closed()
+    assert [reply.correlation_id for reply in replies] == [1, 2, 3, 4, 5]
+    assert [str(error_of(reply)) for reply in replies[1:4]] == [
+        "bad request: the append names 1001 partitions, and one request may name 1000",
+        "bad request: the stage names 1001 partitions, and one request may name 1000",
+        "bad request: the fetch names 50001 partitions, and one request may name 50000",
+    ]
+
+
+def test_a_fetch_over_the_bound_of_what_may_wait_is_answered_by_what_comes_behind_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.connection._PENDING_BYTES_MAX", 500)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        client.send(fetch_frame(1, topic, 0, max_wait_ms=60_000))
+        [connection] = connections_of(broker)
+        waited_for(lambda: bool(connection._registered))
+        client.send(fetch_frame(2, topic, 0))
+        client.sock.settimeout(15)
+        assert [client.reply()[0].correlation_id for _ in range(2)] == [1, 2]
 
 
 def test_large_and_small_frames_in_turn_come_through_one_connection(broker: RunningBroker) -> None:
