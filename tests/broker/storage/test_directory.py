@@ -18,7 +18,7 @@ from broker.storage.disk import Disk
 from broker.storage.log import Log
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, FileRefused, OutOfFiles, StorageFailed
-from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 from tests.broker.storage.test_staging import PRODUCER, write
 from tests.broker.storage.test_staging import batch as staged_batch
 from tests.threads import NoThreads
@@ -202,6 +202,88 @@ def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
         log.append([numbered(1)])
     assert directory.existing() == [(other, 12)]
     assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).end_offset == 0
+    directory.close()
+
+
+class SlowUnlinks(Disk):
+    """Every unlink of a segment waits for its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = threading.Semaphore(0)
+        self.began = threading.Event()
+
+    def unlink(self, path: Path) -> None:
+        if path.suffix == ".log":
+            self.began.set()
+            assert self.turns.acquire(timeout=10), "nobody let it go on"
+        super().unlink(path)
+
+
+def a_large_log_being_deleted(path: Path, disk: SlowUnlinks) -> LogDirectory:
+    directory = LogDirectory(path, disk=disk)
+    directory.start()
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
+    for _ in range(5):
+        log.append([make_batch([os.urandom(5000)])])
+        log.flush()
+    assert len(list((path / folder_name(TOPIC_ID, 0)).glob("*.log*"))) >= 5
+    directory.remove_log(TOPIC_ID, 0)
+    assert disk.began.wait(WAIT_SECONDS)
+    return directory
+
+
+def test_other_logs_are_opened_tidied_and_listed_while_a_large_one_is_unlinked(tmp_path: Path) -> None:
+    disk = SlowUnlinks()
+    directory = a_large_log_being_deleted(tmp_path, disk)
+    assert directory.existing() == []
+    other = directory.open_log(bytes(16), 1, "u-1", topic(), 0)
+    assert directory.logs() == [other]
+    directory.tidy()
+    directory.remove_log(TOPIC_ID, 0)  # again: it is gone
+    assert len(list(tmp_path.glob("*.deleted"))) == 1
+    disk.turns.release(100)
+    waited_for(lambda: not list(tmp_path.glob("*.deleted")))
+    directory.close()
+
+
+def test_a_stop_waits_for_one_unlink_of_a_large_log_and_the_next_start_does_the_rest(tmp_path: Path) -> None:
+    disk = SlowUnlinks()
+    directory = a_large_log_being_deleted(tmp_path, disk)
+    closing = threading.Thread(target=directory.close)
+    closing.start()
+    waited_for(lambda: directory._stopping)
+    closing.join(0.1)
+    assert closing.is_alive()  # else the next broker would be unlinking the same files
+    disk.turns.release()
+    closing.join(WAIT_SECONDS)
+    assert not closing.is_alive()
+    [left] = tmp_path.glob("*.deleted")
+    assert list(left.iterdir())
+    directory = LogDirectory(tmp_path)
+    assert not list(tmp_path.glob("*.deleted"))
+    assert directory.was_clean
+    directory.close()
+
+
+def test_an_unlink_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.storage.directory._REMOVAL_RETRY_SECONDS", 0.01)
+    refused = threading.Event()
+
+    class Refusing(Disk):
+        def unlink(self, path: Path) -> None:
+            if path.suffix == ".log" and not refused.is_set():
+                refused.set()
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            super().unlink(path)
+
+    directory = LogDirectory(tmp_path, disk=Refusing())
+    directory.start()
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    directory.remove_log(TOPIC_ID, 0)
+    assert refused.wait(WAIT_SECONDS)
+    waited_for(lambda: not list(tmp_path.glob("*.deleted")))
+    assert directory.failed is None
     directory.close()
 
 
