@@ -91,6 +91,7 @@ def test_a_stop_closes_connections_that_were_refused_at_once(
     with broker.client() as one, broker.client() as refused:
         assert refused.reply()[0].HasField("error")
         port = getattr(broker.broker.rpc_service._counters, "__self__")  # noqa: B009
+        waited_for(lambda: bool(port._refused))  # it is answered before it is kept
         [(kept, _)] = port._refused
         port.stop(10)
         assert kept.fileno() == -1
