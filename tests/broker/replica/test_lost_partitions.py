@@ -158,11 +158,8 @@ def test_a_crash_between_a_new_partitions_folder_and_its_state_leaves_it_to_be_m
 ) -> None:
     broker = start_broker()
 
-    def away(*_: object) -> None:
-        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
-
     with monkeypatch.context() as patched:
-        patched.setattr("broker.replica.catalog.registry.write_states", away)
+        patched.setattr(registry, "write_states", unreachable)
         patched.setattr("broker.requests.topics._OPENED_SECONDS", 0.0)
         topic = broker.new_topic()
         while not folder(tmp_path, topic, 0).exists():
@@ -476,6 +473,10 @@ def test_only_what_is_lost_is_recovered_and_by_its_own_broker(start_broker: Star
         recover(broker, topic, 0)
 
 
+def unreachable(*_: object) -> None:
+    raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
+
+
 def test_a_recovery_whose_state_was_not_written_is_done_again(
     start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,11 +486,8 @@ def test_a_recovery_whose_state_was_not_written_is_done_again(
     wipe_directory(tmp_path, topic)
     broker = start_broker()
 
-    def away(*_: object) -> None:
-        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
-
     with monkeypatch.context() as patched:
-        patched.setattr("broker.replica.catalog.registry.write_states", away)
+        patched.setattr(registry, "write_states", unreachable)
         with pytest.raises(grpc.RpcError, match="is not reachable"):
             recover(broker, topic, 0, start_offset=30)
     broker.stop(clean=False)
@@ -540,11 +538,8 @@ def test_a_log_whose_recovery_did_not_end_gets_another_epoch_at_the_next_start(
     wipe_folder(tmp_path, topic)
     broker = start_broker()
 
-    def away(*_: object) -> None:
-        raise errors.ZooKeeperUnreachable(address="zk", reason="the connection was lost")
-
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "write_states", away)
+        patched.setattr(registry, "write_states", unreachable)
         with pytest.raises(grpc.RpcError, match="is not reachable"):
             recover(broker, topic, 0, start_offset=30)
     broker.stop(clean)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from broker.storage.log import Log
 from broker.transport.connection import Connection
 from broker.transport.dataport import DataPort
 from kafkalog.errors import (
@@ -91,20 +92,25 @@ def frame_of(correlation_id: int, **request: pb.AppendRequest | pb.FetchRequest 
     return frames.frame_start(header.SerializeToString(), 0)
 
 
+def held_syncs(log: Log, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have a log's syncs wait until the event is set."""
+    may_sync, sync = threading.Event(), log._disk.sync
+
+    def held_sync(fd: int) -> None:
+        assert may_sync.wait(60)
+        sync(fd)
+
+    monkeypatch.setattr(log._disk, "sync", held_sync)
+    return may_sync
+
+
 @pytest.mark.parametrize("kind", ["fetch", "append", "stage"])
 def test_what_waits_behind_an_ack_is_bounded_in_bytes_and_the_rest_stays_with_the_peer(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
     log = broker.broker.catalog.leader_of(topic, 0).log
-    may_sync = threading.Event()
-    real_sync = log._disk.sync
-
-    def slow_sync(fd: int) -> None:
-        assert may_sync.wait(60)
-        real_sync(fd)
-
-    monkeypatch.setattr(log._disk, "sync", slow_sync)
+    may_sync = held_syncs(log, monkeypatch)
     frame = {
         "fetch": frame_of(
             2, fetch=pb.FetchRequest(max_bytes=1, partitions=[pb.FetchPartition(topic_id=topic, max_bytes=1)] * 10_000)
@@ -604,14 +610,7 @@ def test_with_flush_messages_1_the_ack_follows_the_flush_and_appends_do_not_wait
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
     log = broker.broker.catalog.leader_of(topic, 0).log
-    may_sync = threading.Event()
-    real_sync = log._disk.sync
-
-    def slow_sync(fd: int) -> None:
-        assert may_sync.wait(30)
-        real_sync(fd)
-
-    monkeypatch.setattr(log._disk, "sync", slow_sync)
+    may_sync = held_syncs(log, monkeypatch)
     with broker.client() as client:
         for number in range(50):
             client.send(append_frame(number, topic, a_batch([b"%d" % number])))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from kafkalog.zk import members, paths
 from kafkalog.zk.members import Member
 from kafkalog.zk.session import NodeExists, ZooKeeperSession
+from tests.kafkalog.zk.between import amid
 
 ONE = Member("one", "topic a", "host", "1", 0)
 TWO = Member("two", "topic a", "host", "2", 0)
@@ -89,19 +89,6 @@ def test_who_came_back_is_spared_by_a_leave_of_before(session: ZooKeeperSession)
     [live] = members.live_members(session, "g")
     assert live.version == renewed.version
     assert 0 < live.left_ms <= members.LEASE_MS
-
-
-def amid(monkeypatch: pytest.MonkeyPatch, session: ZooKeeperSession, call: str, happens: Callable[[], object]) -> None:
-    """Let something happen right after the session's next call of that name."""
-    original = getattr(session, call)
-
-    def called(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(session, call, original)
-        result = original(*arguments, **named)
-        happens()
-        return result
-
-    monkeypatch.setattr(session, call, called)
 
 
 def test_a_member_that_renews_while_it_is_found_lapsed_stays(

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
+from tests.kafkalog.zk.between import amid
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
 
@@ -347,19 +347,6 @@ def test_two_deletions_at_once_delete_once(
     for thread in threads:
         thread.join()
     assert sorted(map(str, outcomes)) == sorted(map(str, [A_TOPIC.topic_id, UnknownTopic, UnknownTopic]))
-
-
-def amid(monkeypatch: pytest.MonkeyPatch, session: ZooKeeperSession, call: str, happens: Callable[[], object]) -> None:
-    """Let something happen right after the session's next call of that name."""
-    original = getattr(session, call)
-
-    def called(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(session, call, original)
-        result = original(*arguments, **named)
-        happens()
-        return result
-
-    monkeypatch.setattr(session, call, called)
 
 
 def test_two_brokers_that_have_removed_a_topics_logs_at_once_are_both_noted(
