@@ -44,7 +44,23 @@ TOPIC_SETTINGS = Table(
 )  # fmt: skip
 
 
+def _is_every_address(host: str) -> bool:
+    """Whether a socket that is bound to it takes what comes to any address of the machine: 0.0.0.0, ::, or nothing."""
+    return not host.strip("0.:")
+
+
+def _named(path: str) -> str | None:
+    if not path.strip():
+        return "it must name a directory"
+    return "a ~ is not made a home directory here: write the whole path" if path.startswith("~") else None
+
+
 def _check_broker(values: Values) -> tuple[str, str] | None:
+    if _is_every_address(values.host if values.advertised_host is None else values.advertised_host):
+        return ("host" if values.advertised_host is None else "advertised.host"), (
+            "clients would be told to connect to it, which leads each of them to its own machine: set advertised.host to a "
+            "name or an address at which they reach this one"
+        )
     if values.queued_max_request_bytes < values.request_max_bytes:
         return "queued.max.request.bytes", f"it must be at least request.max.bytes ({values.request_max_bytes})"
     return None
@@ -54,7 +70,7 @@ BROKER_SETTINGS = Table(
     "broker",
     [
         Setting("broker.id", int, 0, at_least(0), "The broker's number, its own within the cluster."),
-        Setting("log.dir", str, "data", anything, "Directory of the logs; one broker's alone."),
+        Setting("log.dir", str, "data", _named, "Directory of the logs; one broker's alone."),
         Setting("zookeeper.connect", str, "127.0.0.1:2181", anything,
                 "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog."),
         Setting("zookeeper.session.timeout.ms", int, 10_000, between(1000, _INT_MAX),
@@ -62,7 +78,7 @@ BROKER_SETTINGS = Table(
         Setting("zookeeper.connection.timeout.ms", int, 15_000, between(100, _INT_MAX),
                 "How long a start waits for ZooKeeper."),
         Setting("host", str, "127.0.0.1", anything, "Address that both ports are bound to."),
-        Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host."),
+        Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host; needed where that is 0.0.0.0 or ::, which is no address to connect to."),
         Setting("grpc.port", int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one."),
         Setting("data.port", int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one."),
         Setting("rack", str, None, anything, "Where the broker stands; told to clients."),

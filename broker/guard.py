@@ -146,6 +146,7 @@ class BrokerChild:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
+                bufsize=0,  # what `let_go` could not write would be written again at the close, and fail there
                 pass_fds=self._keep_fds,
                 start_new_session=True,
             )
@@ -158,7 +159,6 @@ class BrokerChild:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"\n")
-            self._process.stdin.flush()
         except BrokenPipeError:  # it has ended; await_ready tells why
             pass
 

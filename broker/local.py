@@ -109,7 +109,7 @@ class LocalCluster:
         port: broker i serves gRPC at port + 2i and data at port + 2i + 1; None takes free ones.
         zookeeper_port: None takes a free one.
         settings: of every broker, dotted or snake_case names (`broker/config.py`).
-        host: address that everything is bound to.
+        host: address that everything is bound to; 0.0.0.0 and :: need the setting advertised.host.
     """
 
     def __init__(
@@ -124,10 +124,11 @@ class LocalCluster:
     ) -> None:
         if brokers < 1:
             raise InvalidArgument(reason=f"a cluster has at least one broker, not {brokers}")
-        given = BROKER_SETTINGS.parse(settings).given()
+        given = dict(settings or {})
         for name in _OWN_SETTINGS:
-            if name in given:
+            if name in given or name.replace(".", "_") in given:
                 raise InvalidArgument(reason=f"setting {name} is the local cluster's own")
+        parsed = BROKER_SETTINGS.parse(given | {"host": host})
         last_port = (port or 0) + 2 * brokers - 1
         if port is not None and not 0 < port <= last_port < 65536:
             raise InvalidArgument(reason=f"ports {port} to {last_port} are not all ports")
@@ -137,7 +138,8 @@ class LocalCluster:
         self._count = brokers
         self._port = port
         self._zookeeper_port = zookeeper_port
-        self._settings = given
+        self._settings = parsed.given()
+        self._told = parsed.advertised_host or host
         self._data = Path(data).absolute() if data is not None else None
         self.root = self._data or Path()
         self._guard: subprocess.Popen[bytes] | None = None
@@ -184,7 +186,7 @@ class LocalCluster:
         log_file = Path(started["zookeeper_log"])
         self.zookeeper = LocalZooKeeper(self, started["zookeeper"], started["zookeeper_pid"], log_file)
         self.brokers = [
-            LocalBroker(self, index, self._host, announced) for index, announced in enumerate(started["brokers"])
+            LocalBroker(self, index, self._told, announced) for index, announced in enumerate(started["brokers"])
         ]
         return self
 
@@ -204,7 +206,6 @@ class LocalCluster:
         port = 0 if self._port is None else self._port + 2 * index
         return self._settings | {
             "broker.id": index,
-            "host": self._host,
             "log.dir": str(self.root / f"broker-{index}"),
             "grpc.port": port,
             "data.port": port + 1 if port else 0,

@@ -135,9 +135,9 @@ class Broker:
         directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
         self._undo.append(catalog.close)
         self._undo.append(catalog.stop_following)
+        directory.start()  # first: what the catalog finds deleted is unlinked beside everything else
         with session.patient():
             catalog.start()
-        directory.start()
         jobs = StagedJobs(settings.broker_id)
         self._undo.append(jobs.stop)
         self.resolver = Resolver(catalog, settings, directory.steady_clock, jobs)
@@ -185,7 +185,7 @@ class Broker:
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Values:
     """The broker's settings from a `name=value` file. Raises InvalidSetting, UnknownSetting."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # with or without the mark that editors of Windows put first
     except OSError as error:
         raise InvalidSetting(name="config file", value=str(path), reason=error.strerror or str(error)) from None
     except UnicodeDecodeError:

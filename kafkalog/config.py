@@ -245,8 +245,10 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def read_properties(text: str, where: str) -> dict[str, str]:
-    """The pairs of a `name=value` file; `#` starts a comment line. Raises InvalidSetting with the line."""
+    """The pairs of a `name=value` file; `#` starts a comment line. Raises InvalidSetting with the line, also of a name
+    that is given twice."""
     pairs: dict[str, str] = {}
+    lines: dict[str, int] = {}  # by dotted name
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
@@ -254,5 +256,9 @@ def read_properties(text: str, where: str) -> dict[str, str]:
         name, equals, value = line.partition("=")
         if not equals or not name.strip():
             raise InvalidSetting(name=f"{where} line {number}", value=line, reason="expected name=value")
+        first = lines.setdefault(name.strip().replace("_", "."), number)
+        if first != number:
+            reason = f"line {first} gives {name.strip()} already: take one of them out"
+            raise InvalidSetting(name=f"{where} line {number}", value=line, reason=reason)
         pairs[name.strip()] = value.strip()
     return pairs

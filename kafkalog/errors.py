@@ -88,7 +88,10 @@ class NotLeader(KafkalogError):
 class LeaderNotAvailable(KafkalogError):
     code = 14
     retriable = True
-    message = "partition {partition} has no live leader (broker {broker_id} is not registered)"
+    message = (
+        "partition {partition} has no live leader: broker {broker_id} is not registered "
+        "(-1: no broker has opened its log yet)"
+    )
 
 
 class TopicExists(KafkalogError):
@@ -403,7 +406,7 @@ class OutOfThreads(KafkalogError):
 
     code = 160
     retriable = True
-    message = "the broker cannot start a thread now: {reason}; try again"
+    message = "{process} cannot start a thread now: {reason}; try again"
 
 
 # --- transactions ------------------------------------------------------------------------------------------------
@@ -449,13 +452,13 @@ class UnknownTransaction(KafkalogError):
 
 
 class VersionOfAnother(KafkalogError):
-    """A numbered write whose version was recorded by another query, or by none: to skip it could lose its rows."""
+    """A numbered write whose version was recorded by another query, or by none. Skipping it could lose its rows."""
 
     code = 150
     message = (
         "version {version} of txnAppId '{app_id}' is not above version {recorded}, which {recorded_by} wrote to topic "
-        "'{topic}', and this write comes from {writer}: to skip it could lose its rows. Give it another txnAppId, or "
-        "start the count anew with `kafkalog transactions forget {command}`"
+        "'{topic}', and this write belongs to {writer}. Skipping the write could lose its rows. Give it another "
+        "txnAppId, or start the count anew with `kafkalog transactions forget {command}`"
     )
 
 
@@ -536,6 +539,16 @@ class InvalidArgument(KafkalogError):
 
     code = 62
     message = "{reason}"
+
+
+class ReentrantCall(KafkalogError):
+    """A signal handler (or a `__del__`) called the producer whose call it had interrupted: it would wait for ever."""
+
+    code = 161
+    message = (
+        "a signal handler interrupted a call of this producer and then called the producer, which has to finish the "
+        "first call before: set a flag in the handler, and flush in the main program"
+    )
 
 
 class CheckpointOfOthers(KafkalogError):

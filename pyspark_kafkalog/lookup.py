@@ -145,6 +145,16 @@ class Lookup:
             pass
         return None
 
+    def unopened(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those whose logs no broker had open when their topics were last asked for. Asks nobody."""
+        known_topic = connected(self.options).known_topic
+        leaders = {
+            name: {each.partition: each.leader for each in topic.partitions}
+            for name in {partition.topic for partition in partitions}
+            if (topic := known_topic(name)) is not None
+        }
+        return {each for each in partitions if leaders.get(each.topic, {}).get(each.partition) == -1}
+
     def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
         """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""
         return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))

@@ -84,5 +84,5 @@ def micro_batch(properties: Mapping[str, str]) -> MicroBatch:
 
 
 def _sessions(tags: str) -> str:
-    """Those that a job's tags name, which are several where one SQL execution runs in another's."""
+    """The session ids in a job's tags, joined by '+': nested SQL executions have several."""
     return "+".join(sorted(found[1] for found in map(_SESSION.fullmatch, tags.split(",")) if found))

@@ -78,6 +78,11 @@ def _text(name: str, text: str) -> str:
     return text.strip()
 
 
+def _path(name: str, text: str) -> str:
+    _text(name, text)
+    return text
+
+
 def _addresses(name: str, text: str) -> str:
     from kafkalog.client.config import parse_bootstrap
 
@@ -246,6 +251,10 @@ OPTIONS = (
     Option("txnVersion", "whole number", "none", (BATCH_WRITE,), _version,
            "Number of this write: one that `txnAppId` has written to the topic already is skipped after a restart, and fails "
            "if another query wrote it. In `foreachBatch` give the batch id.", OURS),
+    Option("checkpointLocation", "path", "`spark.sql.streaming.checkpointLocation` and the query's name", WRITE, _path,
+           "Where the query's checkpoint is. The sink reads it to tell a copied checkpoint from a restart. In `foreachBatch` "
+           "give numbered writes the query's own: under Spark Connect, and in a thread to which Spark does not report the "
+           "query, they fail without it.", "read by Spark only"),
 )  # fmt: skip
 
 _MAX_TRIGGER_DELAY_S = 900.0
@@ -261,10 +270,17 @@ _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 _SPARKS_OWN = frozenset(
-    ["path", "paths", "checkpointlocation", "queryname", "asyncprogresstrackingenabled",
+    ["path", "paths", "queryname", "asyncprogresstrackingenabled",
      "asyncprogresstrackingcheckpointintervalms", "_asyncprogresstrackingoverridesinksupportcheck"]
 )  # fmt: skip
 """What Spark puts among the options, or reads from them itself."""
+
+_OF_A_TABLE = {"owner", "provider"}
+"""What Spark puts among the options when a table is made."""
+_NO_TABLES = (
+    "a table made with CREATE TABLE cannot be read or written, for Spark hands none of its options to a Python data "
+    "source; use CREATE TEMPORARY VIEW ... USING kafkalog OPTIONS (...) to read, and df.write to write"
+)
 
 _REFUSED = {
     "auto.offset.reset": "set startingOffsets instead",
@@ -429,7 +445,14 @@ def check_names(options: Mapping[str, str]) -> None:
     """Refuse names that are neither the format's, nor a client setting's, nor Spark's own. Raises InvalidArgument."""
     if "groupidprefix" in _lowered(options) and {"kafka.group.id", "kafkalog.group.id"} & _lowered(options).keys():
         log.warning("option_ignored", option="groupIdPrefix", reason="kafkalog.group.id comes before it")
-    for name, value in _lowered(options).items():
+    given = _lowered(options)
+    if given.keys() >= _OF_A_TABLE:
+        raise InvalidArgument(reason=_NO_TABLES)
+    if not given:
+        raise InvalidArgument(
+            reason=f"no option is given; at least {BOOTSTRAP} is needed. If this is a table of SQL: {_NO_TABLES}"
+        )
+    for name, value in given.items():
         prefix, _, setting = name.partition(".")
         if _is_security(name) or (prefix in ("kafkalog", "kafka") and _is_security(setting)):
             _refuse_security(name, value)
@@ -440,7 +463,8 @@ def check_names(options: Mapping[str, str]) -> None:
             raise InvalidArgument(reason=f"the option {name} is not supported: {_REFUSED[setting]}")
         if prefix == "kafkalog":
             if setting not in _client_setting_names():
-                hint = nearest_hint(setting, _client_setting_names()).replace("'", "'kafkalog.", 1)
+                ours = [option for option in _BY_KEY if option.startswith("kafkalog.")]
+                hint = nearest_hint(name, [*ours, *(f"kafkalog.{setting}" for setting in _client_setting_names())])
                 raise InvalidArgument(reason=f"there is no client setting '{name}'{hint}")
         elif prefix == "kafka":
             if setting not in _client_setting_names():

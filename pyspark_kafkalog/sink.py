@@ -30,10 +30,6 @@ _NOT_REPORTED = (
 )
 
 
-def _checkpoint_option(options: Mapping[str, str]) -> str | None:
-    return {name.lower(): text for name, text in options.items()}.get("checkpointlocation")
-
-
 @in_sentences
 class BatchWriter(DataSourceArrowWriter):
     """One batch write. Pickled whole into every task, and into the process that commits."""
@@ -43,7 +39,6 @@ class BatchWriter(DataSourceArrowWriter):
             raise InvalidArgument(reason="rows can only be added to a topic: write with mode('append')")
         self._options = parse_sink(options)
         self._columns = sink_columns(schema, self._options.topic)
-        self._checkpoint = _checkpoint_option(options)
         self._write_id = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -52,7 +47,7 @@ class BatchWriter(DataSourceArrowWriter):
         task = staged.task_context()
         micro_batch, part, txn = micro_batch_of(task), task.partitionId(), self._options.txn
         if txn is not None:
-            checkpoint = checkpoint_of(task, micro_batch, self._checkpoint)
+            checkpoint = checkpoint_of(task, micro_batch, self._options.checkpoint)
             if micro_batch.is_of_unknown_query and not checkpoint.location:
                 raise QueryNotKnown(app_id=txn.app_id, version=txn.version, reason=_NOT_REPORTED)
             message = staged.stage_numbered(iterator, self._options, self._columns, txn, micro_batch, part)
@@ -88,7 +83,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._options = parse_sink(options, stream=True)
         self._columns = sink_columns(schema, self._options.topic)
-        self._checkpoint = _checkpoint_option(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.exactly_once:
@@ -97,7 +91,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         micro_batch = micro_batch_of(task)
         transaction = staged.stream_transaction(micro_batch)
         message = staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
-        message.checkpoint = checkpoint_of(task, micro_batch, self._checkpoint)
+        message.checkpoint = checkpoint_of(task, micro_batch, self._options.checkpoint)
         message.micro_batch = transaction.batch_id
         return message
 

@@ -21,7 +21,11 @@ from pyspark_kafkalog.options import (
 
 
 class TxnVersion(NamedTuple):
-    """Which write of an application's this is: one with a version up to the last that was written is skipped."""
+    """Which write of an application's this is.
+
+    The recorded version is skipped once for each run of the query that recorded it. A plain job also skips lower ones.
+    All others up to it fail (`kafkalog/client/transactions.py:next_step`).
+    """
 
     app_id: str
     version: int
@@ -29,13 +33,15 @@ class TxnVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a write was asked for. `topic` is None where the rows tell theirs; `txn` where no version was given."""
+    """What a write was asked for. `topic` is None where the rows have theirs; `txn` where no version was given;
+    `checkpoint`, the query's, where its option was not."""
 
     bootstrap_servers: str
     client: dict[str, str]
     topic: str | None
     exactly_once: bool
     txn: TxnVersion | None
+    checkpoint: str | None
 
 
 def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptions:
@@ -59,4 +65,11 @@ def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptio
     if app_id is not None and delivery == AT_LEAST_ONCE:
         raise InvalidArgument(reason=f"txnAppId and txnVersion need delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
     txn = None if app_id is None or version is None else TxnVersion(app_id, version)
-    return SinkOptions(bootstrap_servers(values), client, topic, delivery == EXACTLY_ONCE, txn)
+    return SinkOptions(
+        bootstrap_servers=bootstrap_servers(values),
+        client=client,
+        topic=topic,
+        exactly_once=delivery == EXACTLY_ONCE,
+        txn=txn,
+        checkpoint=values.get("checkpointLocation"),
+    )

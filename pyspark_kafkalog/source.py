@@ -20,7 +20,7 @@ import math
 import shlex
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -227,6 +227,7 @@ class _Session:
         self._initial: PartitionOffsets | None = None
         self._moving: set[TopicPartition] = set()
         self._hold_start = False
+        self._leaves_out_unopened = False
         self._went_on = False
         self._is_unread = False
         self._left_out: set[str] = set()  # what was told of already
@@ -429,6 +430,8 @@ class _Session:
         topics = {partition.topic for partition in position}
         self._topic_ids = {topic: topic_id for topic, topic_id in self._topic_ids.items() if topic in topics}
         partitions, made_anew = self._partitions(position, losses)
+        unopened = self._unopened(partitions.keys() - position.keys())
+        partitions = {partition: partitions[partition] for partition in partitions if partition not in unopened}
         latest = self._lookup.at(LATEST, partitions)
         for lost in (*whats_gone(position, latest), *whats_moved_back(position, latest)):
             losses.found(lost)
@@ -443,6 +446,15 @@ class _Session:
         for partition in partitions:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
+
+    def _unopened(self, new: Set[TopicPartition]) -> set[TopicPartition]:
+        """Partitions new to the stream that it meets later: their logs are being opened, which may take half a minute
+        for a large topic, and the others' records do not wait for that. AvailableNow waits: it ends with this look."""
+        unopened = self._lookup.unopened(new) if new and not self.available_now else set()
+        if unopened and not self._leaves_out_unopened:
+            log.info("left_out_until_opened", partitions=partition_names(unopened))
+        self._leaves_out_unopened = bool(unopened)
+        return unopened
 
     def _selected(self, logged: PartitionOffsets) -> PartitionOffsets:
         """What the options select of logged offsets. The rest may be there still: it is not read, and not a loss.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
     from kafkalog.client.cluster import TopicInfo
-    from kafkalog.client.staging import StagedPartition, Transactions
+    from kafkalog.client.staging import NumberedTransactions, StagedPartition
     from kafkalog.client.transactions import Committer
     from kafkalog.config import Values
 
@@ -47,9 +47,11 @@ class Transaction:
 
     Attributes:
         stays: its decision is kept for ever, for the same batch may come again after any time: a stream's, and that of
-            a user's version. Others are forgotten a day after they are done.
+            a user's version. Others are forgotten an hour after they are done.
         run_id: empty where it is not known: then no other run's end is seen, and none is ended.
-        skip_if_recorded: a batch number up to the last recorded one is no mistake, but a write to be skipped.
+        skip_if_recorded: the write is numbered by its user. The recorded number is skipped once for each run of the
+            query that recorded it. A plain job also skips lower ones. All others up to it fail
+            (`kafkalog/client/transactions.py:next_step`).
         query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and where it is not known.
         session_id: of the query's run, as `MicroBatch.session_id`.
     """
@@ -123,6 +125,8 @@ def stage_numbered(
     part: int,
 ) -> Staged:
     """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction."""
+    from kafkalog.client.staging import NumberedTransactions
+
     transactions: dict[str, Transaction] = {}
 
     def counted(topics: Sequence[TopicInfo]) -> list[str]:
@@ -139,7 +143,8 @@ def stage_numbered(
             )
         return names
 
-    parts = _stage(batches, options, columns, counted, txn.version, part)
+    numbered = NumberedTransactions(txn.app_id, counted)
+    parts = _stage(batches, options, columns, numbered, txn.version, part)
     by_topic = groupby(parts, key=lambda each: each.topic)  # which they are sorted by
     return Staged(tuple(StagedBatch(transactions[topic], tuple(found)) for topic, found in by_topic))
 
@@ -148,7 +153,7 @@ def _stage(
     batches: Iterator[pa.RecordBatch],
     options: SinkOptions,
     columns: tuple[str, ...],
-    transaction: str | Transactions,
+    transaction: str | NumberedTransactions,
     batch_id: int,
     part: int,
 ) -> list[StagedPartition]:
@@ -219,8 +224,8 @@ def fingerprint(messages: Messages) -> bytes:
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
-    from kafkalog.client.numbered import name_of
     from kafkalog.errors import CountMoved
+    from kafkalog.format.numbered import name_of
 
     topics: set[str] = set()
     for transaction in transactions:
@@ -259,7 +264,7 @@ def _commit(
 
 
 def _warn_skipped(transaction: Transaction) -> None:
-    from kafkalog.client.numbered import name_of
+    from kafkalog.format.numbered import name_of
 
     name = name_of(transaction.transactional_id)
     if transaction.query_id:

@@ -1,4 +1,4 @@
-"""Exceptions from nowhere, as a signal handler raises them: at each place where CPython looks for signals."""
+"""Signal handlers' doings, exceptions above all: at each place where CPython looks for signals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from kafkalog.client.mutex import Mutex
+from kafkalog.errors import ReentrantCall
 
 _LOOKED_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD") if name in dis.opmap}
 
@@ -18,9 +19,15 @@ class Interrupted(BaseException):
     """What a signal handler raised."""
 
 
-def interrupted_at(number: int, call: Callable[[], object], *files: str) -> bool:
-    """Call something, and raise Interrupted from it at the place of that number, counted from 0: where one of its
-    functions begins, after a call, and where a loop begins again.
+def interrupt() -> None:
+    raise Interrupted
+
+
+def interrupted_at(
+    number: int, call: Callable[[], object], *files: str, handler: Callable[[], object] = interrupt
+) -> bool:
+    """Call something, and have a handler called in it, which raises Interrupted, at the place of that number, counted
+    from 0: where one of its functions begins, after a call, and where a loop begins again.
 
     Args:
         files: the ends of the names of the files whose functions count. Beside them those of conditions over our lock
@@ -37,7 +44,7 @@ def interrupted_at(number: int, call: Callable[[], object], *files: str) -> bool
         nonlocal left, raised
         if left == 0 and not raised:
             raised = True
-            raise Interrupted(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+            handler()
         left -= 1
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -62,7 +69,7 @@ def interrupted_at(number: int, call: Callable[[], object], *files: str) -> bool
     sys.settrace(trace)
     try:
         call()
-    except Interrupted:
+    except (Interrupted, ReentrantCall):
         pass
     finally:
         sys.settrace(kept)

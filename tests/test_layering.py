@@ -17,7 +17,7 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
 LAYERS = {
     "kafkalog": [
-        ["errors", "config", "clock", "records", "log"],
+        ["errors", "config", "clock", "records", "log", "threads"],
         ["format"],
         ["wire"],
         ["zk"],
@@ -26,7 +26,7 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports", "signals", "sweeper", "announce", "threads"],
+        ["config", "folder_lock", "ports", "signals", "sweeper", "announce"],
         ["storage"],
         ["replica"],
         ["requests"],

@@ -11,7 +11,7 @@ import pytest
 class NoThreads:
     """While it is `on`, threads whose names it is asked about cannot be started."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, names: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, names: Callable[[str], bool]) -> None:
         self.on = True
         self.refused: list[str] = []
         real = threading.Thread.start

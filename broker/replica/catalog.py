@@ -1,6 +1,8 @@
 """The partitions that this broker holds, and the whole cluster as ZooKeeper tells it. Follows ZooKeeper by watches.
 
 One thread reads what changed, opens and closes logs, and publishes new views; requests read the views without a lock.
+A topic is known as soon as it is read, before its logs are open. They are opened in turns of half a second, between
+which the thread reads what else changed: thousands of them keep no other topic from being known and opened.
 While ZooKeeper is away the last views hold and partitions are served on: without replication nobody else can lead them.
 
 A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
@@ -14,7 +16,7 @@ What goes wrong with one topic concerns that topic alone: it is logged once, and
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -43,6 +45,9 @@ from kafkalog.zk.session import ZooKeeperSession
 log = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
+_TURN_SECONDS = 0.5
+_OPENED_TOGETHER = 100
+"""Of a topic's logs, so many share a sync of their folders' names and a write of their states."""
 _EVERY_TOPIC = paths.TOPICS + "/"
 _EVERY_DELETED = paths.DELETED_TOPICS + "/"
 _EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
@@ -81,6 +86,10 @@ class Catalog:
         self._ids: Mapping[bytes, TopicRecord] = {}
         self._brokers: Mapping[int, BrokerRecord] = {}
         self._undone: Mapping[str, str] = {}  # paths that could not be dealt with, and why; tried again
+        # Topics that are not in line with what was read of them, and each one's first partition that was not looked at.
+        # The thread's own; others only ask whether a topic is in it.
+        self._to_host: dict[str, int] = {}
+        self._read_later: set[str] = set()  # paths of states that changed while their topics' logs were being opened
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._recovering = threading.Lock()  # one `recover` at a time; before _changed
         # Guards _dirty, _removed, _reregister, _withdrawn, _stopping; notified after syncs.
@@ -106,6 +115,8 @@ class Catalog:
         """Read everything once, open the logs, then follow. Raises ZooKeeperUnreachable."""
         self.session.on_state(self._state_changed)  # first: a reconnect during the sync loses the watches it has set
         self._sync(_EVERYTHING)
+        while self._to_host:
+            self._sync(())
         self._warn_of_strays()
         self._thread.start()
 
@@ -238,6 +249,11 @@ class Catalog:
         """The partitions served here."""
         return self._hosted
 
+    def is_behind(self, name: str) -> bool:
+        """Whether there is work left for this broker from what it last read of a topic: logs to open, settings to pass
+        on."""
+        return name in self._to_host
+
     def leader_id(self, topic: TopicRecord, number: int) -> int:
         """The broker that leads a partition, live or not; -1 while its log was never opened."""
         state = topic.states.get(number)
@@ -318,7 +334,7 @@ class Catalog:
             with self._changed:
                 pause = self._retry_at - self.clock.monotonic() if self._to_retry() else None
                 self._changed.wait_for(
-                    lambda: self._dirty or self._removed or self._reregister or self._stopping, pause
+                    lambda: self._dirty or self._removed or self._reregister or self._to_host or self._stopping, pause
                 )
                 if self._stopping:
                     return
@@ -348,18 +364,20 @@ class Catalog:
     def _to_retry(self) -> set[str]:
         """Paths with which something could not be done so far that may be done yet: no log is opened in a directory
         that is out of service, and none that is lost."""
-        again = set(self._undone)
+        again = set(self._undone) - {paths.topic(name) for name in self._to_host}
         if self._directory.failed is None:
             for (topic_id, _), error in self._failed.items():
-                topic = self._ids.get(topic_id)  # none: its first sync failed, and is tried again anyhow
-                if topic is not None and not isinstance(error, PartitionLost):
+                topic = self._ids.get(topic_id)
+                if topic is None or topic.name in self._to_host:  # it is being tried
+                    continue
+                if not isinstance(error, PartitionLost):
                     again.add(paths.topic(topic.name))
         return again
 
     @contextmanager
-    def _sparing_others(self, path: str) -> Iterator[None]:
+    def _sparing_others(self, path: str, is_last: bool = True) -> Iterator[None]:
         """What fails here is logged, and tried again later, while the rest goes on. Only the absence of ZooKeeper
-        concerns all."""
+        concerns all. `is_last`: if it does not fail, the path is dealt with."""
         undone = {other: why for other, why in self._undone.items() if other != path}
         try:
             yield
@@ -374,6 +392,9 @@ class Catalog:
                     log.exception("not_followed", path=path)
             undone[path] = why
             self._retry_at = self.clock.monotonic() + _RETRY_SECONDS
+        else:
+            if not is_last:
+                return
         self._undone = undone
 
     def _renew_registration(self) -> None:
@@ -389,30 +410,69 @@ class Catalog:
                 raise _id_taken(broker, other)
 
     def _sync(self, dirty: Collection[str]) -> None:
-        """Read what changed, and bring what is hosted in line with it."""
+        """Read what changed, and bring what is hosted in line with it, for a turn; `_to_host` is what is left."""
         if any(path.startswith(paths.BROKER_IDS) for path in dirty):
             self._brokers = registry.live_brokers(self.session, self._path_changed)
+        self._read_topics(dirty)
+        self._close_deleted()
+        self._host_for_a_turn()
+        self._remove_deleted()
+        with self._changed:
+            self._dirty |= {path for path in self._read_later if _topic_of(path) not in self._to_host}
+            self._read_later -= self._dirty
+            self._changed.notify_all()
+
+    def _read_topics(self, dirty: Collection[str]) -> None:
+        """Read the topics that changed, and let them be known."""
+        of_topics = {path for path in dirty if path.startswith(paths.TOPICS + "/") and path != _EVERY_TOPIC}
+        # Each state that is written here while a topic's logs are opened comes back as a change, and all of its states
+        # would be read for it in every turn.
+        own = {path for path in of_topics if path != paths.topic(name := _topic_of(path)) and self._to_host.get(name)}
         topics = dict(self._topics)
-        changed = {_topic_of(path) for path in dirty if path.startswith(paths.TOPICS + "/") and path != _EVERY_TOPIC}
+        changed = {_topic_of(path) for path in of_topics - own}
         if paths.TOPICS in dirty:
             names = set(registry.topic_names(self.session, self._path_changed))
             changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
+        to_host = dict(self._to_host)
         for name in sorted(changed):
-            with self._sparing_others(paths.topic(name)):
+            with self._sparing_others(paths.topic(name), is_last=False):
                 record = registry.read_topic(self.session, name, self._path_changed)
                 if record is None or record.deleted:
                     topics.pop(name, None)
+                    to_host.pop(name, None)
+                    self._undone = {path: why for path, why in self._undone.items() if path != paths.topic(name)}
                 else:
                     topics[name] = record
-                    topics[name] = self._host(record)
+                    to_host[name] = 0
+        self._read_later |= own
+        self._to_host = to_host
+        self._publish(topics)
+
+    def _host_for_a_turn(self) -> None:
+        """Bring what is hosted in line with the topics as they were read, some partitions of each in its turn."""
+        topics = dict(self._topics)
+        turn_end = self.clock.monotonic() + _TURN_SECONDS
+        try:
+            while self._to_host:
+                name, start = next(iter(self._to_host.items()))
+                end = count = len(topics[name].replicas)
+                with self._sparing_others(paths.topic(name)):
+                    topics[name], end = self._host(topics[name], start)
+                del self._to_host[name]
+                if end < count:
+                    self._to_host[name] = end  # after the others
+                if self.clock.monotonic() >= turn_end:
+                    break
+        finally:  # without ZooKeeper too: what is open is known
+            self._publish(topics)
+
+    def _publish(self, topics: Mapping[str, TopicRecord]) -> None:
         self._topics = dict(sorted(topics.items()))
         self._ids = {record.topic_id: record for record in topics.values()}
-        self._drop_deleted()
-        with self._changed:
-            self._changed.notify_all()
 
-    def _host(self, topic: TopicRecord) -> TopicRecord:
-        """Open the logs of a topic's partitions that are ours and not open yet; the topic with their states.
+    def _host(self, topic: TopicRecord, start: int) -> tuple[TopicRecord, int]:
+        """Open the logs of a topic's partitions that are ours and not open yet, from a partition on, no more than
+        `_OPENED_TOGETHER`; the topic with their states, and the first partition that is left.
 
         A partition without a state was never opened, unless its log is open here, or stands here with records: then the
         state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
@@ -424,8 +484,12 @@ class Catalog:
         to_write: dict[int, PartitionState] = {}
         lost_states: dict[int, PartitionState] = {}
         failed: dict[int, KafkalogError] = {}
-        for number, replicas in enumerate(topic.replicas):
-            if replicas[0] != self.broker_id:
+        end = len(topic.replicas)
+        for number in range(start, end):
+            if len(wanted) == _OPENED_TOGETHER:
+                end = number
+                break
+            if topic.replicas[number][0] != self.broker_id:
                 continue
             state = topic.states.get(number)
             try:
@@ -477,8 +541,8 @@ class Catalog:
             if fenced is not None:
                 fenced.close()
         self._hosted = hosted
-        self._take_in_failures(topic, failed)
-        return replace(topic, states=states)
+        self._take_in_failures(topic, failed, range(start, end))
+        return replace(topic, states=states), end
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state that an open log without one gets."""
@@ -490,7 +554,7 @@ class Catalog:
         here = f"{self._directory_id} ({self._directory.path})"
         if state.directory != self._directory_id:
             reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
-        elif (topic.topic_id, number) not in self._hosted and self._directory.misses_log(topic.topic_id, number):
+        elif (topic.topic_id, number) not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)
             if self._directory.has_log(topic.topic_id, number):
                 reason = (
@@ -530,9 +594,9 @@ class Catalog:
                 failed[number] = error
         return opened
 
-    def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError]) -> None:
-        """Remember why partitions of a topic are not served, for those who ask; each reason is logged once."""
-        others = {key: error for key, error in self._failed.items() if key[0] != topic.topic_id}
+    def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError], among: Container[int]) -> None:
+        """Remember why some of a topic's partitions are not served, for those who ask; each reason is logged once."""
+        others = {key: error for key, error in self._failed.items() if key[0] != topic.topic_id or key[1] not in among}
         for number, error in failed.items():
             if str(error) != str(self._failed.get((topic.topic_id, number))):
                 event = "partition_lost" if isinstance(error, PartitionLost) else "partition_not_opened"
@@ -545,15 +609,14 @@ class Catalog:
         for topic_id, number in sorted(removed):
             topic = self._ids.get(topic_id)
             state = topic.states.get(number) if topic is not None else None
-            if topic is None or state is None or not self._directory.misses_log(topic_id, number):
+            if topic is None or state is None or not self._directory.note_if_missing(topic_id, number):
                 continue  # deleted, or made anew, meanwhile
             hosted = dict(self._hosted)
             partition = hosted.pop((topic_id, number), None)
             self._hosted = hosted
             lost = self._loss(topic, number, state)
             if lost is not None:
-                failed = {other: error for (its_topic, other), error in self._failed.items() if its_topic == topic_id}
-                self._take_in_failures(topic, failed | {number: lost})
+                self._take_in_failures(topic, {number: lost}, {number})
             if partition is not None:
                 partition.close()
         if removed:
@@ -565,8 +628,8 @@ class Catalog:
         opened = self._directory.open_log(topic.topic_id, number, label, settings, leader_epoch)
         return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
 
-    def _drop_deleted(self) -> None:
-        """Close what no topic names any more, and remove the logs of topics that were deleted."""
+    def _close_deleted(self) -> None:
+        """Close what no topic names any more."""
         self._failed = {key: error for key, error in self._failed.items() if key[0] in self._ids}
         gone = [key for key in self._hosted if key[0] not in self._ids]
         if gone:
@@ -575,6 +638,9 @@ class Catalog:
             for partition in closing:
                 partition.close()
                 log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
+
+    def _remove_deleted(self) -> None:
+        """Remove the logs of topics that were deleted."""
         deleted = registry.deleted_topics(self.session, self._path_changed)
         to_remove = {paths.deleted_topic(topic_id): topic_id for topic_id in sorted(deleted - set(self._ids))}
         if self._directory.failed is not None:

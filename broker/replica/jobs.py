@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from broker.threads import Pool
 from kafkalog.errors import BrokerStopping, KafkalogError
+from kafkalog.threads import Pool
 
 
 class Job:
@@ -69,7 +69,7 @@ class Jobs:
         self._lock = threading.Lock()  # guards all below
         self._jobs: dict[Hashable, Job] = {}
         self._waiting: dict[Hashable, deque[tuple[Hashable, Job]]] = {}  # by partition; there while one of it runs
-        self._threads = Pool(threads, thread_name_prefix=name)
+        self._threads = Pool(threads, process="the broker", thread_name_prefix=name)
         self._stopped = False
         self._when_stopped = stopped
 

@@ -14,8 +14,9 @@ from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.log import Log
 from broker.storage.staged_format import PreparedSet
+from broker.storage.staged_part import Write
 from broker.storage.staged_writes import Applied
-from broker.storage.staging import Staged, Write
+from broker.storage.staging import Staged
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
@@ -189,10 +190,10 @@ class Partition:
         with self._hosted():
             self.log.staged.discard(uuids)
 
-    def renew(self, writes: Collection[Write]) -> None:
+    def renew(self, write: Write) -> None:
         """Keep the parts of some writes, for a task of them runs."""
         with self._hosted():
-            self.log.staged.renew(writes)
+            self.log.staged.renew(write)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many."""

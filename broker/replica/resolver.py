@@ -6,15 +6,15 @@ staged and never prepared.
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
 `_LEFT_TO_COMMITTER_SECONDS` is left to its committer, but after a start. Ages are by the monotonic clock.
 
-A part that nobody prepares lives as long as its write: all parts of a transaction's batch on this broker count
-together, and tasks that stage for it renew them on every broker (`requests/transactions.py:renew`).
+A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of
+all topics of a numbered one, and its tasks renew them on every broker (`requests/transactions.py:renew`).
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,8 +23,9 @@ from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.storage.staged_format import PreparedSet
+from broker.storage.staged_part import Write
 from broker.storage.staged_writes import Applied
-from broker.storage.staging import Staged, Write
+from broker.storage.staging import Staged
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -44,7 +45,8 @@ log = get_logger(__name__)
 _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_SECONDS = 10.0
 _FORGET_EVERY_SECONDS = 600.0
-
+_FORGET_SECONDS = 1.0
+"""Of each look, for decisions to be forgotten: of 100,000 they take a minute of ZooKeeper's time."""
 
 _Key = tuple[bytes, int, bytes]
 """Topic id, partition and commit uuid: a prepared set."""
@@ -86,8 +88,10 @@ class Resolver:
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
-        self._forget_at = 0.0  # the thread's own
+        self._forget_at = 0.0  # this and the next are the thread's own
+        self._forgetting: Iterator[list[Decision]] = iter(())
         self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
+        self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
 
     def start(self) -> None:
@@ -124,12 +128,17 @@ class Resolver:
                 log.exception("transactions_not_resolved")
 
     def _forget_expired(self) -> None:
-        """Every ten minutes: decisions of batch writes that are long done. Every broker does so."""
+        """Every ten minutes: decisions of batch writes that are long done, as many as the time of one look allows, and
+        the rest with the next looks. Every broker does so."""
         now = self._clock.monotonic()
         if now >= self._forget_at:
             self._forget_at = now + _FORGET_EVERY_SECONDS
-            for decision in transactions.forget_expired(self._catalog.session, self._clock.now_us()):
-                log.info("transaction_forgotten", transactional_id=decision.transactional_id)
+            self._forgetting = transactions.forget_expired(self._catalog.session, self._clock.now_us())
+        for forgotten in self._forgetting:
+            if forgotten:
+                log.info("transactions_forgotten", count=len(forgotten))
+            if self._stopping or self._clock.monotonic() - now > _FORGET_SECONDS:
+                break
 
     def resolve(self, least_age: float) -> None:
         """One round over all partitions: sets prepared at least so many seconds ago, and what nobody prepares any more.
@@ -137,6 +146,7 @@ class Resolver:
         now = self._clock.monotonic()
         decisions: dict[str, Decision] = {}
         failed: dict[_Key, str] = {}
+        not_closed: dict[str, str] = {}
         renewed: dict[Write, float] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
         partitions = list(self._catalog.hosted.values())
@@ -165,12 +175,12 @@ class Resolver:
                 self._add_applied(decision, applied[decision.transactional_id])
             except ZooKeeperUnreachable:
                 raise
-            except KafkalogError as error:  # it is too much for a znode
-                key = b"", -1, decision.commit_uuid
-                failed[key] = str(error)
-                if self._told.get(key) != str(error):
-                    log.warning("transaction_not_closed", transactional_id=decision.transactional_id, reason=str(error))
-        self._told = failed
+            except KafkalogError as error:  # as one that is too much for a znode
+                name, reason = decision.transactional_id, str(error)
+                not_closed[name] = reason
+                if self._not_closed.get(name) != reason:
+                    log.warning("transaction_not_closed", transactional_id=name, reason=reason)
+        self._told, self._not_closed = failed, not_closed
         before = now - self._retention
         self._expire(partitions, {write for write, last in renewed.items() if last < before}, before)
 

@@ -36,6 +36,7 @@ from kafkalog.wire.frames import error_to_wire
 log = get_logger(__name__)
 
 ACKS_NONE, ACKS_LEADER = 0, 1
+_ACK_TIMEOUT_MS = 30_000
 _RECORD_MIN = 4  # bytes that a record takes uncompressed, whatever it holds: its place in the value column's offsets
 _WRITTEN = memoryview(b"")
 _BODIES = BodyCheck()
@@ -67,6 +68,11 @@ class Call:
         self.body = body
         self.results: list[tuple[int, int, int] | KafkalogError] = []
         self.waits_for: dict[int, tuple[Partition, int]] | None = None
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long its ack may wait."""
+        return min(self.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
 
     def is_acked(self) -> bool:
         """Whether all that the ack promises has happened, or can happen no more, which is then the result."""
@@ -293,7 +299,7 @@ def ack_reply(call: Call) -> pb.AppendReply:
     for index, result in enumerate(call.results):
         if call.waits_for and index in call.waits_for:
             flush = f"the flush of {call.waits_for[index][0].label}"
-            result = RequestTimedOut(what=flush, address="its disk", timeout_ms=call.request.timeout_ms)
+            result = RequestTimedOut(what=flush, address="its disk", timeout_ms=call.timeout_ms)
         added = reply.partitions.add()
         if isinstance(result, KafkalogError):
             added.error.CopyFrom(error_to_wire(result))

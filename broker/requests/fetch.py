@@ -79,8 +79,8 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
         partition = catalog.leader_of(part.topic_id, part.partition)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
-        if (wanted > 0 or not answer.length) and not answer.is_full:
-            piece = partition.read(part.offset, max(wanted, 1), hint)
+        if wanted > 0 and not answer.is_full:  # something is left for the first that has data
+            piece = partition.read(part.offset, wanted, hint)
             if piece.length and (not answer.length or piece.length <= left):
                 answer.slices.append(piece)
                 length = fetched.length = piece.length

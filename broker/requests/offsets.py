@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from broker.replica.catalog import Catalog
 from broker.storage.reading import reach
-from kafkalog.errors import InvalidRequest, KafkalogError, OffsetOutOfRange
+from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
@@ -57,11 +57,6 @@ def delete_records(request: pb.DeleteRecordsRequest, catalog: Catalog) -> pb.Del
         UnknownTopicId, UnknownPartition, NotLeader.
         OffsetOutOfRange: it is past the end.
     """
-    partition = catalog.leader_of(request.topic_id, request.partition)
-    log = partition.log
+    log = catalog.leader_of(request.topic_id, request.partition).log
     before = log.visible_offset if request.before_offset == -1 else request.before_offset
-    if not 0 <= before <= log.visible_offset:
-        raise OffsetOutOfRange(
-            offset=before, partition=partition.label, start_offset=log.start_offset, end_offset=log.visible_offset
-        )
     return pb.DeleteRecordsReply(log_start_offset=log.delete_before(before))

@@ -21,7 +21,7 @@ from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
-from kafkalog.format.batch import producer_id_of
+from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
@@ -73,11 +73,11 @@ class StageCall:
 
 
 def renew(request: pb.RenewRequest, catalog: Catalog) -> pb.RenewReply:
-    """Keep all that is staged of writes on this broker, for a task of them runs."""
-    writes = {(producer_id, request.batch_id) for producer_id in request.producer_ids}
+    """Keep all that is staged of a write on this broker, for a task of it runs."""
+    write = request.family, request.batch_id
     for partition in list(catalog.hosted.values()):
         try:
-            partition.renew(writes)
+            partition.renew(write)
         except KafkalogError as error:
             log.info("staged_hint_ignored", partition=partition.label, reason=str(error))
     return pb.RenewReply(renew_within_ms=_renew_within_ms(catalog))

@@ -3,8 +3,8 @@ directory: `meta` (whose it is) and, in each partition's folder, `checkpoint`.
 
 A sealed document is one JSON object on a line, with the CRC-32C of the JSON before it, and the same line again:
 
-    5f3c09a1 {"partition": "flights-0", "recovery_point": 120, "start_offset": 0}
-    5f3c09a1 {"partition": "flights-0", "recovery_point": 120, "start_offset": 0}
+    789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
+    789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
 
 The copy whose checksum holds counts, so damage to either one costs nothing; with both damaged the document is as
 good as missing. Knows no log.
@@ -29,11 +29,24 @@ class Checkpoint(NamedTuple):
     """What a partition's folder says of its log.
 
     `start_offset`: no earlier record is to be read. `recovery_point`: everything before it was synced, so what is
-    missing or wrong there is damage and not a write cut short.
+    missing or wrong there is damage and not a write cut short. `recovery_position`: where that is in the segment that
+    holds the record before it; -1 if that is not known.
     """
 
     start_offset: int = 0
     recovery_point: int = 0
+    recovery_position: int = -1
+
+    @property
+    def synced_offset(self) -> int:
+        """Everything before it was synced, or is not to be read any more."""
+        return max(self.start_offset, self.recovery_point)
+
+    @property
+    def places(self) -> frozenset[tuple[int, int]]:
+        """(position, offset) of the recovery point, if both are known."""
+        place = self.recovery_position, self.recovery_point
+        return frozenset({place} if self.recovery_position >= 0 else ())
 
 
 def seal(facts: dict[str, Any]) -> bytes:
@@ -111,7 +124,7 @@ def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
     if facts is None:
         return None
     try:
-        return Checkpoint(int(facts["start_offset"]), int(facts["recovery_point"]))
+        return Checkpoint(*(int(facts[name]) for name in Checkpoint._fields))
     except (KeyError, TypeError, ValueError):
         return None
 

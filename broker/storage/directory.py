@@ -46,7 +46,16 @@ from broker.storage.staging import STAGING
 from broker.storage.steady_clock import SteadyClock
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, KafkalogError, OutOfFiles, StorageFailed
+from kafkalog.errors import (
+    Closed,
+    ClusterMismatch,
+    DataDirInUse,
+    DiskFull,
+    InvalidSetting,
+    KafkalogError,
+    OutOfFiles,
+    StorageFailed,
+)
 from kafkalog.log import get_logger
 
 log = get_logger(__name__)
@@ -105,7 +114,6 @@ class LogDirectory:
     Attributes:
         was_clean: the last broker closed it properly, or there was none.
         cluster_id, broker_id: whose it is; None until `claim` was called for the first time.
-        steady_clock: the time by which something is deleted or forgotten.
         directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
         lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
             the lock knows that no other process that names the same file is alive.
@@ -113,9 +121,11 @@ class LogDirectory:
         on_failed: called once with the error that took it out of service.
         on_lost: called with topic id and partition of a log that is closed since somebody removed its files; from any
             thread, with no lock held.
+        steady_clock: the time by which something is deleted or forgotten.
 
     Raises:
         DataDirInUse: another process has it.
+        InvalidSetting: no directory can be or be made there.
         StorageFailed, DiskFull: it cannot be opened.
     """
 
@@ -147,16 +157,17 @@ class LogDirectory:
         self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
         self._telling = threading.Lock()  # guards failed, _full_logged_at and _doubted; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
-        self._missing: set[tuple[bytes, int]] = set()  # what `misses_log` found, and _untrusted
+        self._missing: set[tuple[bytes, int]] = set()  # what `note_if_missing` found, and _untrusted
         self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
         self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._closed = False
-        self._full_logged_at = self._full_at = float("-inf")
+        self._full_at = float("-inf")
+        self._full_logged_at: dict[str, float] = {}  # by event
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
-        self._to_remove: queue.SimpleQueue[Path | None] = queue.SimpleQueue()  # folders that were renamed for it
+        self._to_remove: queue.SimpleQueue[tuple[str, Callable[[], bool]] | None] = queue.SimpleQueue()
         self._timer = threading.Condition()  # guards _timed, _deadlines, _stopping and _chores; after any log's locks
         self._timed: dict[Flushable, _Deadline] = {}
         self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a log that passed early
@@ -169,7 +180,13 @@ class LogDirectory:
             raise storage_error(self.path, error, "opening it") from error
 
     def _open(self) -> None:
-        self.disk.make_dirs(self.path)
+        try:
+            self.disk.make_dirs(self.path)
+        except OSError as error:
+            if is_of_a_name(error):  # a file has its name, or one above; the disk is not to blame
+                reason = f"it is no directory and cannot be made one: {error.strerror}"
+                raise InvalidSetting(name="log.dir", value=str(self.path), reason=reason) from None
+            raise
         lock_path = self.path / _LOCK
         lock_fd = self.disk.lock(lock_path)
         if lock_fd is None:
@@ -184,10 +201,12 @@ class LogDirectory:
             if _CLEAN not in names:
                 self.disk.sync_dir(self.path)  # a killed process may not have lived to sync the names that it made
             for name in names:
-                if name.endswith((_DELETED, _NEW)):
-                    self._remove_folder(self.path / name)
-                elif name.endswith(TEMPORARY):
+                if name in (_META + TEMPORARY, _CLEAN + TEMPORARY):
                     self.disk.unlink(self.path / name)
+                elif is_log_folder(name.removesuffix(_NEW)) and name.endswith(_NEW):
+                    self._remove_folder(self.path / name)
+                elif is_log_folder(name.removesuffix(_DELETED)) and name.endswith(_DELETED):
+                    self._to_remove.put((name, partial(self._remove_deleted, self.path / name)))
             self.was_clean = _CLEAN in names or not self.existing()
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)
@@ -247,10 +266,10 @@ class LogDirectory:
             Faults(self, folder_name(topic_id, partition)).refuse_to_open(error, "looking for the log")
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
-    def misses_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log that should stand here does not, or did not while it was open, or is an empty one in its place
-        that nobody trusts yet. The directory is not marked clean at the end then, unless the log was replaced or
-        deleted: nobody knows how one was left that may be put back."""
+    def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
+        """Look for a log that should stand here; whether it does not, or did not while it was open, or is an empty one
+        in its place that nobody trusts yet. The directory is then not marked clean at the end, unless the log is
+        replaced or deleted: nobody knows how one was left that may be put back."""
         with self._lock:
             if (topic_id, partition) not in self._untrusted and self.has_log(topic_id, partition):
                 return False
@@ -376,35 +395,44 @@ class LogDirectory:
                 return
             except OSError as error:
                 Faults(self, folder.name).refuse_to_open(error, "deleting the log")
-        if self._threads:
-            self._to_remove.put(gone)
-        else:
-            self._unlink(gone)
+        self.unlink_soon(gone.name, partial(self._remove_deleted, gone))
 
-    def _unlink(self, gone: Path) -> None:
-        """Delete a folder that was renamed for it, unless `close` comes before its end."""
+    def _remove_deleted(self, gone: Path) -> bool:
+        """Delete a folder that was renamed for it, unless `close` comes before its end. False: it is not to be called
+        again."""
         try:
             if not self._remove_folder(gone):
-                return
+                return False
         except FileNotFoundError:
             pass  # somebody else removes it too
         except OSError as error:
             Faults(self, gone.name).refuse_to_open(error, "deleting the log")
-        log.info("log_deleted", folder=gone.name.removesuffix(_DELETED))
+        log.info("log_deleted", folder=gone.stem)
+        return False
+
+    def unlink_soon(self, name: str, unlink: Callable[[], bool]) -> None:
+        if self._threads:
+            self._to_remove.put((name, unlink))
+        else:
+            while unlink():
+                pass
 
     def _unlink_loop(self) -> None:
         told = set()
-        while (gone := self._to_remove.get()) is not None:
+        while (asked := self._to_remove.get()) is not None:
             if self._stopping or self.failed is not None:
                 continue  # the next start removes it
+            name, unlink = asked
             try:
-                self._unlink(gone)
+                if unlink():
+                    self._to_remove.put(asked)
+                told.discard(name)
             except Exception as error:
-                if gone not in told and self.failed is None:
-                    told.add(gone)
-                    log.warning("log_not_deleted", folder=gone.name, reason=str(error))
+                if name not in told and self.failed is None:
+                    told.add(name)
+                    log.warning("not_unlinked", folder=name, reason=str(error))
                 self._wait_stopping(_REMOVAL_RETRY_SECONDS)
-                self._to_remove.put(gone)
+                self._to_remove.put(asked)
 
     def _forget_missing(self, key: tuple[bytes, int]) -> None:
         self._missing.discard(key)
@@ -463,9 +491,9 @@ class LogDirectory:
 
     def _settle_doubt(self, label: str, error: StorageFailed) -> None:
         try:
-            if not self._was_removed(label):
+            if not self._check_removed(label):
                 self._wait_stopping(_REMOVAL_SECONDS)
-                if not self._was_removed(label):
+                if not self._check_removed(label):
                     self.fail(error)
         except KafkalogError:  # it cannot be looked for
             self.fail(error)
@@ -473,17 +501,18 @@ class LogDirectory:
             with self._telling:
                 self._doubted.discard(label)
 
-    def _was_removed(self, label: str) -> bool:
-        """Whether the logs of a label, or with them the whole directory, were removed or closed."""
+    def _check_removed(self, label: str) -> bool:
+        """Look for the logs of a label; whether they, or with them the whole directory, were removed or closed. Removed
+        ones are lost from now on."""
         with self._lock:
-            if self._closed or not self._is_in_place():
+            if self._closed or not self._check_in_place():
                 return True
             doubted = [(key, opened) for key, opened in self._logs.items() if opened.label == label]
-        return all(self._is_lost(key, opened) for key, opened in doubted)
+        return all(self._lose_if_gone(key, opened) for key, opened in doubted)
 
-    def _is_in_place(self) -> bool:
-        """Whether what stands at the path is the directory that was opened; it is out of service otherwise. Called with
-        the lock held, or by a thread that `close` waits for."""
+    def _check_in_place(self) -> bool:
+        """Look at the path; whether the directory that was opened stands there. If not, it is out of service from now
+        on. Called with the lock held, or by a thread that `close` waits for."""
         lock = self.path / _LOCK
         try:
             if self.disk.stands_at(self._lock_fd, lock):
@@ -499,15 +528,16 @@ class LogDirectory:
         self.fail(StorageFailed(directory=str(self.path), reason=reason))
         return False
 
-    def _is_lost(self, key: tuple[bytes, int], opened: Log) -> bool:
-        """Whether somebody removed an open log's files, or it is closed; it is lost in the first case from now on."""
+    def _lose_if_gone(self, key: tuple[bytes, int], opened: Log) -> bool:
+        """Close an open log whose files somebody removed: it is lost from now on. False if it is open and they are
+        there."""
         if not opened.is_gone():
             return False
         with self._lock:
             # Whoever deletes or replaces it has it out of _logs before he touches a file, and keeps the lock meanwhile.
             if self._closed or self._logs.get(key) is not opened:
                 return True
-            if not self._is_in_place():
+            if not self._check_in_place():
                 return True  # all of them are gone, and may be back
             del self._logs[key]
             self._missing.add(key)
@@ -518,19 +548,21 @@ class LogDirectory:
 
     @property
     def is_full(self) -> bool:
-        """Whether there was no room for something in the last minute."""
+        """Whether the disk had no room for something in the last minute."""
         return self.clock.monotonic() - self._full_at < _FULL_LOGGED_EVERY_SECONDS
 
     def tell_full(self, error: DiskFull, label: str) -> None:
-        """Log that there was no room for something of a partition; once a minute, whoever tries again how often."""
+        """Log that there was no room for something of a partition, or nothing left to open its file with; each at most
+        once a minute, however often it is tried."""
         now = self.clock.monotonic()
+        event = "out_of_files" if isinstance(error, OutOfFiles) else "disk_full"
         with self._telling:
-            if not isinstance(error, OutOfFiles):
+            if event == "disk_full":
                 self._full_at = now
-            if now - self._full_logged_at < _FULL_LOGGED_EVERY_SECONDS:
+            if now - self._full_logged_at.get(event, float("-inf")) < _FULL_LOGGED_EVERY_SECONDS:
                 return
-            self._full_logged_at = now
-        log.warning("disk_full", partition=label, directory=str(self.path), reason=str(error))
+            self._full_logged_at[event] = now
+        log.warning(event, partition=label, directory=str(self.path), reason=str(error))
 
     def _tell_failure(self, error: StorageFailed) -> None:
         self.on_failed(error)
@@ -624,13 +656,13 @@ class LogDirectory:
     def tidy(self) -> None:
         """One round over every log: whether it is still there, then rolls by age, retention, checkpoints and forgetting
         of producers."""
-        if self.failed is not None or not self._is_in_place():
+        if self.failed is not None or not self._check_in_place():
             return
         with self._lock:
             logs = list(self._logs.items())
         for key, opened in logs:
             try:
-                if self._is_lost(key, opened):
+                if self._lose_if_gone(key, opened):
                     continue
                 opened.roll_if_old()
                 opened.apply_retention()

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, read_whole
 from broker.storage.directory import is_data_directory, is_log_folder
 from broker.storage.disk import Disk
-from broker.storage.index import Damage, decode_index
-from broker.storage.recovery import Scan, scan
+from broker.storage.index import Damage, decode_index, places
+from broker.storage.recovery import Places, Scan, scan
 from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, base_offset_of, segment_path
 from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument
@@ -236,18 +236,20 @@ class _EnoughForNow(Exception):
 
 
 class _OfflineSegment:
-    """A segment file, read as recovery would, with nothing believed but its name.
+    """A segment file, read as recovery would. Of the saved index and the checkpoint no more is believed than where,
+    behind damage, a batch may start.
 
     Attributes:
         end_position, torn_bytes: known once `walk` is through.
     """
 
-    def __init__(self, path: Path, base_offset: int, next_segment: int | None, synced_offset: int) -> None:
+    def __init__(self, path: Path, base_offset: int, next_segment: int | None, checkpoint: Checkpoint) -> None:
         self._disk = Disk()
+        self._checkpoint = checkpoint
         self.path = path
         self.base_offset = base_offset
         self.next_segment = next_segment
-        self.synced_offset = synced_offset
+        self.synced_offset = max(checkpoint.synced_offset, base_offset)
         self.size = path.stat().st_size
         self.end_position = self.torn_bytes = 0
 
@@ -265,6 +267,7 @@ class _OfflineSegment:
         before a good batch than where it ends. Millions of headers are not held, nor waited for.
         """
         position, offset, leader_epoch = 0, self.base_offset, 0
+        known = self._known()
         some: list[tuple[BatchHeader, int]] = []
 
         def on_batch(header: BatchHeader, at: int) -> None:
@@ -284,6 +287,7 @@ class _OfflineSegment:
                     leader_epoch=leader_epoch,
                     synced_offset=self.synced_offset,
                     next_segment=self.next_segment,
+                    known=known,
                     on_batch=on_batch,
                 )
             except _EnoughForNow:
@@ -296,6 +300,14 @@ class _OfflineSegment:
         if found.tail_damaged:
             yield found.damaged[-1]
         self.end_position, self.torn_bytes = found.end_position, found.torn_bytes
+
+    def _known(self) -> Places:
+        data = read_whole(self._disk, self.path.with_suffix(INDEX_SUFFIX))
+        decoded = decode_index(data, self.base_offset, 1) if data is not None else None
+        known = places(decoded[0], decoded[1].damaged) if decoded is not None else set()
+        if self._checkpoint.recovery_point > self.base_offset:
+            known |= self._checkpoint.places
+        return known
 
     def is_noise(self) -> bool:
         """Whether there is no batch in it, nor what a write cut short leaves: the beginning of one, or zeros. Known
@@ -428,7 +440,7 @@ def _log_of(folder: Path) -> _OfflineLog:
         assert base is not None and suffix is not None
         # Before a segment that is named `.next` may be a tail that was never synced.
         behind = behind if its_suffix == LOG_SUFFIX else None
-        segments.append(_OfflineSegment(segment_path(folder, base, suffix), base, behind, max(*checkpoint, base)))
+        segments.append(_OfflineSegment(segment_path(folder, base, suffix), base, behind, checkpoint))
     return _OfflineLog(folder, read_label(disk, folder), segments)
 
 

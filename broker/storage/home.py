@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +39,11 @@ class LogHome(Protocol):
         that one alone. If it is in its place, the whole directory is taken out of service with the error."""
 
     def tell_full(self, error: DiskFull, label: str) -> None:
-        """Log that there was no room for something of a partition."""
+        """Log that there was no room for something of a partition, or nothing left to open its file with."""
+
+    def unlink_soon(self, name: str, unlink: Callable[[], bool]) -> None:
+        """Have the thread that unlinks call something until it returns False, again after a second where it raises; a
+        stop waits for one call. Before that thread was started it is called now. Called without a lock of the log's."""
 
     def flush_soon(self, log: Flushable) -> None:
         """Have a flusher thread call `log.flush()`."""

@@ -30,6 +30,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -99,6 +100,13 @@ class Index:
         for entries in (self.offsets, self.positions, self.max_before_us):
             del entries[keep:]
         self.next_position = self.positions[-1] + self.interval_bytes
+
+
+def places(index: Index, damaged: Iterable[Damage], from_position: int = 0) -> set[tuple[int, int]]:
+    """(position, offset) of where batches start, as far as an index tells from a position on, and known damage."""
+    entry = bisect_left(index.positions, from_position, hi=len(index.offsets))
+    entries = zip(index.positions[entry:], index.offsets[entry:], strict=False)
+    return {*entries, *((damage.end_position, damage.end_offset) for damage in damaged)}
 
 
 class Summary(NamedTuple):

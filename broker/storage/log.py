@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,10 +90,11 @@ class Log:
         self._flush_lock = threading.Lock()  # one flush at a time; before _lock
         self._save_lock = threading.Lock()  # guards _saved, and segments against deletion; before _flush_lock
         self._closed = False
+        self._closes = False  # `close` was called
         self._flush_asked = False
         self._flush_timed = False
         self._reader = Reader(home.disk, label, self._faults, self._usable_view)
-        self._producers = Producers(label, home.producer_batches_remembered, home.producer_state_max, home.clock.now_us)
+        self._producers = Producers(label, home.producer_batches_remembered, home.producer_state_max, home.clock)
         self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
         self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
@@ -102,7 +104,8 @@ class Log:
             )
         except OSError as error:
             self._faults.refuse_to_open(error, "opening the log")
-        self._segments, checkpoint, self._saved_offset = opened
+        deleted, self._segments, checkpoint, self._saved_offset = opened
+        self._deleted = deque(deleted)  # segments that are yet to be unlinked, the oldest first; under _save_lock
         segments = self._segments
         self._saved = Saved(self._disk, folder, label, checkpoint, self._faults, self._saved_offset)
         self._active = segments[-1]
@@ -114,6 +117,7 @@ class Log:
         self._apply_settings(settings)
         self._publish()
         self.staged = StagedWrites(self, staging)
+        self._unlink_soon()
 
     def _apply_settings(self, settings: Values) -> None:
         self.settings = settings
@@ -487,7 +491,7 @@ class Log:
             try:
                 if roll is rolls[-1] and self._saved.producers_at < roll.new.base_offset:
                     self._saved.save_producers(roll.producers)
-                roll.old.save_index()
+                roll.old.save_index(durable=True)  # once for each segment; a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
                     self._faults.fail(error, "saving an index")
@@ -524,7 +528,8 @@ class Log:
                     self._saved.save_producers(producers)
             except OSError as error:
                 self._faults.refuse(error, "saving an index")
-            self._saved.write_checkpoint(self._saved.checkpoint._replace(recovery_point=end_offset))
+            checkpoint = self._saved.checkpoint
+            self._saved.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
             self._saved_offset = end_offset
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -569,7 +574,8 @@ class Log:
                     self._roll()
                 start_offset = self._segments[count].base_offset
             self._start_at(start_offset)
-            return count
+        self._unlink_soon()
+        return count
 
     def delete_before(self, offset: int) -> int:
         """Make every record before an offset unreadable, and delete the segments that hold no other.
@@ -592,11 +598,13 @@ class Log:
             if moves:
                 self._start_at(offset)
                 log.info("records_deleted", partition=self.label, start_offset=offset)
-            return self._saved.checkpoint.start_offset
+            start_offset = self._saved.checkpoint.start_offset
+        self._unlink_soon()
+        return start_offset
 
     def _start_at(self, offset: int) -> None:
-        """Move the start offset, for good, and delete the segments before it, which is what a start would do; under
-        `_save_lock`.
+        """Move the start offset, for good, and have the segments before it deleted, which is what a start would do;
+        under `_save_lock`.
 
         With it the recovery point: what is not read any more may be missing.
         """
@@ -612,7 +620,9 @@ class Log:
             safe = self._segment_of(min(offset, self._saved.producers_at))
             if safe is self._segments[0]:
                 raise
-            self._delete_before(safe.base_offset)  # makes room
+            self._delete_before(safe.base_offset)
+            while self._deleted:
+                self._unlink_oldest()  # makes room
             self._save_producers_before(offset)
         self._delete_before(offset)
 
@@ -627,7 +637,9 @@ class Log:
             if self._unsynced_rolls:
                 kept = min(kept, self._unsynced_rolls[0].old, key=lambda segment: segment.base_offset)
         offset = max(offset, self._saved.checkpoint.start_offset)
-        checkpoint = Checkpoint(offset, max(self._saved.checkpoint.recovery_point, offset))
+        checkpoint = self._saved.checkpoint._replace(start_offset=offset)
+        if offset > checkpoint.recovery_point:
+            checkpoint = Checkpoint(offset, offset)
         written = True
         try:
             self._saved.write_checkpoint(checkpoint)
@@ -641,14 +653,39 @@ class Log:
             old, self._segments = self._segments[:number], self._segments[number:]
             self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old not in old]
             self._publish()
+        self._deleted += old
+        while self._deleted and not written:
+            self._unlink_oldest(durable=True)
+
+    def _unlink_oldest(self, durable: bool = False) -> None:
+        """Unlink a segment that no reader is led to any more; under `_save_lock`."""
+        segment = self._deleted[0]
         try:
-            for segment in old:
-                segment.delete()
-                if not written:
-                    self._disk.sync_dir(self.directory)
-                log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
+            segment.delete()
+            if durable:
+                self._disk.sync_dir(self.directory)
         except OSError as error:
             self._faults.fail(error, "deleting a segment")
+        self._deleted.popleft()
+        log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
+
+    def _unlink_soon(self) -> None:
+        """No lock held."""
+        if self._deleted:
+            self._home.unlink_soon(self.directory.name, self._unlink_deleted)
+
+    def _unlink_deleted(self) -> bool:
+        """Unlink a segment of those that were cut off; whether there are more. An unlink of 1 GiB takes 50 to 300 ms.
+
+        Not once the log is closed, for then another one may stand in its folder. The next opening does the rest.
+        """
+        if self._closes:  # or `close` would have to win the lock from the next unlink
+            return False
+        with self._save_lock:
+            if self._closed or not self._deleted:
+                return False
+            self._unlink_oldest()
+            return bool(self._deleted)
 
     def _save_producers_before(self, offset: int) -> None:
         """Save what the segments that an offset is behind of say of the producers and of transactions, unless a roll or
@@ -700,8 +737,10 @@ class Log:
         segment = view.segments[number]
         position, end_offset = self._reader.boundary(view, number, offset)
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
-        start_offset = min(self._saved.checkpoint.start_offset, end_offset)
-        self._saved.write_checkpoint(Checkpoint(start_offset, min(self._saved.checkpoint.recovery_point, end_offset)))
+        checkpoint = self._saved.checkpoint._replace(start_offset=min(self._saved.checkpoint.start_offset, end_offset))
+        if end_offset < checkpoint.recovery_point:
+            checkpoint = checkpoint._replace(recovery_point=end_offset, recovery_position=position)
+        self._saved.write_checkpoint(checkpoint)
         self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments[:number]]
         for later in reversed(self._segments[number + 1 :]):
             later.delete()
@@ -754,6 +793,7 @@ class Log:
         Raises:
             StorageFailed, DiskFull: it is closed, but not cleanly.
         """
+        self._closes = True
         try:
             if clean and not self._closed and self._home.failed is None:
                 self.checkpoint()

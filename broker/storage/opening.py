@@ -20,6 +20,7 @@ from broker.storage.disk import Disk, is_full
 from broker.storage.faults import Faults
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
+from broker.storage.recovery import Places
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
 from kafkalog.log import get_logger
 
@@ -29,8 +30,10 @@ _ANY_INTERVAL = 1 << 16  # of an index that nothing is added to
 
 
 class Opened(NamedTuple):
-    """A folder's content: its segments, the checkpoint that is true now, and up to where what is saved describes it."""
+    """A folder's content: segments that a stop kept from being deleted, those that are the log, the checkpoint that is
+    true now, and up to where what is saved describes it."""
 
+    deleted: list[Segment]
     segments: list[Segment]
     checkpoint: Checkpoint
     saved_offset: int
@@ -56,23 +59,22 @@ def open_folder(
     if stored is None and bases:
         log.warning("checkpoint_missing", partition=label, folder=str(folder))
     segments = [Segment(disk, folder, base, index_interval_bytes, bases[base]) for base in sorted(bases)]
-    segments = _without_deleted(segments, checkpoint.start_offset)
+    deleted, segments = _without_deleted(segments, checkpoint.start_offset)
     segments, unsynced = _proven(disk, folder, segments)
-    synced = max(checkpoint)
-    indexed_offset = synced
+    indexed_offset = checkpoint.synced_offset
     fresh = not segments
     try:
         for segment, behind in itertools.pairwise(segments):
-            _open_closed(segment, behind.base_offset, label)
+            _open_closed(segment, behind.base_offset, checkpoint, label)
         if segments:
-            indexed_offset = _open_end(disk, folder, segments, unsynced, synced, label, faults)
+            indexed_offset = _open_end(disk, folder, segments, unsynced, checkpoint, label, faults)
         else:
-            segments = [Segment(disk, folder, synced, index_interval_bytes)]
+            segments = [Segment(disk, folder, checkpoint.synced_offset, index_interval_bytes)]
             segments[0].create()
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
-        found = Checkpoint(start_offset, segments[-1].end_offset)
+        found = Checkpoint(start_offset, segments[-1].end_offset, segments[-1].size)
         # Of a new log nothing is lost with its checkpoint: a sync less, where a topic has thousands of partitions.
-        durable = not fresh or found != Checkpoint()
+        durable = not fresh or found != Checkpoint(0, 0, 0)
         saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, label, durable=durable))
         if fresh and not (saved and durable):
             disk.sync_dir(folder)  # for the segment's name
@@ -81,7 +83,7 @@ def open_folder(
         for segment in [*segments, *unsynced]:
             segment.close()
         raise
-    return Opened(segments, found, min(indexed_offset, producers_at))
+    return Opened(deleted, segments, found, min(indexed_offset, producers_at))
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
@@ -89,7 +91,7 @@ def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> N
     segment = Segment(disk, folder, start_offset, _ANY_INTERVAL)
     segment.create()
     segment.close()
-    write_checkpoint(disk, folder, Checkpoint(start_offset, start_offset), label)
+    write_checkpoint(disk, folder, Checkpoint(start_offset, start_offset, 0), label)
 
 
 def _unless_full(save: Callable[[], None]) -> bool:
@@ -103,26 +105,26 @@ def _unless_full(save: Callable[[], None]) -> bool:
     return True
 
 
-def _without_deleted(segments: list[Segment], start_offset: int) -> list[Segment]:
-    """Finish a deletion that a stop interrupted: it is decided once the start offset is written."""
+def _without_deleted(segments: list[Segment], start_offset: int) -> tuple[list[Segment], list[Segment]]:
+    """The segments whose deletion a stop interrupted, which is decided once the start offset is written; the others."""
     old = sum(behind.base_offset <= start_offset for behind in segments[1:])
-    for segment in segments[:old]:
-        segment.delete()
-    return segments[old:]
+    return segments[:old], segments[old:]
 
 
-def _open_closed(segment: Segment, next_segment: int, label: str) -> None:
+def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, label: str) -> None:
     segment.open_closed()
     size = segment.size
-    if segment.load_index(whole=True) and segment.end_offset <= next_segment:
+    described = segment.load_index() and segment.end_offset <= next_segment
+    if not described:
+        segment.start_over()
+    if described and segment.size == size:
         if segment.end_offset == next_segment:
             return
         # The segments between were lost, with their names.
         segment.damaged += (Damage(segment.end_offset, next_segment, size, size),)
         segment.end_offset = next_segment
     else:
-        segment.start_over()
-        segment.recover(size, next_segment, next_segment)
+        segment.recover(size, next_segment, next_segment, _places(checkpoint, segment))
         segment.size = size
         segment.close()
         log.warning("index_rebuilt", partition=label, base_offset=segment.base_offset, bytes=size)
@@ -147,14 +149,14 @@ def _open_end(
     folder: Path,
     segments: list[Segment],
     unsynced: list[Segment],
-    synced: int,
+    checkpoint: Checkpoint,
     label: str,
     faults: Faults,
 ) -> int:
     """Open the last segment, and take in those behind it that follow on it without a gap, or a new one if its tail is
     damaged; returns up to where the last one was described."""
     indexed_offset, tail_damaged = _open_last(
-        segments[-1], synced, unsynced[0].base_offset if unsynced else None, label, faults
+        segments[-1], checkpoint, unsynced[0].base_offset if unsynced else None, label, faults
     )
     while unsynced and unsynced[0].base_offset == segments[-1].end_offset:
         segment = unsynced.pop(0)
@@ -164,7 +166,7 @@ def _open_end(
         segments[-1].close()
         segments.append(segment)
         behind = unsynced[0].base_offset if unsynced else None
-        indexed_offset, tail_damaged = _open_last(segment, synced, behind, label, faults)
+        indexed_offset, tail_damaged = _open_last(segment, checkpoint, behind, label, faults)
     if unsynced:
         for segment in reversed(unsynced):
             log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
@@ -182,21 +184,21 @@ def _open_end(
     return indexed_offset
 
 
-def _open_last(segment: Segment, synced: int, behind: int | None, label: str, faults: Faults) -> tuple[int, bool]:
+def _open_last(
+    segment: Segment, checkpoint: Checkpoint, behind: int | None, label: str, faults: Faults
+) -> tuple[int, bool]:
     """Open a segment that may be torn; returns up to where it was described, and whether its tail is damaged.
 
     Args:
-        synced: everything before it was synced.
         behind: where an unsynced segment behind it begins.
     """
-    if behind is not None:
-        synced = min(synced, behind)
+    synced = checkpoint.synced_offset if behind is None else min(checkpoint.synced_offset, behind)
     segment.open_for_append()
     size = segment.size
-    if not segment.load_index(whole=False):
+    if not segment.load_index():
         segment.start_over()
     described, indexed_offset = segment.size, segment.end_offset
-    found = segment.recover(size, max(synced, segment.base_offset), None)
+    found = segment.recover(size, max(synced, segment.base_offset), None, _places(checkpoint, segment))
     if described < size:
         log.info("log_recovered", partition=label, bytes=size - described, end_offset=segment.end_offset)
     _tell_damage(segment, label)
@@ -207,9 +209,16 @@ def _open_last(segment: Segment, synced: int, behind: int | None, label: str, fa
             segment.cut(found.end_position)
         elif described < size:
             segment.sync()  # a killed process leaves bytes that only the page cache has
+        if found.damaged:
+            _unless_full(segment.save_index)
     except OSError as error:  # whichever: what the page cache has of it is not to be believed at a second try
         faults.fail(error, "fdatasync of what was recovered")
     return indexed_offset, found.tail_damaged
+
+
+def _places(checkpoint: Checkpoint, segment: Segment) -> Places:
+    """The recovery point, if it may be in a segment: it is in that of the record before it."""
+    return checkpoint.places if checkpoint.recovery_point > segment.base_offset else frozenset()
 
 
 def _tell_damage(segment: Segment, label: str) -> None:

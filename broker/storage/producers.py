@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.marks import Marks, MarksSnapshot
+from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
 from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
 
@@ -39,7 +39,7 @@ _CRC = struct.Struct("<I")
 assert (_START.size, _PRODUCER.size, _BATCH.size) == (20, 24, 32)
 _MAGIC = b"KLPR"
 _VERSION, _WITHOUT_MARKS = 2, 1
-_MAY_SEND_AGAIN_US = 300_000_000
+_MAY_SEND_AGAIN_SECONDS = 300.0
 """How long after its last append a producer may still send a batch again: more than twice a delivery.timeout.ms."""
 
 
@@ -55,20 +55,23 @@ class Remembered(NamedTuple):
 
 class _Producer:
     """`batches`: the remembered ones as they are saved, for a packed one takes 32 bytes and a tuple of it 250.
+    `last_append`: by the monotonic clock, as far as the wall clock of a start tells.
     `snapshots`: how many had been taken when this was made; with more, one of them holds it, and it is not changed."""
 
-    __slots__ = ("batches", "epoch", "last_append_us", "next_sequence", "snapshots")
+    __slots__ = ("batches", "epoch", "last_append", "last_append_us", "next_sequence", "snapshots")
 
     def __init__(self, epoch: int, snapshots: int) -> None:
         self.epoch = epoch
         self.next_sequence = 0
+        self.last_append = 0.0
         self.last_append_us = 0
         self.batches = bytearray()
         self.snapshots = snapshots
 
     def copy(self, snapshots: int) -> _Producer:
         other = _Producer(self.epoch, snapshots)
-        other.next_sequence, other.last_append_us = self.next_sequence, self.last_append_us
+        other.next_sequence = self.next_sequence
+        other.last_append, other.last_append_us = self.last_append, self.last_append_us
         other.batches += self.batches
         return other
 
@@ -109,18 +112,19 @@ class Producers:
         label: the partition, as errors name it.
         remembered: batches of a producer that are known again.
         state_max: producers that are kept. For another one that which has been silent longest is forgotten, unless it
-            appended in the last five minutes: then the new one is refused, for that one may send a batch again.
-        now_us: the time, as appends are stamped with it.
+            appended in the last five minutes: then the new one is refused, for that one may send a batch again. Those
+            minutes go by the monotonic clock: a wall clock that is set, ahead or back, makes nobody silent.
+        clock: appends are stamped with its wall time.
 
     Attributes:
         marks: of the transactions.
     """
 
-    def __init__(self, label: str, remembered: int, state_max: int, now_us: Callable[[], int]) -> None:
+    def __init__(self, label: str, remembered: int, state_max: int, clock: Clock) -> None:
         self._label = label
         self._remembered_bytes = remembered * _BATCH.size
         self._state_max = state_max
-        self._now_us = now_us
+        self._clock = clock
         self._by_id: OrderedDict[int, _Producer] = OrderedDict()  # in the order of their last appends
         self._snapshots = 0
         self.marks = Marks()
@@ -143,7 +147,7 @@ class Producers:
             # have been refused, or may still be on its way.
             if header.base_sequence:
                 return self._gap(header, 0)
-            if producer is None and len(self._by_id) >= self._state_max and not self._oldest_may_go(self._now_us()):
+            if producer is None and len(self._by_id) >= self._state_max and not self._oldest_may_go():
                 return TooManyProducers(partition=self._label, limit=self._state_max)
             return None
         if header.producer_epoch < producer.epoch:
@@ -175,34 +179,42 @@ class Producers:
         )
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
-        """Take in a batch that was appended."""
+        """Take in a batch that was appended just now."""
+        self._record(header, base_offset, append_us, self._clock.monotonic())
+
+    def _record(self, header: BatchHeader, base_offset: int, append_us: int, append: float) -> None:
         if header.transaction_batch_id != NO_TRANSACTION:
             self.marks.record(header, base_offset, append_us)
             return
         producer = self._by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch:
-            if producer is None and len(self._by_id) >= self._state_max and self._oldest_may_go(append_us):
+            if producer is None and len(self._by_id) >= self._state_max and self._oldest_may_go():
                 self._by_id.popitem(last=False)
             producer = self._by_id[header.producer_id] = _Producer(header.producer_epoch, self._snapshots)
         elif producer.snapshots != self._snapshots:
             producer = self._by_id[header.producer_id] = producer.copy(self._snapshots)
         self._by_id.move_to_end(header.producer_id)
         producer.next_sequence = header.end_sequence
-        producer.last_append_us = append_us
+        producer.last_append, producer.last_append_us = append, append_us
         end_offset = base_offset + header.last_offset_delta + 1
         batches = producer.batches
         batches += _BATCH.pack(header.base_sequence, header.record_count, base_offset, end_offset, append_us)
         if len(batches) > self._remembered_bytes:
             del batches[: -self._remembered_bytes]
 
-    def _oldest_may_go(self, now_us: int) -> bool:
+    def _oldest_may_go(self) -> bool:
         oldest = next(iter(self._by_id.values()))
-        return not 0 <= now_us - oldest.last_append_us < _MAY_SEND_AGAIN_US
+        return self._clock.monotonic() - oldest.last_append >= _MAY_SEND_AGAIN_SECONDS
+
+    def _monotonic(self, append_us: int) -> float:
+        """When an append was that was stamped before this start, by the monotonic clock; now, if it was later."""
+        return self._clock.monotonic() - max(self._clock.now_us() - append_us, 0) / 1_000_000
 
     def replay(self, header: BatchHeader) -> None:
         """Take in a batch that stands in the log."""
         if header.producer_id >= 0:
-            self.record(header, header.base_offset, header.append_timestamp_us)
+            append_us = header.append_timestamp_us
+            self._record(header, header.base_offset, append_us, self._monotonic(append_us))
 
     def forget_silent(self, before_us: int) -> int:
         """Forget the producers whose last append is older; returns how many."""
@@ -237,7 +249,8 @@ class Producers:
             number, epoch, next_sequence, last_append_us, batch_count = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
             producer = by_id[number] = _Producer(epoch, self._snapshots)
-            producer.next_sequence, producer.last_append_us = next_sequence, last_append_us
+            producer.next_sequence = next_sequence
+            producer.last_append, producer.last_append_us = self._monotonic(last_append_us), last_append_us
             end = at + batch_count * _BATCH.size
             producer.batches += data[max(at, end - self._remembered_bytes) : end]
             at = end

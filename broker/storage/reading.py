@@ -192,14 +192,18 @@ class Reader:
         self, segment: Segment, file: SharedFile, offset: int, limit: int, limit_offset: int
     ) -> tuple[int, int]:
         """(position, length) of the batch that holds an offset; damage on the way is found out."""
-        for _ in range(2):
+        examined = -1
+        while True:
             damage = segment.damage_at(offset)
             if damage is not None:
                 raise self._corrupt(damage)
             try:
                 return segment.locate(file, offset, limit)
-            except BadHeader as bad:
-                self._examine(segment, file, bad.position, limit, limit_offset)
+            except BadHeader as bad:  # what is damaged over several entries of the index is found entry by entry
+                if bad.position <= examined:
+                    break
+                examined = bad.position
+                self._examine(segment, file, examined, limit, limit_offset)
         raise CorruptBatch(partition=self._label, offset=offset, reason="no batch holds it", end_offset=limit_offset)
 
     def _examine(
@@ -255,32 +259,42 @@ class Reader:
         return None
 
     def _search_segment(self, view: View, number: int, timestamp_us: int) -> tuple[int, int] | None:
+        """Its first record at or after a timestamp, if it has one; damage on the way is found out."""
         segment = view.segments[number]
         limit, limit_offset = view.limit(number)
         file = segment.share_file()
         try:
-            position, offset = segment.index.before_time(timestamp_us)
-            if offset < view.start_offset:
-                first = max(view.start_offset, segment.base_offset)
-                position, _ = self._locate(segment, file, first, limit, limit_offset)
-            damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > view.start_offset}
-            for at, header, batch in segment.batches(file, position, limit):
-                if position in damaged:  # and jumped over
-                    raise self._corrupt(damaged[position])
-                if body_fault(header, batch):
-                    raise BadHeader(at)
-                found = first_record_at(header, batch, timestamp_us, view.start_offset, self._label)
-                if found is not None:
-                    return found
-                position = at + header.length
-            if position in damaged:
-                raise self._corrupt(damaged[position])
-            return None
-        except BadHeader as bad:
-            if not self._examine(segment, file, bad.position, limit, limit_offset):
-                raise CorruptBatch(
-                    partition=self._label, offset=segment.base_offset, reason="a timestamp cannot be looked up in it"
-                ) from None
+            while True:
+                try:
+                    return self._search_file(view, segment, file, timestamp_us, limit, limit_offset)
+                except BadHeader as bad:  # as whoever comes later finds it
+                    if not self._examine(segment, file, bad.position, limit, limit_offset):
+                        raise CorruptBatch(
+                            partition=self._label,
+                            offset=segment.base_offset,
+                            reason="a timestamp cannot be looked up in it",
+                        ) from None
         finally:
             file.release()
-        return self._search_segment(view, number, timestamp_us)  # as whoever comes later finds it
+
+    def _search_file(
+        self, view: View, segment: Segment, file: SharedFile, timestamp_us: int, limit: int, limit_offset: int
+    ) -> tuple[int, int] | None:
+        """`_search_segment`, with what is known of its damage. Raises BadHeader."""
+        position, offset = segment.index.before_time(timestamp_us)
+        if offset < view.start_offset:
+            first = max(view.start_offset, segment.base_offset)
+            position, _ = self._locate(segment, file, first, limit, limit_offset)
+        damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > view.start_offset}
+        for at, header, batch in segment.batches(file, position, limit):
+            if position in damaged:  # and jumped over
+                raise self._corrupt(damaged[position])
+            if body_fault(header, batch):
+                raise BadHeader(at)
+            found = first_record_at(header, batch, timestamp_us, view.start_offset, self._label)
+            if found is not None:
+                return found
+            position = at + header.length
+        if position in damaged:
+            raise self._corrupt(damaged[position])
+        return None

@@ -5,9 +5,11 @@
 1. A header that fails its check says nothing, not even a length. The next batch is then looked for at 8-byte steps:
    a. The checksum of a batch's body covers all but the first 28 bytes and the checksum itself. If it fits up to some
       later header that is good, the damaged batch ends there: nothing inside it is taken for a batch.
-   b. Else a later good batch counts only if from there to the end of the segment headers chain without a gap, or if
-      they chain exactly up to the recovery point: a payload may hold what looks like a batch. A batch with a bad body
-      on the way, but not the last, does not break a chain: its offset and length are under the header's checksum.
+   b. Else a later good batch counts only if from there headers chain without a gap over a place that is known to be
+      the start of a batch with that offset, or to the end of the segment: a payload may hold what looks like a batch.
+      Such places are the recovery point, where a saved index has an entry, and where damage ends that was found before:
+      a second damage behind the first costs nothing between them. A batch with a bad body on the way, but not at the
+      segment's end, does not break a chain: its offset and length are under the header's checksum.
 2. A good header with a bad body is damage of a known length.
 3. What follows the last good batch is a write cut short, to be cut off, unless it lies before the recovery point (or,
    by rule 1a, is a batch whose body is whole): then it is damage and kept, and its offsets are not given out again.
@@ -18,6 +20,7 @@ Only fields under the header's checksum are believed before the body's checksum 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -39,6 +42,9 @@ from kafkalog.format.batch import (
 
 Read = Callable[[int, int], "bytes | memoryview"]
 """(position, length) -> that many bytes; fewer only at the end of the file."""
+
+Places = AbstractSet[tuple[int, int]]
+"""(position, offset): a batch with that base offset starts there, or the log ended there once."""
 
 _WINDOW = 1 << 20
 _OFFSET_MAX = (1 << 63) - 1
@@ -73,6 +79,7 @@ def scan(
     leader_epoch: int,
     synced_offset: int,
     next_segment: int | None,
+    known: Places,
     on_batch: Callable[[BatchHeader, int], None],
 ) -> Scan:
     """Walk a segment from the start of a batch to its end.
@@ -83,6 +90,7 @@ def scan(
         position, offset, leader_epoch: where to start, the offset that comes there, the epoch of the batch before.
         synced_offset: everything before it was synced.
         next_segment: base offset of the segment behind this one; None if this is the last one.
+        known: where batches are known to start; of the recovery point, an index, or damage found before.
         on_batch: called with the header and position of every good batch, in order.
     """
     read = _Window(read, size).read
@@ -113,7 +121,7 @@ def scan(
         first = position if header is not None else position + ALIGNMENT
         offset_is_known = open_damage is None
         open_damage = open_damage or (offset, position)
-        found = _resynchronise(read, position, first, size, least, limit, leader_epoch, synced_offset)
+        found = _resynchronise(read, position, first, size, least, limit, leader_epoch, known)
         if found.position is None:
             if offset_is_known:
                 tail_end = least + found.records_at_end
@@ -189,8 +197,18 @@ class _Resynchronised(NamedTuple):
     records_at_end: int
 
 
+class _Chain(NamedTuple):
+    """Batches that follow each other without a gap: the last of them, the first with a good body, and whether they lead
+    over a known place."""
+
+    position: int
+    header: BatchHeader
+    first_good: int | None
+    is_believed: bool
+
+
 def _resynchronise(
-    read: Read, start: int, first: int, size: int, least: int, limit: int, leader_epoch: int, synced_offset: int
+    read: Read, start: int, first: int, size: int, least: int, limit: int, leader_epoch: int, known: Places
 ) -> _Resynchronised:
     """The start of the next batch that is to be believed, at `first` or behind it; rule 1.
 
@@ -201,29 +219,41 @@ def _resynchronise(
     if header is not None and not _makes_sense(header):
         header = None
     running, running_to = 0, start + CRC_FROM
-    candidates: list[tuple[int, BatchHeader]] = []
+    believed: int | None = None
+    chains: dict[int, list[_Chain]] = {}  # by where they end; a few, for a segment has millions of batches
     for position, candidate in _headers(read, first, size, least, limit, leader_epoch):
         if header is not None and position >= start + HEADER_SIZE:
             running, running_to = _checksum(read, running_to, position, running) or 0, position
             if running == header.crc:
                 return _Resynchronised(position, 0)
-        candidates.append((position, candidate))
+        chains = {end: ending for end, ending in chains.items() if end >= position}
+        before = [each for each in chains.get(position, ()) if _links(read, each.position, each.header, candidate)]
+        chain = _continued(read, before, position, candidate, size, known)
+        if chain.is_believed and chain.first_good is not None:
+            believed = chain.first_good if believed is None else min(believed, chain.first_good)
+        chains.setdefault(position + candidate.length, []).append(chain)
+    if believed is not None:
+        return _Resynchronised(believed, 0)
     if header is not None and size % ALIGNMENT == 0 and _checksum(read, running_to, size, running) == header.crc:
         return _Resynchronised(None, header.last_offset_delta + 1)
-    chains: dict[int, tuple[BatchHeader, bool, bool]] = {}  # by position: reaches the end, passes the recovery point
-    for position, candidate in reversed(candidates):
-        behind = position + candidate.length
-        to_end = behind == size and _body_is_good(read, position, candidate)
-        to_synced = candidate.end_offset == synced_offset
-        after = chains.get(behind)
-        if after is not None and _links(read, position, candidate, after[0]):
-            to_end, to_synced = after[1], to_synced or after[2]
-        chains[position] = candidate, to_end, to_synced
-    for reached in (1, 2):
-        for position, candidate in candidates:
-            if chains[position][reached] and _body_is_good(read, position, candidate):
-                return _Resynchronised(position, 0)
     return _Resynchronised(None, 0)
+
+
+def _continued(
+    read: Read, before: list[_Chain], position: int, header: BatchHeader, size: int, known: Places
+) -> _Chain:
+    """The chain that a batch is the last one of, of those that it is linked to."""
+    end = position + header.length
+    first_good = min((each.first_good for each in before if each.first_good is not None), default=None)
+    if first_good is None and _body_is_good(read, position, header):
+        first_good = position
+    is_believed = (
+        any(each.is_believed for each in before)
+        or (position, header.base_offset) in known
+        or (end, header.end_offset) in known
+        or (end == size and _body_is_good(read, position, header))
+    )
+    return _Chain(position, header, first_good, is_believed)
 
 
 def _links(read: Read, position: int, before: BatchHeader, after: BatchHeader) -> bool:

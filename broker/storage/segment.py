@@ -15,8 +15,8 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
 from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
-from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index
-from broker.storage.recovery import Read, Scan, scan
+from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places
+from broker.storage.recovery import Places, Read, Scan, scan
 from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_fault
 
 LOG_SUFFIX = ".log"
@@ -128,8 +128,14 @@ class Segment:
         return self.path.with_suffix(INDEX_SUFFIX)
 
     def save_index(self, summary: Summary | None = None, *, durable: bool = False) -> None:
-        """Write the index for a restart; what it describes must have been synced."""
-        write_atomic(self._disk, self.index_path, encode_index(self.index, summary or self.summary()), durable=durable)
+        """Write the index for a restart; what it describes must have been synced.
+
+        Damage is found once: with more of it behind, a later scan may not tell any more what between them is good. So
+        an index that knows of some is always durable.
+        """
+        summary = summary or self.summary()
+        data = encode_index(self.index, summary)
+        write_atomic(self._disk, self.index_path, data, durable=durable or bool(summary.damaged))
 
     def forget_saved_index(self) -> None:
         for path in (self.index_path, self.index_path.with_name(self.index_path.name + TEMPORARY)):
@@ -162,18 +168,17 @@ class Segment:
         self.leader_epoch = 0
         self.damaged = ()
 
-    def load_index(self, *, whole: bool) -> bool:
-        """Take index and totals from the saved index. False if it is missing or doubtful.
+    def load_index(self) -> bool:
+        """Take index and totals from the saved index, which may describe only the beginning of the file.
 
-        Args:
-            whole: it must describe the whole file; else the beginning of it will do.
+        False if it is missing or doubtful.
         """
         data = read_whole(self._disk, self.index_path)
         loaded = decode_index(data, self.base_offset, self.index.interval_bytes) if data is not None else None
         if loaded is None:
             return False
         index, summary = loaded
-        if summary.covered > self.size or (whole and summary.covered != self.size):
+        if summary.covered > self.size:
             return False
         self.index = index
         self.size = summary.covered
@@ -185,10 +190,13 @@ class Segment:
         self.damaged = summary.damaged
         return True
 
-    def recover(self, size: int, synced_offset: int, next_segment: int | None) -> Scan:
+    def recover(self, size: int, synced_offset: int, next_segment: int | None, known: Places) -> Scan:
         """Read on from `self.size` to `size` of the file and take what is good into index and totals.
 
         `self.size` is then where the next batch belongs; the file is left as it is.
+
+        Args:
+            known: where batches start, as far as anything but the index tells.
         """
 
         def on_batch(header: BatchHeader, position: int) -> None:
@@ -202,6 +210,7 @@ class Segment:
             leader_epoch=self.leader_epoch,
             synced_offset=synced_offset,
             next_segment=next_segment,
+            known=known,
             on_batch=on_batch,
         )
         self.size = found.end_position
@@ -221,8 +230,13 @@ class Segment:
             leader_epoch=0,
             synced_offset=self.end_offset,
             next_segment=self.end_offset,
+            known=self._known(position),
             on_batch=lambda header, _: on_batch(header) if header.base_offset >= from_offset else None,
         )
+
+    def _known(self, position: int) -> Places:
+        """Where batches start, from a position on, by the index and behind the known damage."""
+        return places(self.index, self.damaged, position)
 
     def _reader(self) -> Read:
         file = self._file
@@ -275,7 +289,7 @@ class Segment:
         self.first_append_us = self.last_append_us = -1
         self.leader_epoch = 0
         damaged, self.damaged = self.damaged, ()
-        self.recover(position, offset, offset)
+        self.recover(position, offset, offset, places(self.index, damaged, position) | {(position, offset)})
         self.damaged = tuple(sorted({*damaged, *self.damaged}))
         if self.last_append_us >= 0:
             self.first_append_us = kept_first_append_us
@@ -352,6 +366,7 @@ class Segment:
             leader_epoch=0,
             synced_offset=limit_offset,
             next_segment=limit_offset,
+            known=self._known(start) | {(limit, limit_offset)},
             on_batch=lambda header, position: None,
         )
         new = [damage for damage in found.damaged if self.damage_at(damage.start_offset) is None]

@@ -88,8 +88,8 @@ class PreparedSet(NamedTuple):
         return ((part.part, part.batches) for part in self.parts)
 
 
-class NotStaged(Exception):
-    """Nothing in a file can be told, for its beginning is not that of a staged file of this version."""
+class UnreadableFile(Exception):
+    """The first 16 bytes of a file are damaged, or of a newer version: what it holds is not known."""
 
 
 class Frame(NamedTuple):
@@ -148,12 +148,12 @@ def decode_set(data: bytes | memoryview, commit_uuid: bytes) -> PreparedSet:
 
 
 def scan_file(read: Read, size: int) -> Iterator[Frame]:
-    """Every good frame of a file, in order. Raises NotStaged."""
+    """Every good frame of a file, in order. Raises UnreadableFile."""
     if size < FILE_START.size:
         return  # a stop came before its first frame
     salt = salt_of(read(0, FILE_START.size))
     if salt is None:
-        raise NotStaged("its first 16 bytes are damaged, or of a newer version")
+        raise UnreadableFile("its first 16 bytes are damaged, or of a newer version")
     salted = _salted(salt)
     position = FILE_START.size
     while (found := _next_frame(read, position, size, salted)) is not None:

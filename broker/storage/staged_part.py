@@ -11,14 +11,24 @@ from broker.storage.appended import Batch
 from broker.storage.staged_file import StagedFile
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, BatchHeader, body_fault, read_header
+from kafkalog.format.producer_ids import family_of
 
 _CRCS = struct.Struct("<II")  # header_crc and crc, behind what is stamped
 assert STAMPED_SIZE + _CRCS.size == CRC_FROM
 _PIECE_BYTES = 1 << 20
 """What is read at once."""
 
+Write = tuple[int, int]
+"""What tasks stage one write for: the family of its transactions' producer ids, and the number of their batches. Its
+parts may be in many partitions."""
+
 Place = tuple[StagedFile, int, int, int]
 """Where a batch stands: file, position, length; and its checksum."""
+
+
+def write_of(producer_id: int, batch_id: int) -> Write:
+    """The write that a batch of a transaction belongs to."""
+    return family_of(producer_id), batch_id
 
 
 class Part:
@@ -27,12 +37,13 @@ class Part:
     `renewed`: by the monotonic clock, when it was added to last, or a task of its write was last known to run.
     """
 
-    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "renewed", "sets", "uuid")
+    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "renewed", "sets", "uuid", "write")
 
     def __init__(self, uuid: bytes, header: BatchHeader) -> None:
         self.uuid = uuid
         self.producer_id = header.producer_id
         self.batch_id = header.transaction_batch_id
+        self.write = write_of(header.producer_id, header.transaction_batch_id)
         self.number = header.part
         self.places: list[Place] = []
         self.length = 0

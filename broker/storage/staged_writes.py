@@ -24,9 +24,10 @@ from typing import NamedTuple, Protocol
 from broker.storage.appended import Batch
 from broker.storage.marks import Mark
 from broker.storage.staged_format import PreparedSet
-from broker.storage.staging import Staged, Staging, Write
+from broker.storage.staged_part import Write
+from broker.storage.staging import Staged, Staging
 from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
-from kafkalog.format.batch import producer_id_of
+from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
 _SYNC_BYTES = 64 << 20
@@ -103,9 +104,9 @@ class StagedWrites:
         """`Staging.discard`."""
         self._staging.discard(uuids)
 
-    def renew(self, writes: Collection[Write]) -> None:
+    def renew(self, write: Write) -> None:
         """`Staging.renew`."""
-        self._staging.renew(writes)
+        self._staging.renew(write)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """`Staging.expire`."""

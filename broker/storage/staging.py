@@ -38,15 +38,15 @@ from broker.storage.staged_format import (
     FRAME_SIZE,
     PREPARED,
     Frame,
-    NotStaged,
     PartSpec,
     PreparedSet,
+    UnreadableFile,
     encode_set,
     file_start,
     frame,
     scan_file,
 )
-from broker.storage.staged_part import Part, PartDamaged, ReadBuffer, check_batches, read_batches
+from broker.storage.staged_part import Part, PartDamaged, ReadBuffer, Write, check_batches, read_batches, write_of
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.log import get_logger
 
@@ -102,11 +102,7 @@ class Staged(NamedTuple):
 
     @property
     def write(self) -> Write:
-        return self.producer_id, self.batch_id
-
-
-Write = tuple[int, int]
-"""Producer id and batch id: a batch of a transaction, whose parts may be in many partitions."""
+        return write_of(self.producer_id, self.batch_id)
 
 
 class Staging:
@@ -137,6 +133,7 @@ class Staging:
         self._drops_made = self._drops_synced = 0  # sets dropped, and those that no power cut brings back
         self._untold: dict[bytes, list[StagedFile]] = {}  # sets whose end there was no room to tell, and where they are
         self._files: dict[int, StagedFile] = {}
+        self._removed: set[int] = set()  # numbers of files that a power cut may bring back
         self._next_number = 0
         self._written = 0.0  # when something was written last
         self._active: StagedFile | None = None
@@ -160,6 +157,8 @@ class Staging:
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
         self._next_number = numbers[-1] + 1 if numbers else 0
         self._names_made = 1  # what made them may not have lived to sync them
+        if self._files:
+            self._disk.sync_dir(self._folder)  # for the removals before a kill: `_remove_dead` counts on them
         self._remove_dead()
 
     def _read_file(self, file: StagedFile) -> None:
@@ -169,7 +168,7 @@ class Staging:
             self._files[file.number] = file
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 self._replay(file, found)
-        except NotStaged as error:
+        except UnreadableFile as error:
             del self._files[file.number]  # it stays where it is: nobody can tell whether it is needed
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip
@@ -205,8 +204,8 @@ class Staging:
             return f"part {spec.part} has {len(part.places)} batches of {spec.batches}"
         return None
 
-    def _is_lost(self, known: _Set) -> StagedPartLost:
-        """What a set that is needed fails with; the log says so once."""
+    def _lost_error(self, known: _Set) -> StagedPartLost:
+        """What a use of a lost set fails with; logged at the first call for the set."""
         assert known.lost is not None
         if not known.told:
             known.told = True
@@ -371,7 +370,7 @@ class Staging:
             for spec in prepared.parts:
                 fault = self._fault(spec, prepared)
                 if fault is not None:
-                    raise self.lost(prepared, fault) if known is None else self._is_lost(known)
+                    raise self.lost(prepared, fault) if known is None else self._lost_error(known)
             if known is not None and known.prepared.version >= prepared.version:
                 return
             now_us = self._clock.now_us()
@@ -473,15 +472,15 @@ class Staging:
         """Forget the parts of a transaction's batches up to one, but those that are prepared."""
         self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
 
-    def renew(self, writes: Collection[Write]) -> None:
-        """A task of some writes runs: their parts are needed."""
+    def renew(self, write: Write) -> None:
+        """A task of a write runs: its parts are needed."""
         if not self._parts:
             return
         with self._lock:
             self._check_usable()
             now = self._now()
             for part in self._parts.values():
-                if (part.producer_id, part.batch_id) in writes:
+                if part.write == write:
                     part.renewed = now
 
     def expire(self, writes: Collection[Write], before: float) -> int:
@@ -491,9 +490,7 @@ class Staging:
             return 0
         count = 0
         if writes:
-            count = self._forget_parts(
-                lambda part: part.renewed < before and (part.producer_id, part.batch_id) in writes
-            )
+            count = self._forget_parts(lambda part: part.renewed < before and part.write in writes)
         with self._lock:
             active = self._active
             if active is not None and not active.live and self._written < before:
@@ -512,20 +509,25 @@ class Staging:
             return len(gone)
 
     def _remove_dead(self) -> None:
-        """Remove the files of which nothing is needed any more."""
+        """Remove the files of which nothing is needed any more; one that tells the ends of sets only after those of the
+        sets are gone for good. A power cut may keep of two removals the later one alone."""
         for file in list(self._files.values()):  # the oldest first: what a file tells the end of is older
-            file.drops &= self._files.keys()
-            if file.live or file.drops or (file is self._active and file.size < _WASTE_MAX):
+            file.drops &= self._files.keys() | self._removed
+            if file.live or file.drops & self._files.keys() or (file is self._active and file.size < _WASTE_MAX):
                 continue
             if file is self._active:
                 self._active = None
             del self._files[file.number]
             try:
+                if file.drops:
+                    self._disk.sync_dir(self._folder)
+                    self._removed.clear()
                 file.remove()
             except FileNotFoundError:
                 pass
             except OSError as error:
                 self._faults.fail(error, "removing a staged file")
+            self._removed.add(file.number)
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -552,7 +554,7 @@ class Staging:
             if known is None:
                 return
             if known.lost is not None:
-                raise self._is_lost(known)
+                raise self._lost_error(known)
             now = self._now()
             if not again and known.checked is not None and now - known.checked < _CHECK_LASTS_SECONDS:
                 return
@@ -583,7 +585,7 @@ class Staging:
     def _found_lost(self, known: _Set, damaged: PartDamaged) -> StagedPartLost:
         with self._lock:
             known.lost = str(damaged)
-            return self._is_lost(known)
+            return self._lost_error(known)
 
     def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
         """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.
@@ -600,7 +602,7 @@ class Staging:
             known = self._sets.get(commit_uuid)
             assert known is not None, "whoever drops a set holds up who applies it"
             if known.lost is not None:
-                raise self._is_lost(known)
+                raise self._lost_error(known)
             parts = list(known.parts)
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
@@ -659,7 +661,7 @@ class Staging:
             with self._lock:
                 self._check_usable()
                 self._sync_asked = False
-                names, drops = self._names_made, self._drops_made
+                names, drops, removed = self._names_made, self._drops_made, set(self._removed)
                 unsynced = [(file, file.size) for file in self._files.values() if file.synced < file.size]
             for file, size in unsynced:
                 self._sync_file(file, size)
@@ -671,6 +673,8 @@ class Staging:
                 except OSError as error:
                     self._faults.refuse(error, "making a staged file last")
                 self._drops_synced = drops
+                with self._lock:
+                    self._removed -= removed
             self._names_synced = names
 
     def _sync_file(self, file: StagedFile, size: int) -> None:

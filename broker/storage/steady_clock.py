@@ -3,7 +3,8 @@
 A virtual machine that was resumed, or a wrong time server, can put the wall clock days ahead for a minute. Retention by
 that time would delete every record, and a producer that was forgotten by it appends a batch twice. So a time further
 ahead than the monotonic clock explains is believed only after it has held for an hour; until then time goes on from
-where it was. A clock that goes back is believed at once, for then less is old.
+where it was. A further jump ahead begins the hour anew, or the first one's hour would make the second one believed. A
+clock that goes back is believed at once, for then less is old.
 
 What was wrong before the broker's start it cannot know.
 """
@@ -28,9 +29,10 @@ class SteadyClock(Clock):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards what follows
         self._epoch_us = self._wall_epoch_us(clock.monotonic())  # the wall time at which the monotonic one was 0
         self._doubted_since: float | None = None
+        self._doubted_epoch_us = 0  # the wall time that is doubted, in the same way
 
     def monotonic(self) -> float:
         return self._clock.monotonic()
@@ -44,10 +46,12 @@ class SteadyClock(Clock):
             if ahead_us <= _STEP_US_MAX:
                 self._doubted_since = None
                 self._epoch_us = epoch_us
-            elif self._doubted_since is None:
-                self._doubted_since = now
+            elif self._doubted_since is None or epoch_us - self._doubted_epoch_us > _STEP_US_MAX:
+                self._doubted_since, self._doubted_epoch_us = now, epoch_us
                 log.warning("clock_jumped_ahead", seconds=ahead_us // 1_000_000, doubted_for_s=int(_DOUBTED_SECONDS))
-            elif now - self._doubted_since >= _DOUBTED_SECONDS:
+            elif now - self._doubted_since < _DOUBTED_SECONDS:
+                self._doubted_epoch_us = min(self._doubted_epoch_us, epoch_us)  # from which the next jump is seen
+            else:
                 self._doubted_since = None
                 self._epoch_us = epoch_us
                 log.warning("clock_believed", seconds=ahead_us // 1_000_000)

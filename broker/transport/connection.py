@@ -58,7 +58,6 @@ _FETCHED_PARTITIONS_MAX = 50_000
 _CALLS_AT_ONCE = 1000
 _HELLO_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
-_ACK_TIMEOUT_MS = 30_000
 _DRAIN_FACTOR = 4
 _POLL_MS_MAX = 86_400_000
 """Of one poll: the system counts 2**31 ms and no more, and settings may be any number."""
@@ -378,7 +377,7 @@ class Connection:
         self._pending_bytes += held.held_bytes
 
     def _queue(self, request: pb.RequestHeader, header_length: int) -> None:
-        """Queue a fetch, or the refusal of a request that is none of those to be written."""
+        """Queue a fetch; refuse a request that names too many partitions or is of no known kind."""
         if request.HasField("append"):
             self._refuse_partitions(request, len(request.append.partitions), _WRITTEN_PARTITIONS_MAX)
         elif not request.HasField("fetch"):
@@ -432,8 +431,7 @@ class Connection:
         now = self._clock.monotonic()
         for call in calls:
             if call.acks != appends.ACKS_NONE:
-                timeout_ms = min(call.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
-                call.deadline = now + timeout_ms / 1000
+                call.deadline = now + call.timeout_ms / 1000
                 self._pending.append(call)
                 continue
             self._pending_bytes -= call.held_bytes

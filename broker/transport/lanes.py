@@ -9,7 +9,6 @@ Which lane answers a method is told by what the method may wait for:
     staged      writes of a transaction, and deletions: an Apply writes gigabytes
     brief       the lock of a log's staged data, for as long as one write to it takes
     zookeeper   ZooKeeper
-    producers   ZooKeeper, once in a thousand calls
     topics      ZooKeeper, and brokers that open logs: up to 10 s
 
 A lane has its threads, made as they are needed, and a bounded queue. A call for which there is no room, or no thread
@@ -28,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from broker.threads import Pool
 from kafkalog.errors import OutOfThreads
+from kafkalog.threads import Pool
 
 QUEUED_MAX = 256
 """Calls that wait for a thread of their lane."""
@@ -99,7 +98,7 @@ class Lane(Pool):
     """
 
     def __init__(self, name: str, threads: int, full: Pool, crowded: threading.Event) -> None:
-        super().__init__(threads, thread_name_prefix=f"rpc-{name}")
+        super().__init__(threads, process="the broker", thread_name_prefix=f"rpc-{name}")
         self._full = full
         self._crowded = crowded
         self._busy_lock = threading.Lock()
@@ -166,7 +165,7 @@ class Lanes:
     def __init__(self) -> None:
         self._crowded = threading.Event()
         self._ended = False
-        self._refusing = Pool(1, thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
+        self._refusing = Pool(1, process="the broker", thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
         self._refusing.submit(int)  # its thread is there from now on, so that it takes whatever comes
         self._lanes = {name: self._lane(name, lane.threads) for name, lane in LANES.items()}
         self.default = self._lane("other", 4)

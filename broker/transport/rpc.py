@@ -39,7 +39,7 @@ from kafkalog.errors import (
     KafkalogError,
     RequestTooLarge,
 )
-from kafkalog.format.batch import new_producer_id
+from kafkalog.format.producer_ids import new_producer_id
 from kafkalog.log import get_logger
 from kafkalog.wire import broker_pb2, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
@@ -57,7 +57,6 @@ _INLINE_MAX = 2 << 20
 _ANSWERS_MAX = 16 << 20
 _BUSY_SECONDS = 2.0
 _MESSAGE_MAX = _INLINE_MAX + (256 << 10)
-_ACK_TIMEOUT_MS = 30_000
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
@@ -126,7 +125,7 @@ class BrokerService:
             with session.patient():
                 return method(request, context)
 
-        return {"zookeeper": for_who_waits, "producers": for_who_waits, "topics": patiently}.get(lane, method)
+        return {"zookeeper": for_who_waits, "topics": patiently}.get(lane, method)
 
     def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
         return cluster.describe_cluster(request, self._catalog, self._cluster_id)
@@ -240,8 +239,7 @@ class BrokerService:
             raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
         append.append([call], self._catalog)
-        timeout_ms = min(request.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
-        self._wait(call.is_acked, call.waiting_at(), timeout_ms, context)
+        self._wait(call.is_acked, call.waiting_at(), call.timeout_ms, context)
         return append.ack_reply(call)
 
     def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
@@ -402,6 +400,7 @@ class RpcServer:
     """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
 
     def __init__(self, host: str, port: int, broker_id: int) -> None:
+        check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, and not say why
         self._broker_id = broker_id
         self._stopping = False
         self._lanes = Lanes()
@@ -422,7 +421,6 @@ class RpcServer:
                 ("grpc.http2.max_pings_without_data", 0),
             ),
         )
-        check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, and not say why
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             self.port = self._server.add_insecure_port(address)

@@ -64,6 +64,7 @@ def main() -> None:
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("subscribe", given.source)
         .option("startingOffsets", "earliest")
+        .option("kafkalog.group.id", "delays-by-window")
         .option("maxOffsetsPerTrigger", given.batch)
         .load()
     )

@@ -65,6 +65,7 @@ def main() -> None:
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("subscribe", given.flights)
         .option("startingOffsets", "earliest")
+        .option("kafkalog.group.id", "flights-with-planes")
         .load()
     )
     query = (

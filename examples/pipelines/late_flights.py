@@ -42,6 +42,7 @@ def main() -> None:
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("subscribe", given.source)
         .option("startingOffsets", "earliest")
+        .option("kafkalog.group.id", "late-flights")
         .load()
     )
     query = (

@@ -6,6 +6,7 @@ in a process of its own, as Spark starts it, because that is where a missing pac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,18 +14,22 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from kafkalog.cli.output import DEFAULT_BOOTSTRAP, bootstrap_option, json_option, print_json, print_table
+from kafkalog.cli.output import DEFAULT_BOOTSTRAP, bootstrap_option, counted, json_option, print_json, print_table
 from kafkalog.errors import KafkalogError
+
+if TYPE_CHECKING:
+    from kafkalog.wire.broker_pb2 import BrokerStatus
 
 DISTRIBUTION = "pyspark-kafkalog"
 JAVA_MIN = 17
-_STATUS_MS = 5000
+_STATUS_TIMEOUTS = {"request_timeout_ms": 5000, "retry_timeout_ms": 5000}
 _ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes some
 
 
@@ -242,7 +247,8 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
     try:
         with Admin(bootstrap) as admin:
             cluster = admin.describe_cluster()
-            unserved = admin.unserved([topic.name for topic in admin.describe_topics()])
+            topics = admin.describe_topics()
+            unserved = admin.unserved([topic.name for topic in topics])
     except KafkalogError as error:
         if asked_for:
             advice = (
@@ -253,8 +259,7 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             advice = "start one with `kafkalog local`, or give its address with --bootstrap"
             yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", advice)
         return
-    brokers = len(cluster.brokers)
-    yield Finding("cluster", "ok", f"{cluster.cluster_id} with {brokers} broker{'s' * (brokers != 1)}")
+    yield Finding("cluster", "ok", f"{cluster.cluster_id} with {counted(len(cluster.brokers), 'broker')}")
     for broker in cluster.brokers:
         for what, port in (("grpc", broker.grpc_port), ("data", broker.data_port)):
             name = f"broker {broker.broker_id} {what} port"
@@ -265,23 +270,57 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
                 advice = "open the port, or set advertised.host to an address that clients can reach"
                 yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)
         yield from _check_broker(bootstrap, broker.broker_id, cluster.zookeeper_connect)
+    registered = {broker.broker_id for broker in cluster.brokers}
+    replicas = Counter(broker_id for topic in topics for each in topic.partitions for broker_id in each.replicas)
+    yield from _check_unregistered(bootstrap, registered, replicas, cluster.zookeeper_connect)
     for partition, why in unserved.items():
         advice = "the sentence says what to do; the log of its broker has more"
         yield Finding(f"partition {partition}", "failed", str(why), advice)
 
 
 def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Finding]:
-    """What a broker says of its connection to ZooKeeper and of its data directory."""
+    """What a registered broker reports."""
     from kafkalog.client.admin import Admin
-    from kafkalog.wire.frames import error_from_wire
 
-    name = f"broker {broker_id}"
     try:
-        with Admin(bootstrap, request_timeout_ms=_STATUS_MS, retry_timeout_ms=_STATUS_MS) as admin:
+        with Admin(bootstrap, **_STATUS_TIMEOUTS) as admin:
             status = admin.describe_broker(broker_id)
     except KafkalogError as error:
-        yield Finding(name, "failed", str(error), "look whether it hangs; its log may say more")
+        yield Finding(f"broker {broker_id}", "failed", str(error), "look whether it hangs; its log may say more")
         return
+    yield from _status_findings(status, zookeeper)
+
+
+def _check_unregistered(
+    bootstrap: str, registered: Collection[int], replicas: Mapping[int, int], zookeeper: str
+) -> Iterator[Finding]:
+    """Brokers that are down or out of service: those that have partitions, and those that answer at the address given.
+    A broker that is not registered can be asked only there, because ZooKeeper has no address of it any more."""
+    from kafkalog.client.admin import Admin
+    from kafkalog.client.config import parse_bootstrap
+    from kafkalog.connection import format_address
+
+    answers = {}
+    if set(replicas) - set(registered) or not registered:
+        for address in parse_bootstrap(bootstrap):
+            with contextlib.suppress(KafkalogError), Admin(format_address(*address), **_STATUS_TIMEOUTS) as admin:
+                status = admin.describe_broker()
+                answers[status.broker_id] = status
+    for broker_id in sorted((set(replicas) | set(answers)) - set(registered)):
+        found = "not registered in the cluster"
+        if count := replicas.get(broker_id):
+            found += f"; its {counted(count, 'partition')} cannot be read or written"
+        advice = "start it; if it runs, its log says why it is not registered"
+        yield Finding(f"broker {broker_id}", "failed", found, advice)
+        if broker_id in answers:
+            yield from _status_findings(answers[broker_id], zookeeper)
+
+
+def _status_findings(status: BrokerStatus, zookeeper: str) -> Iterator[Finding]:
+    """What a broker says of its connection to ZooKeeper and of its data directory."""
+    from kafkalog.wire.frames import error_from_wire
+
+    name = f"broker {status.broker_id}"
     if status.zookeeper_connected:
         yield Finding(f"{name} zookeeper", "ok", zookeeper)
     else:
@@ -295,5 +334,4 @@ def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Fi
         advice = "make room: delete topics, or lower the retention.ms of some; appends then go on by themselves"
         yield Finding(check, "failed", "its disk was full less than a minute ago", advice)
     else:
-        served = status.counters["partitions.served"]
-        yield Finding(check, "ok", f"{served} partition{'s' * (served != 1)} served")
+        yield Finding(check, "ok", f"{counted(status.counters['partitions.served'], 'partition')} served")

@@ -30,6 +30,8 @@ _LOOK_SECONDS = 0.5
 _MILLISECOND = 0.001
 _RENEWED_SECONDS = 1.0
 """A lease that ends later by more than that was renewed: members renew it every few seconds."""
+_SECONDS = range(10**9, 10**11)
+"""Numbers that are seconds since 1970 from 2001 on: as milliseconds they would be in 1970 to 1973."""
 _COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "committed_at"]
 
 
@@ -223,6 +225,13 @@ def _timestamp(text: str) -> AtTimestamp:
     from kafkalog.client.admin import AtTimestamp
 
     if text.strip().isdecimal():
+        if int(text) in _SECONDS:
+            day, meant = (datetime.fromtimestamp(seconds, UTC) for seconds in (int(text) / 1000, int(text)))
+            raise click.BadParameter(
+                f"{text.strip()} milliseconds since 1970 are only {day:%Y-%m-%d}: write {text.strip()}000 for "
+                f"{meant:%Y-%m-%d}, or {day:%Y-%m-%dT%H:%M:%S} if that is meant",
+                param_hint="--to-timestamp",
+            )
         return AtTimestamp(int(text) * 1000)
     try:
         moment = datetime.fromisoformat(text.strip())

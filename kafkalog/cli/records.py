@@ -22,7 +22,14 @@ from kafkalog.cli.output import (
     progress,
     say_failure,
 )
-from kafkalog.errors import BatchTooLarge, InvalidArgument, KafkalogError, RecordTooLarge
+from kafkalog.errors import (
+    BatchTooLarge,
+    InvalidArgument,
+    KafkalogError,
+    RecordTooLarge,
+    UnknownTopic,
+    UnknownTopicId,
+)
 
 if TYPE_CHECKING:
     from kafkalog.records import Message, RecordMetadata, TopicPartition
@@ -159,7 +166,7 @@ def consume(
 ) -> None:
     """Show the records of TOPIC, one a line, in order per partition.
 
-    A partition that cannot be read (on), as a lost one, is left out: it is said on stderr, and the exit code is 1.
+    A partition that cannot be read, such as a lost one, is reported on stderr and skipped; the exit code is then 1.
     """
     from kafkalog.client.consumer import Consumer
     from kafkalog.records import TopicPartition
@@ -184,15 +191,14 @@ def consume(
             return shown
 
         def leave_out(error: KafkalogError) -> None:
-            """Go on without the partitions that failed. Raises the error if it is not theirs."""
+            """Go on without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
             out.flush()
             found = consumer.failures()
-            if not found:
+            if not found or isinstance(error, UnknownTopic | UnknownTopicId):
                 raise error
             for partition, reason in found.items():
-                if str(reason) not in map(str, failed.values()):  # one sentence, where a topic was deleted
-                    say_failure(partition, reason)
-                failed[partition] = reason
+                say_failure(partition, reason)
+            failed.update(found)
             consumer.unassign(found)
 
         try:

@@ -22,7 +22,7 @@ from kafkalog.cli.output import (
     print_none,
     print_table,
 )
-from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
+from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownPartition, UnknownTopic
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
                 raise
             click.echo(f"topic {topic} exists already")
             return
-    click.echo(f"made topic {made.name} with {counted(len(made.partitions), 'partition')}")
+    click.echo(f"made topic {made.name} with {_partitions_of(made)}")
 
 
 @topics.command("list")
@@ -96,6 +96,13 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
                 click.echo(f"  {partition['error']}")
 
 
+def _partitions_of(topic: TopicDescription) -> str:
+    """How many partitions a topic has, and how many of them cannot be used yet."""
+    unopened = sum(partition.leader == -1 for partition in topic.partitions)
+    said = counted(len(topic.partitions), "partition")
+    return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"
+
+
 def _description(topic: TopicDescription, unserved: Mapping[TopicPartition, KafkalogError]) -> dict[str, Any]:
     def error(number: int) -> str | None:
         found = unserved.get(TopicPartition(topic.name, number))
@@ -133,7 +140,7 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
     with admin_of(bootstrap) as admin:
         altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
-    click.echo(f"topic {altered.name} has {counted(len(altered.partitions), 'partition')}, {settings}")
+    click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
 
 
 @topics.command("recover")
@@ -148,7 +155,10 @@ def recover(
 ) -> None:
     """Have lost partitions of TOPIC begin anew, empty. Their records are given up for good."""
     with admin_of(bootstrap) as admin:
-        admin.describe_topics([topic])
+        [description] = admin.describe_topics([topic])
+        for number in partitions:
+            if number >= len(description.partitions):
+                raise UnknownPartition(topic=topic, partition=number, partitions=len(description.partitions))
         lost = [
             error
             for (_, number), error in admin.unserved([topic]).items()

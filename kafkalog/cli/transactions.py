@@ -159,8 +159,8 @@ def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
 def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Forget which versions of APP_ID (a write's txnAppId) were written to TOPIC, or to any topic: the next one is
     written whatever its number. Refused while one is decided and not everywhere yet."""
-    from kafkalog.client.numbered import parse
     from kafkalog.errors import InvalidArgument
+    from kafkalog.format.numbered import parse
 
     with _committer(bootstrap) as committer:
         found = committer.recorded(app_id, topic)
@@ -196,7 +196,7 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
 
 def _without_prefix(committer: Committer, given: str) -> str:
     """What to give for a transaction as `transactions list` shows it, or the beginning of one; else nothing."""
-    from kafkalog.client.numbered import PREFIX
+    from kafkalog.format.numbered import PREFIX
 
     app_id = given.removeprefix(PREFIX).partition(":")[0]
     if not given.startswith(PREFIX) or not committer.recorded(app_id, ""):

@@ -242,6 +242,11 @@ class Admin:
             partitions: the broker's num.partitions if None.
             config: topic settings by dotted name.
 
+        Returns:
+            the topic, as soon as its logs are open, or after 10 s. It is there then in any case; partitions whose logs
+            are not open yet have the leader -1, and whoever uses them asks again for retry.timeout.ms, a producer for
+            delivery.timeout.ms.
+
         Raises:
             TopicExists, InvalidTopicName, InvalidPartitions, UnknownSetting, InvalidSetting.
         """
@@ -257,6 +262,9 @@ class Admin:
         partitions: int | None = None,
     ) -> TopicInfo:
         """Change a topic's settings, or give it more partitions.
+
+        Returns:
+            the topic; new partitions as in `create_topic`.
 
         Raises:
             UnknownTopic, UnknownSetting, InvalidSetting.

@@ -297,7 +297,7 @@ class PartitionQueue:
         """The broker answered a batch that was sent alone with an error."""
         if not self._landed(batch):
             return []
-        self.last_failure = error
+        self._failed_by(error, batch)
         if isinstance(error, OutOfOrderSequence):  # no other error says that it was not written at an earlier time
             batch.maybe_written = False
         elif isinstance(error, _MAY_BE_WRITTEN):
@@ -334,9 +334,15 @@ class PartitionQueue:
     def _to_be_sent_again(self, landed: list[Batch], error: KafkalogError, now: float) -> Failed:
         if not landed:
             return []
-        self.last_failure = error
+        self._failed_by(error, landed[0])
         self._pause(now)
         return self._settled()
+
+    def _failed_by(self, error: KafkalogError, batch: Batch) -> None:
+        """Record a batch's failure as the last; but a gap behind one that failed says nothing of why."""
+        follows = self._broken or self.unacked[0] is not batch
+        if not (isinstance(error, OutOfOrderSequence) and follows and self.last_failure is not None):
+            self.last_failure = error
 
     def dropped(self, batch: Batch) -> None:
         """Done with a batch of which no answer is expected (acks=0)."""

@@ -131,7 +131,8 @@ class Cluster:
     def __init__(self, bootstrap_servers: str | Iterable[str], settings: Values | None = None, **given: Any) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self.settings = CLIENT_SETTINGS.parse(given) if settings is None else settings
-        self._lock = threading.Lock()  # guards all below; held for no I/O
+        # Guards all below; held for no I/O. Reentrant for `close` in a signal handler, above who holds it.
+        self._lock = threading.RLock()
         self._brokers: dict[int, BrokerInfo] = {}
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._control: dict[tuple[str, int], ControlConnection] = {}
@@ -342,8 +343,8 @@ class Cluster:
         return [found[name] for name in (names or found)]
 
     def look_up(self, names: Iterable[str], *, patient: bool = True) -> None:
-        """Have topics known as they were told within metadata.max.age.ms, all those that are not by one question; what
-        is not there is forgotten."""
+        """Fetch the metadata of all these topics that is missing or older than metadata.max.age.ms, in one request.
+        Topics that do not exist are dropped from the cache."""
         if unknown := [name for name in names if self._fresh_topic(name) is None]:
             self._ask_for_topics(unknown, patient)
 
@@ -364,7 +365,7 @@ class Cluster:
         return topics, errors
 
     def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
-        """Topics that the broker asked did not know: one that was just made may be known to others a moment earlier."""
+        """Those of the topics that other brokers know: one that was just made is not known to all at once."""
         with self._lock:
             others = list(self._brokers) if len(self._brokers) > 1 else []
         found: dict[str, pb.TopicDescription] = {}
@@ -411,7 +412,7 @@ class Cluster:
         return None
 
     def refresh(self, names: Iterable[str] = (), *, patient: bool = True) -> None:
-        """Ask anew for the brokers and for some topics; what is not there any more is forgotten."""
+        """Fetch the brokers and some topics again. Topics that do not exist are dropped from the cache."""
         self.describe(patient=patient)
         if listed := list(names):
             self._ask_for_topics(listed, patient)
@@ -499,7 +500,7 @@ class Cluster:
                 data.close()
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         stopped, self._stopped = self._stopped.is_set(), threading.Event()
         if stopped:
             self._stopped.set()
@@ -523,4 +524,6 @@ def _reason(error: KafkalogError) -> str:
 
 
 def _unregistered(broker_id: int) -> BrokerUnreachable:
+    if broker_id == -1:  # as topics are told, where there is none
+        return BrokerUnreachable(address="its leader", reason="no broker has opened its log yet")
     return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster (any more)")

@@ -7,9 +7,9 @@ nothing that is still being processed: everything is processed at least once. A 
 (by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads.
 What is fetched stands in the session (`session.py`).
 
-A KeyboardInterrupt may come after any call. Records go through several places before they are handed out, so whoever
-moves them on first writes down in the cursor from where to begin anew (`resume`), and crosses that out with the last of
-the moves, nothing being called between. Who comes next and finds it goes back there.
+A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
+set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
+call comes, that call was interrupted, and fetching restarts from there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Cursor:
         rows: messages being handed out, `left` those of them that were not; `batches` what they were made of.
         end_offset: the next once `rows` are through.
         hands: who has handed out what of it.
-        resume: where to begin anew, if what is being done is interrupted; None: nothing is being done.
+        resume: the offset to restart from, while records are being moved; None: none are.
     """
 
     __slots__ = ("batches", "builder", "end_offset", "hands", "left", "offset", "resume", "rows", "source")
@@ -122,7 +122,7 @@ class _Cursor:
         return min([self.next_offset(), *hands])
 
     def is_through(self) -> bool:
-        """Whether all `rows` were handed out, or are in doubt."""
+        """Whether all `rows` were handed out, or are fetched again."""
         return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
 
     def settle(self) -> None:
@@ -145,19 +145,15 @@ class _Cursor:
     def seek(self, offset: int) -> None:
         self.resume = offset
         self.hands.clear()
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
-        """Fetch what comes next again, if something was interrupted, so that it is in doubt what is at hand."""
+    def restart(self) -> None:
+        """Fetch again from `resume`, if it is set: a move was interrupted, and what has arrived is not known."""
         at = self.resume
         if at is not None:
             self._forget()
             self.source.go_to(at)
             self.offset, self.resume = at, None
-
-    def doubt(self) -> None:
-        """What has arrived is in doubt."""
-        self.resume = self.next_offset()
 
     def forget_given_up(self, asking: _Hand) -> None:
         """Another is asked for: what iterators that were left before that one was made had in hand is processed.
@@ -220,9 +216,12 @@ class Consumer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(self._settings))
         )
-        self._session = FetchSession(self._cluster, self._settings, self._begin_anew)
+        self._session = FetchSession(self._cluster, self._settings, self._restart)
         self._cursors: dict[TopicPartition, _Cursor] = {}
         self._by_source: dict[Source, _Cursor] = {}
+        # Of every topic ever assigned, as assigned last: records of a topic that is read no longer may still be
+        # committed, and a topic of the same name, made anew, must get none of their offsets.
+        self._topic_ids: dict[str, bytes] = {}
         after_fork(self)
 
     def __enter__(self) -> Consumer:
@@ -268,7 +267,8 @@ class Consumer:
         with self._session.lock:
             for cursor in self._cursors.values():
                 cursor.settle()
-            self._read(cursors)
+            self._topic_ids |= {topic: cursor.source.reader.topic_id for (topic, _), cursor in cursors.items()}
+            self._set_cursors(cursors)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions no longer; the others go on as they are. Those that are not assigned are left out."""
@@ -277,9 +277,10 @@ class Consumer:
         with self._session.lock:
             for partition in gone & self._cursors.keys():
                 self._cursors[partition].settle()
-            self._read({partition: cursor for partition, cursor in self._cursors.items() if partition not in gone})
+            left = {partition: cursor for partition, cursor in self._cursors.items() if partition not in gone}
+            self._set_cursors(left)
 
-    def _read(self, cursors: dict[TopicPartition, _Cursor]) -> None:
+    def _set_cursors(self, cursors: dict[TopicPartition, _Cursor]) -> None:
         """Lock held: fetch for these from now on, and for no others."""
         by_source = {cursor.source: cursor for cursor in cursors.values()}
         sources = list(by_source)
@@ -374,7 +375,8 @@ class Consumer:
 
         Raises:
             InvalidArgument: the consumer has no group.
-            UnknownTopicId: an assigned topic was deleted and made anew; nothing was written.
+            UnknownTopicId: a topic was deleted and made anew since it was assigned here; nothing was written. `assign`
+                it again to read and commit the new one.
             UnknownTopic, UnknownPartition, BrokerUnreachable.
         """
         group = self._group_or_error()
@@ -387,8 +389,7 @@ class Consumer:
         else:
             offsets = _behind(done)
         if offsets:
-            topic_ids = {topic: cursor.source.reader.topic_id for (topic, _), cursor in list(self._cursors.items())}
-            commit_offsets(self._cluster, group, offsets, topic_ids)
+            commit_offsets(self._cluster, group, offsets, self._topic_ids)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of some partitions, the assigned ones if None. Those without are left out."""
@@ -423,7 +424,7 @@ class Consumer:
             PartitionLost, FileRefused: a partition is not served, and will not be until somebody sees to it; `failures`
                 has it, like all of these.
             UnknownTopic, UnknownTopicId: the topic was deleted.
-            BrokerUnreachable: for retry.timeout.ms. It can be tried again.
+            BrokerUnreachable, LeaderNotAvailable: for retry.timeout.ms. It can be tried again.
         """
         return self._messages(None, max_messages, timeout, _Hand())
 
@@ -485,7 +486,7 @@ class Consumer:
     def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
         """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
         for cursor in self._cursors.values():
-            cursor.begin_anew()
+            cursor.restart()
         if only is not None:
             return [self._cursor(only).source]
         if not self._cursors:
@@ -571,11 +572,11 @@ class Consumer:
                 return
             yield Decoded(batch.header, columns, batch.start_offset)
 
-    def _begin_anew(self) -> None:
-        """Lock held: who fetched was interrupted."""
+    def _restart(self) -> None:
+        """Lock held: the thread that fetched was interrupted."""
         for cursor in self._cursors.values():
-            cursor.doubt()
-            cursor.begin_anew()
+            cursor.resume = cursor.next_offset()
+            cursor.restart()
 
     def _check_open(self) -> None:
         if self._session.closed:

@@ -63,7 +63,7 @@ _GUESSED_RECORD_BYTES = 1 << 10
 
 
 class LeaderHint(NamedTuple):
-    """Which topic a partition's name meant, and who led it, when somebody asked: who has it need not ask first."""
+    """A partition's topic id and leader, as found earlier: a fetch that has them asks for no metadata first."""
 
     topic_id: bytes
     broker: BrokerInfo

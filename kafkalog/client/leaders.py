@@ -9,15 +9,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.connection import after_fork
-from kafkalog.errors import KafkalogError, LeaderNotAvailable, NoProgress, UnknownTopic, UnknownTopicId
+from kafkalog.errors import (
+    KafkalogError,
+    LeaderNotAvailable,
+    NoProgress,
+    OutOfThreads,
+    UnknownTopic,
+    UnknownTopicId,
+)
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
+from kafkalog.threads import Pool
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.frames import error_from_wire
 
@@ -32,7 +40,7 @@ _WEIGHT_MAX = 10_000
 
 
 class OutOfPatience(Exception):
-    """Nothing was done for too long. `error`: what kept the last try from it."""
+    """There was no progress for too long. `error`: why the last try made none."""
 
     def __init__(self, error: KafkalogError) -> None:
         super().__init__(str(error))
@@ -40,7 +48,7 @@ class OutOfPatience(Exception):
 
 
 class Patience:
-    """How long somebody goes on while nothing is done: every sign of progress begins the time anew. Thread-safe."""
+    """A time limit for work without progress: every sign of progress restarts it. Thread-safe."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -59,8 +67,8 @@ class Patience:
     def saw(self, place: Place, answer: Any) -> None:
         """Record how far a place says it is, unfinished or failed: another number than before is progress.
 
-        A place whose work is queued gives the number of those before it, which is another measure. It is no progress
-        of a place that failed and has not got on since: that is asked again and again, and queued each time.
+        A place whose work is queued gives the number of those before it, which is another measure. For a place that
+        keeps failing it does not count as progress: each retry queues again, so the number changes by others' work.
         """
         failed = answer.HasField("error")
         if failed and not answer.progress:  # it was not worked at
@@ -85,13 +93,15 @@ class Patience:
                 self._since = self._clock()
 
     def failed(self, error: KafkalogError, pause: float = 0.0) -> None:
-        """Report a failure that is tried again after a pause. Raises OutOfPatience if the time would be over then."""
+        """Report a failure that is retried after a pause. Raises OutOfPatience if the time would be up by then."""
         with self._lock:
             self._check(error, pause)
 
     def works(self, what: str, address: str) -> None:
-        """Report that something is not finished yet: no failure, and said only once nothing was done for a whole turn.
-        Raises OutOfPatience once the time is over, with why a place failed that it is tried again at, if there is one.
+        """Report that something is not finished yet. Not a failure: logged only after a whole turn without progress.
+
+        Raises:
+            OutOfPatience: when the time is up, with the last error of a place that keeps failing, else NoProgress.
         """
         with self._lock:
             idle = self._clock() - self._since
@@ -155,7 +165,7 @@ class Leaders:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()  # guards _pool
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Pool | None = None
         after_fork(self)
 
     def ask(
@@ -237,7 +247,7 @@ class Leaders:
                     return
 
     def _settled(self, place: Place, error: KafkalogError, settle: Callable[[Place, KafkalogError], bool]) -> bool:
-        """Whether nothing more is to be waited for at a place. Raises the error if it is final."""
+        """Whether a failed place needs no retry. Raises the error if it is final."""
         if isinstance(error, UnknownTopic | UnknownTopicId):
             if not self.is_deleted(place.topic_id):
                 return False  # one broker does not know it yet
@@ -292,7 +302,10 @@ class Leaders:
         except KafkalogError:
             return
         for broker_id, told in by_leader.items():
-            self._threads().submit(self._tell, method, broker_id, request(told))
+            try:
+                self._threads().submit(self._tell, method, broker_id, request(told))
+            except OutOfThreads as error:
+                log.debug("hint_lost", method=method, broker_id=broker_id, reason=str(error))
 
     def _tell(self, method: str, broker_id: int, request: Any) -> None:
         try:
@@ -301,18 +314,26 @@ class Leaders:
             log.debug("hint_lost", method=method, broker_id=broker_id, reason=str(error))
 
     def each(self, items: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
-        """What the calls return, side by side, in the order of the items; or what one raises, when all are over."""
+        """What the calls return, side by side, in the order of the items; or what one raises, when all are over.
+
+        In this thread, one after the other, where no thread can be started: whoever commits must not fail for that.
+        """
         listed = list(items)
         if len(listed) <= 1:
             return [call(item) for item in listed]
-        futures = [self._threads().submit(call, item) for item in listed]
+        futures: list[Future[Any]] = []
+        for item in listed:
+            try:
+                futures.append(self._threads().submit(call, item))
+            except OutOfThreads:
+                futures.append(_called(call, item))
         wait(futures)
         return [future.result() for future in futures]
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self) -> Pool:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="committer")
+                self._pool = Pool(_THREADS, process="this process", thread_name_prefix="committer")
             return self._pool
 
     def close(self) -> None:
@@ -325,3 +346,13 @@ class Leaders:
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._pool = None
+
+
+def _called(call: Callable[[Any], Any], item: Any) -> Future[Any]:
+    """A call that was made in this thread."""
+    made: Future[Any] = Future()
+    try:
+        made.set_result(call(item))
+    except Exception as error:
+        made.set_exception(error)
+    return made

@@ -9,20 +9,35 @@ A KeyboardInterrupt can rise after any call, at the beginning of any Python func
 loop begins again; another thread can come in only there, too. So nothing is called between taking the token and
 writing down who has it, nor between crossing that out and giving it back. That is done in a `finally` that covers the
 taking, and only by the holder. `with` is for threads of our own, where no signal handler runs.
+
+A signal handler runs above the call that it interrupted. If that call holds the lock, the handler would wait for ever.
+If that call waits for the lock too, it may be woken in place of the handler. So a wait of more than a moment looks at
+the lock again, and at the frames of its own thread. A shorter one pays nothing for that.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+from kafkalog.errors import ReentrantCall
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
 TOKEN = (None,)
+_LOOK_SECONDS = 0.1  # between two looks of one that waits
+_CLIENT = "kafkalog.client."  # the modules whose frames may hold a lock
+
+
+def is_clients(frame: FrameType) -> bool:
+    """Whether a frame runs code of the client's, none of a signal handler's."""
+    return str(frame.f_globals.get("__name__")).startswith(_CLIENT)
 
 
 class Mutex:
@@ -33,7 +48,7 @@ class Mutex:
 
     Attributes:
         tokens: one, while nobody holds the lock.
-        holder: who does.
+        holder: who does: an object in a frame of that thread, or the thread's ident.
         waiting: a locked lock for each thread that waits; releasing it has the thread look again.
     """
 
@@ -46,7 +61,7 @@ class Mutex:
         self.repair = repair
 
     def run(self, section: Callable[_Given, _Result], *arguments: _Given.args, **named: _Given.kwargs) -> _Result:
-        """What `section` returns, called with the lock held."""
+        """What `section` returns, called with the lock held. Raises ReentrantCall."""
         holder = object()
         tokens, waiting = self.tokens, self.waiting
         try:
@@ -72,7 +87,11 @@ class Mutex:
         return result
 
     def wait_for(self, holder: object) -> None:
-        """Take the lock for a holder that found it taken."""
+        """Take the lock for a holder that found it taken.
+
+        Raises:
+            ReentrantCall: a frame below, of this very thread, holds it.
+        """
         tokens, waiting = self.tokens, self.waiting
         try:
             while True:
@@ -86,7 +105,8 @@ class Mutex:
                         self.holder = holder
                         return
                     except IndexError:
-                        mine.acquire()  # until it is free; another may still be quicker
+                        if not mine.acquire(timeout=_LOOK_SECONDS):  # until it is free; another may still be quicker
+                            self._check_below()
                 finally:
                     if waiting:
                         try:
@@ -96,6 +116,19 @@ class Mutex:
         finally:
             if waiting and tokens:  # we were interrupted, perhaps when our turn had come
                 self.wake()
+
+    def _check_below(self) -> None:
+        """Raise ReentrantCall if a frame of this thread holds the lock."""
+        holder = self.holder
+        if holder is None:
+            return
+        if holder == threading.get_ident():
+            raise ReentrantCall
+        frame = sys._getframe().f_back
+        while frame is not None:
+            if is_clients(frame) and any(value is holder for value in frame.f_locals.values()):
+                raise ReentrantCall
+            frame = frame.f_back
 
     def wake(self) -> None:
         """Have the first of those who wait look for the lock."""
@@ -117,7 +150,7 @@ class Mutex:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock, waiting for it unless told otherwise. `timeout` is not offered; it is there for Condition."""
         assert timeout == -1
-        holder = object()
+        holder = threading.get_ident()
         try:
             del self.tokens[0]
             self.holder = holder

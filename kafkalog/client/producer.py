@@ -14,8 +14,10 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from time import time_ns
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.client import arguments
@@ -23,7 +25,7 @@ from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, Partiti
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.delivery import Delivery, TableDelivery
-from kafkalog.client.mutex import TOKEN
+from kafkalog.client.mutex import TOKEN, is_clients
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key, random_turn
 from kafkalog.client.sender import BrokerLink
@@ -32,6 +34,7 @@ from kafkalog.errors import (
     Closed,
     InvalidArgument,
     KafkalogError,
+    OutOfThreads,
     RecordTooLarge,
     UnknownPartition,
     UnknownTopic,
@@ -90,6 +93,10 @@ class Producer:
     """Sends records to topics. Thread-safe; a context manager, which flushes and closes at its end.
 
     One that is never closed is flushed when the interpreter ends, for 10 seconds at most; a kill loses what lingers.
+
+    Not for signal handlers: one that interrupted a call of the producer gets ReentrantCall where that call has to end
+    first, and what is in hand is neither sent nor lost by it. Set a flag there, and flush in the main program. (A
+    SystemExit that is raised there and interrupts close() has it give up what is not acknowledged.)
 
     With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
     With acks=0 a record counts as delivered once it is handed to the socket, and may be lost unnoticed.
@@ -180,8 +187,10 @@ class Producer:
 
         Raises:
             UnknownTopic, UnknownPartition, BrokerUnreachable, RecordTooLarge, InvalidArgument: of this record.
+            OutOfThreads: no thread can be started now to send to a broker; the record was not taken.
             BufferExhausted: the memory stayed full for max.block.ms.
             Closed: the producer is closed.
+            ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
         try:
             route = self._routes[topic]
@@ -268,7 +277,8 @@ class Producer:
             partition: of all rows; None: the column tells, then the key, and rows without either go in turn.
 
         Raises:
-            UnknownTopic, UnknownPartition, BrokerUnreachable, RecordTooLarge, InvalidArgument: nothing was sent.
+            UnknownTopic, UnknownPartition, BrokerUnreachable, OutOfThreads, RecordTooLarge, InvalidArgument: nothing
+                was sent.
             BufferExhausted: the memory stayed full for max.block.ms; the rows before were sent.
             Closed: the producer is closed.
         """
@@ -320,20 +330,25 @@ class Producer:
             KafkalogError: the first failure, if there was one that neither a callback was told of nor anybody asked
                 for by the record's handle.
             RequestTimedOut: not within `timeout` seconds.
+            ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
         failure = self._lock.run(self._flush, arguments.seconds("timeout", timeout))
         if failure is not None:
             raise failure
 
     def _flush(self, timeout: float | None) -> KafkalogError | None:
+        unfinished = self._outbox.unfinished()
+        if self._is_stopped and unfinished:  # it is given up; a close() that this interrupted cannot go on to say so
+            raise Closed(what="producer")
         self._close_batches()
-        self._outbox.wait_done(self._outbox.unfinished(), timeout, "a flush")
+        self._outbox.wait_done(unfinished, timeout, "a flush")
         return self._outbox.take_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then let go of threads and connections. What is not acknowledged within `timeout` seconds fails.
 
         Raises:
+            ReentrantCall: in a signal handler that interrupted a call of this producer, which stays open.
             KafkalogError: as from `flush`; the producer is closed all the same.
         """
         if threading.get_ident() in self._outbox.own_threads:
@@ -437,14 +452,15 @@ class Producer:
     def _make_whole(self, error: BaseException) -> None:
         """Lock held: something ended what was being done under it.
 
-        Errors of ours do so where nothing is half done. An interrupt may do so anywhere: records that are there whole
-        stay, and whoever has to know of them is told.
+        Errors of ours do so where nothing is half done, unless they come out of a signal handler. An interrupt may do
+        so anywhere: records that are there whole stay, and whoever has to know of them is told.
         """
-        if isinstance(error, KafkalogError):
+        if isinstance(error, KafkalogError) and all(is_clients(frame) for frame, _ in walk_tb(error.__traceback__)):
             return
         for link in self._links.values():
             if not self._is_stopped:
-                link.start()
+                with suppress(OutOfThreads):  # nothing was given to one without a thread: see _link
+                    link.start()
         for route in self._routes.values():
             for queue in route.queues:
                 if queue.cut_open_batch():
@@ -528,7 +544,13 @@ class Producer:
         return route, self._outbox.finish(self._take_in(route, info))
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
-        """Lock held: what the cluster tells of a topic now. Returns what has no partition any more."""
+        """Lock held: what the cluster tells of a topic now. Returns what has no partition any more.
+
+        Raises:
+            OutOfThreads: of a leader's link; the route is as it was.
+        """
+        for each in info.partitions:  # first: without a thread for one of them nothing is half done
+            self._link(each.leader)
         failed: Failed = []
         first_time = not route.queues
         settings = self._settings
@@ -548,13 +570,11 @@ class Producer:
                 owner=self._outbox,
             )
             queue.leader = each.leader
-            self._link(each.leader)
             route.queues.append(queue)
         for queue, each in zip(route.queues, info.partitions, strict=False):
             if queue.topic_id != info.topic_id:
                 queue.retarget(info.topic_id)
             if queue.leader != each.leader:
-                self._link(each.leader)
                 self._links[queue.leader].drop(queue)
                 queue.leader = each.leader
                 if not queue.is_idle:
@@ -569,8 +589,9 @@ class Producer:
         return failed
 
     def _link(self, broker_id: int) -> None:
-        """Lock held: have a link to a broker."""
-        if broker_id not in self._links:
+        """Lock held: have a link to a broker, with a thread. Raises OutOfThreads."""
+        link = self._links.get(broker_id)
+        if link is None:
             link = self._links[broker_id] = BrokerLink(
                 broker_id,
                 self._cluster,
@@ -580,8 +601,8 @@ class Producer:
                 codec=self._codec,
                 request_bytes=self._settings.max_request_size,
             )
-            if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
-                link.start()
+        if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
+            link.start()  # also one that was made when no thread could be started
 
     # --- what the links ask for
 
@@ -590,12 +611,19 @@ class Producer:
         return list(self._routes)
 
     def take_in_topics(self) -> Failed:
-        """Lock held: the cluster was asked anew. Returns what has no partition any more."""
+        """Lock held: the cluster was asked anew. Returns what has no partition any more.
+
+        A topic with a leader for whose link no thread can be started stays with the leaders that it had. They refuse
+        what they do not lead, which has their links ask again.
+        """
         failed: Failed = []
         for name, route in list(self._routes.items()):
             info = self._cluster.known_topic(name)
             if info is not None:
-                failed += self._take_in(route, info)
+                try:
+                    failed += self._take_in(route, info)
+                except OutOfThreads as error:
+                    log.warning("leaders_not_taken_in", topic=name, reason=str(error))
             else:
                 failed += [(batch, UnknownTopic(topic=name)) for queue in route.queues for batch in queue.clear()]
                 route.is_gone = True

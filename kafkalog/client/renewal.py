@@ -2,17 +2,16 @@
 
 Brokers throw away what was staged and never prepared, a time after they last heard of its write
 (`transaction.staged.retention.ms`). Parts that a task staged in the first minutes of a long write have to live until
-the commit, and other tasks may stage to other partitions and brokers only. So every task renews the whole write, on
-all brokers: first after a second, which most tasks do not last, then as often as the brokers say. It is a thread, for a
-task may wait for its rows for hours.
+the commit, and other tasks may stage to other topics, partitions and brokers only, or have no rows yet. So every task
+renews the whole write, on all brokers, by the family of its transactions (`format/producer_ids.py`): first after a
+second, which most tasks do not last, then as often as the brokers say. It is a thread, for a task may wait for its rows
+for hours.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import KafkalogError
@@ -27,53 +26,52 @@ _AT_LEAST_SECONDS = 0.1
 
 
 class Renewal:
-    """Renews transactions' batches of one number, from `start` to `stop`. A renewal that fails is tried again a minute
-    later."""
+    """Renews a write from `start` to `stop`. A renewal that fails is tried again a minute later.
 
-    def __init__(self, cluster: Cluster, batch_id: int) -> None:
+    Args:
+        family: of the producer ids of the write's transactions.
+        batch_id: of their batches.
+    """
+
+    def __init__(self, cluster: Cluster, family: int, batch_id: int) -> None:
         self._cluster = cluster
-        self._batch_id = batch_id
-        self._news: SimpleQueue[set[int] | None] = SimpleQueue()
+        self._request = pb.RenewRequest(family=family, batch_id=batch_id)
+        self._stopped = threading.Event()
+        self._is_short = False
         self._thread = threading.Thread(target=self._run, name="staged-renewal", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
-
-    def add(self, producer_ids: set[int]) -> None:
-        """Renew the batches of these transactions as well, first within a second."""
-        self._news.put(producer_ids)
+        """Start, unless it was started. Where no thread can be started now, a later call does it: parts that are young
+        need no renewal."""
+        if self._thread.ident is not None:
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if not self._is_short:  # once, however often it is called
+                log.warning("thread_not_started", thread=self._thread.name, reason=str(error))
+            self._is_short = True
 
     def stop(self) -> None:
         """No more renewals. One that is on its way is not waited for."""
-        self._news.put(None)
+        self._stopped.set()
 
     def _run(self) -> None:
-        renewed: set[int] = set()
-        due = time.monotonic() + _AGAIN_SECONDS
-        while True:
-            try:
-                added = self._news.get(timeout=max(due - time.monotonic(), 0))
-            except Empty:
-                due = time.monotonic() + self._renew(renewed)
-                continue
-            if added is None:
-                return
-            if not added <= renewed:
-                renewed |= added
-                due = min(due, time.monotonic() + _AT_FIRST_SECONDS)
+        pause = _AT_FIRST_SECONDS
+        while not self._stopped.wait(pause):
+            pause = self._renew()
 
-    def _renew(self, producer_ids: set[int]) -> float:
+    def _renew(self) -> float:
         """Ask every broker; the seconds until the next time."""
-        request = pb.RenewRequest(producer_ids=producer_ids, batch_id=self._batch_id)
         within: list[float] = []
         with suppress(KafkalogError):
             brokers = self._cluster.describe(patient=False).brokers
-            within = [self._renew_at(broker.broker_id, request) for broker in brokers]
+            within = [self._renew_at(broker.broker_id) for broker in brokers]
         return min(within, default=_AGAIN_SECONDS)
 
-    def _renew_at(self, broker_id: int, request: pb.RenewRequest) -> float:
+    def _renew_at(self, broker_id: int) -> float:
         try:
-            reply = self._cluster.call("Renew", request, broker_id=broker_id, patient=False)
+            reply = self._cluster.call("Renew", self._request, broker_id=broker_id, patient=False)
         except KafkalogError as error:
             log.debug("staged_not_renewed", broker_id=broker_id, reason=str(error))
             return _AGAIN_SECONDS

@@ -23,6 +23,7 @@ from kafkalog.errors import (
     InternalError,
     KafkalogError,
     OutOfOrderSequence,
+    OutOfThreads,
     ProtocolError,
     RequestTimedOut,
 )
@@ -46,8 +47,8 @@ class Owner(Protocol):
         """The producer's id, a new one if that was used up. Lock not held; asks the cluster."""
 
     def take_in_topics(self) -> Failed:
-        """Look at what the cluster tells of the topics now, and give partitions to the links of their leaders.
-        Lock held; returns what has no partition any more."""
+        """Look at what the cluster tells of the topics now, and give partitions to the links of their leaders, if these
+        have threads. Lock held; returns what has no partition any more."""
 
     def topics(self) -> list[str]:
         """The topics that were sent to. Lock held."""
@@ -124,9 +125,12 @@ class BrokerLink:
     # --- what the producer calls, lock held
 
     def start(self) -> None:
-        """Start its thread, unless it was started."""
+        """Start its thread, unless it was started. Raises OutOfThreads; it may be started another time."""
         if self._thread.ident is None:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise OutOfThreads(process="this process", reason=str(error)) from None
 
     def has_work(self, queue: PartitionQueue, at: float) -> None:
         """Something of a queue is to be sent at a time (monotonic)."""
@@ -312,10 +316,14 @@ class BrokerLink:
             target=self._read, args=(connection,), name=f"producer-{self.broker_id}-acks", daemon=True
         )
         with self._outbox.lock:
+            try:
+                reader.start()
+            except RuntimeError as error:  # nothing was sent: that passes, as an overloaded broker does
+                connection.close()
+                raise OutOfThreads(process="this process", reason=str(error)) from None
             self._connection = connection
             self._readers = [thread for thread in self._readers if thread.is_alive()]
             self._readers.append(reader)
-            reader.start()
             if self._stopping:
                 connection.shut_down()
         return connection

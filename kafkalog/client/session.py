@@ -40,7 +40,8 @@ log = get_logger(__name__)
 _POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
 _CORRELATION_ID_MAX = (1 << 32) - 1
-_NO_BROKER = -1
+_NO_BROKER = -1  # leads what nobody has opened yet
+_ANY_BROKER = -2  # in trouble when none tells who leads; apart from _NO_BROKER, which is no answer's fault
 
 _Taken = TypeVar("_Taken")
 
@@ -55,7 +56,7 @@ class Source:
         failure: what was raised for it last, since it was sought.
         asked: the request for it that is unanswered.
         reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
-        broker_id: of the broker last asked.
+        broker_id: of its leader, as last told.
     """
 
     __slots__ = (
@@ -143,10 +144,10 @@ class FetchSession:
 
     Args:
         settings: of `CONSUMER_SETTINGS`.
-        begin_anew: lock held: called when driving was interrupted, to have every source go to where it is to go on.
+        restart: called with the lock held when driving was interrupted: has every source go to where it is to go on.
     """
 
-    def __init__(self, cluster: Cluster, settings: Values, begin_anew: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cluster: Cluster, settings: Values, restart: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
         self._retry_timeout = settings.retry_timeout_ms / 1000
@@ -155,8 +156,8 @@ class FetchSession:
         self._stale = False
         self._complaint = Complaint(log, "fetching_held_up")
         self._late_error: KafkalogError | None = None
-        self._begin_anew = begin_anew
-        self._in_doubt = False  # the driving thread has not come back, or was interrupted
+        self._restart = restart
+        self._drive_unfinished = False  # the driving thread has not come back, or was interrupted
         self._left_at = time.monotonic()  # when the last thread stopped driving
         self.closed = False
         self._let_go_of = False
@@ -187,7 +188,8 @@ class FetchSession:
             None after `timeout` seconds without anything, or when closed.
 
         Raises:
-            KafkalogError: of a source that can not go on; or a broker was unreachable for retry.timeout.ms.
+            KafkalogError: of a source that can not go on; or a broker was unreachable, or a partition without a leader,
+                for retry.timeout.ms.
         """
         end = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
@@ -201,8 +203,8 @@ class FetchSession:
                     while True:
                         if self.closed:
                             return None
-                        if self._in_doubt and self._driver is None:
-                            self._mend()
+                        if self._drive_unfinished and self._driver is None:
+                            self._restart_all()
                         source = self._ready(among())
                         if source is not None:
                             taken = take(source)
@@ -216,13 +218,13 @@ class FetchSession:
                         self._arrival.wait(left)
                     if source is None and not first and end is not None and time.monotonic() >= end:
                         return None
-                    self._driver, self._in_doubt = me, True
+                    self._driver, self._drive_unfinished = me, True
                 first = False
                 self._drive_guarded(source is None, end)
-                self._in_doubt = False
+                self._drive_unfinished = False
             except KafkalogError:
                 if self._driver == me:
-                    self._in_doubt = False
+                    self._drive_unfinished = False
                 if not self.closed:
                     raise
                 return None  # `close` ended what it waited for
@@ -242,14 +244,14 @@ class FetchSession:
                 self._let_go()
             self._arrival.notify_all()
 
-    def _mend(self) -> None:
-        """Lock held: the thread that drove was interrupted: nobody knows what is asked, nor what has arrived whole."""
+    def _restart_all(self) -> None:
+        """Lock held: the thread that drove was interrupted. What is asked, and what has arrived whole, is not known."""
         for link in list(self._links.values()):
             self._drop(link)
         for source in self.sources:
             source.asked = None
-        self._begin_anew()
-        self._in_doubt = False
+        self._restart()
+        self._drive_unfinished = False
 
     def _ready(self, sources: Sequence[Source]) -> Source | None:
         """Lock held: a source with something, the one of the last time as long as it has."""
@@ -333,7 +335,7 @@ class FetchSession:
 
     def _ask_all(self) -> None:
         """Ask each leader for what is wanted of it; before that, if need be, who leads."""
-        if self._stale and not self._is_paused(_NO_BROKER):
+        if self._stale and not self._is_paused(_ANY_BROKER):
             self._refresh()
         with self.lock:
             sources = [source for source in self.sources if self._wants_more(source)]
@@ -342,6 +344,8 @@ class FetchSession:
             broker_id = self._leader_of(source)
             if broker_id is not None:
                 wanted.setdefault(broker_id, []).append(source)
+        if self._troubles.keys() - wanted.keys():
+            self._forget_troubles_of_others()
         for broker_id, some in wanted.items():
             if self._is_paused(broker_id):
                 continue
@@ -356,6 +360,13 @@ class FetchSession:
             except TRY_AGAIN as error:
                 self._failed(broker_id, error)
 
+    def _forget_troubles_of_others(self) -> None:
+        """Of brokers that lead nothing here any more: who waits would look up for them again and again."""
+        with self.lock:
+            leaders = {source.broker_id for source in self.sources}
+        for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
+            del self._troubles[broker_id]
+
     def _leader_of(self, source: Source) -> int | None:
         """The broker to ask; None, and the source or its leader in trouble, if there is none."""
         partition, topic_id = source.topic_partition, source.reader.topic_id
@@ -363,20 +374,24 @@ class FetchSession:
             topic = self._cluster.topic(partition.topic, patient=False)
             if topic.topic_id == topic_id:
                 broker_id = self._cluster.leader(topic, partition.partition).broker_id
-                if source.broker_id not in (broker_id, _NO_BROKER):
-                    self._troubles.pop(source.broker_id, None)  # it does not matter here any more; another time it may
-                source.broker_id = broker_id
+                self._led_by(source, broker_id)
                 return broker_id
-            source.error = UnknownTopicId(topic_id=topic_id.hex())
+            source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
         except UnknownTopic as error:
             source.error = error
         except LeaderNotAvailable as error:
+            self._led_by(source, error.facts["broker_id"])
             if not self._is_paused(error.facts["broker_id"]):
                 self._failed(error.facts["broker_id"], error)
         except TRY_AGAIN as error:
-            if not self._is_paused(_NO_BROKER):
-                self._failed(_NO_BROKER, error)
+            if not self._is_paused(_ANY_BROKER):
+                self._failed(_ANY_BROKER, error)
         return None
+
+    def _led_by(self, source: Source, broker_id: int) -> None:
+        if source.broker_id != broker_id:
+            self._troubles.pop(source.broker_id, None)  # it does not matter here any more; another time it may
+        source.broker_id = broker_id
 
     def _refresh(self) -> None:
         with self.lock:
@@ -384,10 +399,10 @@ class FetchSession:
         try:
             self._cluster.refresh(sorted(names), patient=False)
         except TRY_AGAIN as error:
-            self._failed(_NO_BROKER, error)
+            self._failed(_ANY_BROKER, error)
         else:
             self._stale = False
-            self._troubles.pop(_NO_BROKER, None)
+            self._troubles.pop(_ANY_BROKER, None)
 
     def _ask(self, link: _Link, sources: list[Source]) -> None:
         settings = self._settings

@@ -33,8 +33,9 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopicId,
 )
-from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch, producer_id_of
+from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
+from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
@@ -46,11 +47,20 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-Transactions = Callable[[Sequence[TopicInfo]], Sequence[str]]
-"""The ids of the transactions that rows of topics are written by, in the order of the topics."""
-
 _IN_FLIGHT_MAX = 16 << 20
 _EPOCH = 0
+
+
+class NumberedTransactions(NamedTuple):
+    """The transactions of a numbered write: one for each topic.
+
+    Attributes:
+        app_id: the application's.
+        of_topics: their ids, in the order of the topics; asked once for each topic.
+    """
+
+    app_id: str
+    of_topics: Callable[[Sequence[TopicInfo]], Sequence[str]]
 
 
 class StagedPartition(NamedTuple):
@@ -127,13 +137,13 @@ class PartStager:
     Args:
         settings: a producer's; of them batch.size, batch.records, compression.type, buffer.memory and
             delivery.timeout.ms count here.
-        transaction: its id; or, where each topic has one of its own, what names them, asked once for each topic.
+        transaction: its id; or a numbered write's transactions.
         batch_id: of the transaction's batch.
         part: the number of the task's part, which orders the parts of a batch.
     """
 
     def __init__(
-        self, cluster: Cluster, settings: Values, transaction: str | Transactions, batch_id: int, part: int
+        self, cluster: Cluster, settings: Values, transaction: str | NumberedTransactions, batch_id: int, part: int
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -148,12 +158,12 @@ class PartStager:
         self._stuck_since: float | None = None
         self._complaint = Complaint(log, "staging_held_up")
         self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
-        self._renewal = Renewal(cluster, batch_id)
+        self._transaction = transaction
         if isinstance(transaction, str):
-            self._renewal.add({producer_id_of(transaction)})  # before it has rows: others may have staged
-            self._transactions: Transactions = lambda topics: [transaction] * len(topics)
+            family = family_of(producer_id_of(transaction))
         else:
-            self._transactions = transaction
+            family = family_of_application(transaction.app_id)
+        self._renewal = Renewal(cluster, family, batch_id)
 
     def __enter__(self) -> Self:
         self._renewal.start()
@@ -180,6 +190,7 @@ class PartStager:
             StagedPartLost: a leader has lost what it had acknowledged.
             DeliveryTimedOut: a leader could not be reached for delivery.timeout.ms.
         """
+        self._renewal.start()  # if no thread could be started before
         self._look_up([name for name in tables if name not in self._topics])
         for name, table in tables.items():
             topic = self._topics[name]
@@ -215,15 +226,16 @@ class PartStager:
 
     # --- rows to batches
 
-    def _look_up(self, names: list[str]) -> None:
+    def _look_up(self, topics: list[str]) -> None:
         """Take in topics and their transactions. They are asked for, for Spark's processes live long: a topic that this
         one knows may have been made anew since."""
-        if not names:
+        if not topics:
             return
-        found = self._cluster.describe_topics(names)
-        for info, transactional_id in zip(found, self._transactions(found), strict=True):
+        found = self._cluster.describe_topics(topics)
+        named = self._transaction
+        names = [named] * len(found) if isinstance(named, str) else named.of_topics(found)
+        for info, transactional_id in zip(found, names, strict=True):
             self._topics[info.name] = _Topic(info, transactional_id, self._batch_id + self._part)
-        self._renewal.add({self._topics[name].producer_id for name in names})
 
     def _chunks(self, topic: _Topic, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
         try:
@@ -376,15 +388,19 @@ class PartStager:
 
 
 def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
-    """Tell leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails."""
+    """Tell leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails, and asks for
+    topics once, waiting for no broker that is away."""
     parts = list(parts)
     requests: dict[int, transactions_pb2.DiscardRequest] = {}
     places: dict[tuple[int, bytes, int], transactions_pb2.DiscardPartition] = {}
     with suppress(KafkalogError):
-        cluster.look_up({partition.topic for partition, *_ in parts})
+        cluster.look_up({partition.topic for partition, *_ in parts}, patient=False)
     for partition, topic_id, part_uuid in parts:
+        topic = cluster.known_topic(partition.topic)
+        if topic is None or topic.topic_id != topic_id:
+            continue
         with suppress(KafkalogError):
-            _, leader = cluster.leader_of(partition, topic_id)
+            leader = cluster.leader(topic, partition.partition)
             request = requests.setdefault(leader.broker_id, transactions_pb2.DiscardRequest())
             key = (leader.broker_id, topic_id, partition.partition)
             if key not in places:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import enum
 import shlex
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from kafkalog.client import numbered
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import parse_producer
 from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
@@ -34,10 +34,12 @@ from kafkalog.errors import (
     VersionOfAnother,
     VersionWrittenTwice,
 )
-from kafkalog.format.batch import producer_id_of
+from kafkalog.format import numbered
+from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.log import get_logger
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import (
+    BATCH_WRITE_KEPT_SECONDS,
     NO_BATCH,
     NO_VERSION,
     DecidedTopic,
@@ -52,6 +54,9 @@ log = get_logger(__name__)
 
 RUNS_KEPT = 20
 """Of those that a decision names."""
+_ASKED_AGAIN_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
+"""After that the first decision of a batch write is not asked for again: it may have been made, carried out and
+forgotten, and would be made a second time."""
 _FENCE_SECONDS = 5.0
 """How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
 
@@ -68,7 +73,8 @@ class Outcome(enum.Enum):
     """What a commit came to.
 
     COMMITTED: the parts given are in the log. ROLLED_FORWARD: those of an earlier attempt at the same batch are, and
-    the ones given are dropped. SKIPPED: this batch or a later one was written before.
+    the ones given are dropped. SKIPPED: a numbered write whose batch was written before; of a plain job, that batch or
+    a later one.
     """
 
     COMMITTED = "committed"
@@ -85,8 +91,9 @@ class CommitBatch:
             from is refused.
         is_stream: whether the decision stays for ever.
         fingerprint: of the batch's input; empty where it is not known.
-        skip_if_recorded: a batch id that is not above the recorded one is no error, but was written before, if the same
-            query recorded it.
+        skip_if_recorded: the write is numbered by its user. The recorded batch id is skipped once for each run of the
+            query that recorded it (whenever it comes, where the run is not known). A plain job, which is outside any
+            query, also skips lower ones. All others up to it fail (`next_step`).
         query_id: of the query that writes; empty outside any.
         session_id: another name of the run; empty where there is none. It is known in places where run_id is not.
     """
@@ -173,7 +180,7 @@ def _run(decision: Decision) -> str:
 
 
 def _has_another_write(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> bool:
-    """Whether the run of a numbered batch has a write of that number that is not this attempt's."""
+    """Whether the run of a numbered batch has recorded a write of that number other than this attempt."""
     writer = _writer(batch, commit_uuid)
     return any(other.commit_uuid != commit_uuid and writer.is_in_run_of(other) for other in decision.writers)
 
@@ -183,8 +190,8 @@ def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
 
 
 def is_recorded(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> bool | None:
-    """Whether a decision has a batch's rows come into the log, by this attempt at it or another; None: that can not be
-    told of a later batch, nor of one that may have other rows."""
+    """Whether the decided batch is this one, written by any attempt. None (unknown): a later batch was decided, or one
+    of this number that may have other rows."""
     if decision.batch_id < batch.batch_id:
         return False
     if decision.batch_id > batch.batch_id:
@@ -213,7 +220,7 @@ def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
         recorded_by=f"query {decision.query_id}" if decision.query_id else "a write outside any query",
         writer=f"query {batch.query_id}"
         if batch.query_id
-        else "outside any query (in foreachBatch, the option checkpointLocation says which it is)",
+        else "no known query. In foreachBatch, set the option checkpointLocation to the query's own checkpoint",
         command=shlex.join([name.app_id, name.topic]),
     )
 
@@ -259,12 +266,14 @@ class _Attempt:
     Attributes:
         decided: whether its batch is recorded, as last seen (`is_recorded`).
         over: what its decision was last to be written over.
+        asked_at: when that was asked for first, by `_seconds_awake_or_not`.
     """
 
     batch: CommitBatch
     commit_uuid: bytes
     decided: bool | None = False
     over: Decision | None = None
+    asked_at: float = 0.0
 
 
 class Committer:
@@ -340,6 +349,8 @@ class Committer:
                 self._remember(decision)
             elif step is Step.PREPARE:
                 self._prepare(decision, batch, commit_uuid, patience)
+                if attempt.over is None:
+                    attempt.asked_at = _seconds_awake_or_not()
                 attempt.over = decision
                 decision = self._write(decided(decision, batch, commit_uuid), patience)
                 if decision.commit_uuid == commit_uuid:
@@ -362,6 +373,8 @@ class Committer:
         batch, over = attempt.batch, attempt.over
         if attempt.decided is not False or (over is None and not batch.is_stream):
             return attempt.decided
+        if over is not None and _may_be_forgotten(over, attempt.asked_at):
+            return None
         patience = Patience(min(_FENCE_SECONDS, self._timeout))
         try:
             if over is None:
@@ -416,7 +429,7 @@ class Committer:
 
         def settle(place: Place, error: KafkalogError) -> bool:
             if isinstance(error, StagedPartLost):
-                now = self._read(decision.transactional_id, patience, decision.version)
+                now = self._now(decision, patience)
                 if now.done or now.commit_uuid != decision.commit_uuid:  # nobody decides over one that is not done
                     return True  # everywhere, long ago: leaders have forgotten what they had of it
                 return lost is not None and lost(place, error)
@@ -437,11 +450,18 @@ class Committer:
         )
         return done
 
+    def _now(self, decision: Decision, patience: Patience) -> Decision:
+        """What became of an open decision. That of a batch write may be gone, which says that it was done, for no open
+        one is forgotten. A read that has none may only be older, so it is the next version that is asked for."""
+        if decision.is_stream:
+            return self._read(decision.transactional_id, patience, decision.version)
+        return _unless_forgotten(self._write(decision, patience), decision)
+
     def _write_done(self, decision: Decision, patience: Patience) -> Decision:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
         now = decision
         while now.commit_uuid == decision.commit_uuid and now.is_open:
-            now = self._write(replace(now, done=True, applied=()), patience)
+            now = _unless_forgotten(self._write(replace(now, done=True, applied=()), patience), decision)
         return now
 
     # --- decisions
@@ -456,6 +476,7 @@ class Committer:
         While it is unknown whether it was written it is asked for again: that is refused if it was. Nothing else tells,
         for a read that has it not may be older.
         """
+        began = _seconds_awake_or_not()
         while True:
             try:
                 return replace(decision, version=self._decide(decision))
@@ -466,6 +487,8 @@ class Committer:
                 if not error.retriable:
                     raise
                 self._pause(patience, error)
+                if _may_be_forgotten(decision, began):
+                    raise OutOfPatience(error) from error
 
     def _patience(self) -> Patience:
         return Patience(self._timeout)
@@ -651,8 +674,26 @@ _OUTCOMES = {
 }
 
 
+def _may_be_forgotten(decision: Decision, asked_at: float) -> bool:
+    """Whether a decision may have been written, carried out and forgotten since it was first asked for."""
+    is_first = decision.version == NO_VERSION and not decision.is_stream
+    return is_first and _seconds_awake_or_not() - asked_at > _ASKED_AGAIN_SECONDS
+
+
+def _seconds_awake_or_not() -> float:
+    """Seconds that pass while the machine sleeps, too, where the system has such a clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME))
+
+
 def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
     return bool(staged.commit_uuid) and (decision.batch_id == NO_BATCH or staged.commit_uuid != decision.commit_uuid)
+
+
+def _unless_forgotten(now: Decision, decision: Decision) -> Decision:
+    """What stands where an open decision stood. A batch write's that is not there any more was done."""
+    if now.version == NO_VERSION and not decision.is_stream:
+        return replace(decision, done=True, applied=())
+    return now
 
 
 def _partitions(places: Iterable[Place]) -> list[pb.TransactionPartition]:

@@ -31,8 +31,6 @@ Two checksums, so that a damaged body can be skipped by a length that is known t
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -59,7 +57,6 @@ CODECS = {"none": 0, "lz4": 1, "zstd": 2}
 CODEC_NAMES = {code: name for name, code in CODECS.items()}
 NO_PRODUCER = -1
 NO_TRANSACTION = -1
-_TRANSACTIONAL = 1 << 62
 _PADDING = bytes(ALIGNMENT)
 
 
@@ -108,23 +105,6 @@ class EncodedBatch(NamedTuple):
 
     def tobytes(self) -> bytes:
         return b"".join((self.header, self.body, self.padding))
-
-
-def new_producer_id() -> int:
-    """The id of a producer that has none yet: random, so that nothing has to remember which were given out.
-
-    A counter in ZooKeeper gave ids out again once ZooKeeper was set back to a backup. Logs still knew the batches of
-    those that had had the ids, and took equal sequences for theirs: acknowledged, and not written. Of a million random
-    ones, two are the same once in nine million times.
-    """
-    return secrets.randbits(62)
-
-
-def producer_id_of(transactional_id: str) -> int:
-    """The producer id that a transaction's batches carry: the same for every run, and none that a broker hands out,
-    for those are smaller."""
-    digest = hashlib.sha256(transactional_id.encode()).digest()
-    return _TRANSACTIONAL | int.from_bytes(digest[:8], "big") >> 2
 
 
 def encode_batch(

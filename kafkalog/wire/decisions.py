@@ -12,6 +12,8 @@ from kafkalog.wire import transactions_pb2 as pb
 
 NO_BATCH = -1
 NO_VERSION = -1
+BATCH_WRITE_KEPT_SECONDS = 3600
+"""How long the decision of a batch write stays after it is done. Its committer counts on half of that."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Decision:
         decided_us: when it was last written.
         applied: partitions whose leaders say that they have an open batch; there may be others.
         forgotten: nothing is decided under this id any more; a numbered write counts on under the next one
-            (`client/numbered.py`).
+            (`format/numbered.py`).
         writers: of a numbered write of a query: each run's write of the batch, the newest last.
     """
 
@@ -99,8 +101,8 @@ class Decision:
 
 
 def with_applied(decision: Decision, has: Callable[[bytes, int], bool]) -> Decision:
-    """An open decision to whose `applied` the partitions are added that `has` names by topic id and number: done once
-    those are all."""
+    """An open decision with the partitions added to `applied` of which `has(topic_id, number)` is true. It is done once
+    all of its partitions are applied."""
     known = replace(decision, topics=decision.applied)
     applied = tuple(
         DecidedTopic(topic.topic_id, topic.topic, ranges(numbers))

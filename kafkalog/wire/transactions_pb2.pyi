@@ -146,12 +146,12 @@ class DiscardReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("producer_ids", "batch_id")
-    PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("family", "batch_id")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    producer_ids: _containers.RepeatedScalarFieldContainer[int]
+    family: int
     batch_id: int
-    def __init__(self, producer_ids: _Optional[_Iterable[int]] = ..., batch_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, family: _Optional[int] = ..., batch_id: _Optional[int] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("renew_within_ms",)

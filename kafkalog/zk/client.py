@@ -6,8 +6,8 @@ socket is full; and as requests count as pings, it never finds out that a server
 Here a request is taken only while there is a connection, and is either *sent* (from its first byte on, so that its
 outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that it is always known which.
 
-Overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_connect`, `_read_socket`,
-`_send_request`), as they are in kazoo 2.10 and 2.11.
+Overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_expand_client_hosts`, `_connect`,
+`_read_socket`, `_send_request`), as they are in kazoo 2.10 and 2.11.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Client(KazooClient):
         self.lock = Lock()  # guards _queue and _pending, and what is appended to them against the loss of a connection
         super().__init__(**options)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    @property
+    def unknown_hosts(self) -> tuple[str, ...]:
+        """Of the hosts, those that had no address when a connection was last tried."""
+        return self._connection.unknown_hosts
 
     def submit(self, request: Any) -> Pending:
         """Have a request sent after those before it. Raises Refused: there is no connection, or too many wait."""
@@ -84,6 +89,7 @@ class _Connection(ConnectionHandler):
 
     _xid: int
     _heard = 0.0
+    unknown_hosts: tuple[str, ...] = ()
 
     def start(self) -> None:
         super().start()
@@ -96,6 +102,12 @@ class _Connection(ConnectionHandler):
             self._write_sock.send(b"\0")
         except BlockingIOError:
             pass  # it is full of wake-ups
+
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        known = {host for host, _, _ in found}
+        self.unknown_hosts = tuple(host for host, _ in self.client.hosts if host.strip() not in known)
+        return found
 
     def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
         timeouts = super()._connect(host, hostip, port)

@@ -296,9 +296,9 @@ def _set_topic(topic: TopicRecord, deleted: bool = False) -> list[Operation]:
     ]
 
 
-def _has_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
-    """Whether the znode of a topic's id is there, after a write found it missing. It is made again, unless a deletion
-    got on meanwhile: somebody removed it then, and without it the topic can be neither written nor deleted."""
+def _restore_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
+    """Make the znode of a topic's id again after a write found it missing; without it the topic can be neither written
+    nor deleted. False, and nothing is made, if the topic was deleted or the deletion got on meanwhile."""
     current = read_topic(session, topic.name)
     if current is None or (current.topic_id, current.deleted) != (topic.topic_id, topic.deleted):
         return False
@@ -309,7 +309,7 @@ def _has_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
         return True
     except (NoNode, BadVersion):
         return False
-    log.warning("topic_znode_missing", topic=topic.name, path=path)
+    log.warning("topic_znode_restored", topic=topic.name, path=path)
     return True
 
 
@@ -321,7 +321,7 @@ def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
     except BadVersion:
         return False
     except NoNode:
-        return _has_id(session, topic) and update_topic(session, topic)
+        return _restore_id(session, topic) and update_topic(session, topic)
 
 
 def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
@@ -345,7 +345,7 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
             missing += 1
             if missing == _TAKE_DOWN_ATTEMPTS:
                 raise
-            _has_id(session, topic)
+            _restore_id(session, topic)
             continue
         _take_down(session, topic)
         return topic.topic_id
@@ -369,8 +369,8 @@ def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
             return
         except BadVersion:  # another one removes them too, and got on
             continue
-        except NoNode:  # so it may be
-            _has_id(session, current)
+        except NoNode:  # somebody removed the id's znode: make it again, or the topic cannot be deleted
+            _restore_id(session, current)
         except NotEmpty:
             attempt += 1
             if attempt == _TAKE_DOWN_ATTEMPTS:
@@ -430,7 +430,7 @@ def write_states(
             _make_all(session, [paths.partition(topic.name, topic.topic_id, number) for number in new])
             break
         except NoNode:
-            if not _has_id(session, topic):
+            if not _restore_id(session, topic):
                 return {}
     for start in range(0, len(numbers), MULTI_MAX):
         chunk = numbers[start : start + MULTI_MAX]

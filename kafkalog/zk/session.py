@@ -74,10 +74,19 @@ def parse_connect(text: str) -> Address:
         match = _ADDRESS.match(host.strip())
         if not match or not 0 < int(match.group(2)) < 65536:
             raise InvalidSetting(name="zookeeper.connect", value=text, reason=f"'{host}' is not host:port")
+    if "," in chroot:
+        reason = f"the chroot stands once, behind the last host: {_with_one_chroot(text)}"
+        raise InvalidSetting(name="zookeeper.connect", value=text, reason=reason)
     chroot = "/" + chroot.strip("/") if chroot.strip("/") else paths.DEFAULT_CHROOT
     if "//" in chroot:
         raise InvalidSetting(name="zookeeper.connect", value=text, reason=f"'{chroot}' is no chroot")
     return Address(",".join(host.strip() for host in hosts.split(",")), chroot)
+
+
+def _with_one_chroot(text: str) -> str:
+    """What was meant by h1:2181/a,h2:2181/a."""
+    parts = [part.strip().partition("/") for part in text.split(",")]
+    return ",".join(host for host, _, _ in parts) + "/" + parts[0][2].strip("/")
 
 
 class Create(NamedTuple):
@@ -163,8 +172,10 @@ class ZooKeeperSession:
             self._client.chroot = self.address.chroot
         except (KazooTimeoutError, ZooKeeperUnreachable):
             self.close()
+            unknown = self._client.unknown_hosts
+            names = f"; {' and '.join(unknown)} cannot be resolved" if unknown else ""
             raise ZooKeeperUnreachable(
-                address=self.address.hosts, reason=f"no connection within {self._connection_timeout:g} s"
+                address=self.address.hosts, reason=f"no connection within {self._connection_timeout:g} s{names}"
             ) from None
 
     def close(self) -> None:
@@ -265,7 +276,8 @@ class ZooKeeperSession:
         return self._answer(self._send(request))
 
     def _call_all(self, wanted: Sequence[Any]) -> list[Any]:
-        """Answers of many reads, sent before the first answer is waited for; None where there is no znode."""
+        """Answers of many requests, sent before the first answer is waited for; None where there is no znode, or it has
+        another version."""
         answers = []
         for start in range(0, len(wanted), MULTI_MAX):
             sent: list[Pending] = []
@@ -281,7 +293,7 @@ class ZooKeeperSession:
     def _found(self, pending: Pending) -> Any:
         try:
             return self._answer(pending)
-        except NoNode:
+        except (NoNode, BadVersion):
             return None
 
     def _full(self, path: str) -> str:
@@ -339,6 +351,11 @@ class ZooKeeperSession:
     def delete(self, path: str, version: int = -1) -> None:
         """Remove a znode. Raises NoNode, BadVersion, NotEmpty."""
         self._call(requests.Delete(self._full(path), version))
+
+    def delete_many(self, wanted: Sequence[tuple[str, int]]) -> list[bool]:
+        """Remove znodes that have the versions given, each for itself; which of them were removed."""
+        answers = self._call_all([requests.Delete(self._full(path), version) for path, version in wanted])
+        return [answer is not None for answer in answers]
 
     def ensure(self, wanted: Iterable[str]) -> None:
         """Make these znodes and their parents where they are missing."""

@@ -7,16 +7,20 @@ A znode is read whole and written whole, as JSON (docs/FORMATS.md). Who may deci
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kafkalog.errors import DecisionMoved
-from kafkalog.wire.decisions import NO_VERSION, DecidedTopic, Decision, Writer
+from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
-KEPT_US = 24 * 3600 * 1_000_000
-"""How long the decision of a batch write stays after it is done."""
+KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
+"""How long the decision of a batch write stays after it is done: a request of its committer may be late, or the
+committer itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
+marks of it as long (`broker/storage/marks.py`)."""
+_PIECE = 500
+"""Decisions that are read, and removed, side by side."""
 
 
 def read_decision(session: ZooKeeperSession, transactional_id: str) -> Decision:
@@ -65,17 +69,24 @@ def raise_version(session: ZooKeeperSession, decision: Decision) -> int:
 
 def list_decisions(session: ZooKeeperSession) -> list[Decision]:
     """The decisions of all transactions, by id."""
+    found = [decision for piece in _pieces(session) for decision in piece]
+    return sorted(found, key=lambda decision: decision.transactional_id)
+
+
+def _pieces(session: ZooKeeperSession) -> Iterator[list[Decision]]:
+    """The decisions of all transactions, read in pieces as they are asked for."""
     try:
         names = session.children(paths.TRANSACTIONS)
     except NoNode:  # no broker of this version has connected yet
-        return []
-    found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in names])
-    decisions = [
-        _decision(paths.transactional_id(name), *content)
-        for name, content in zip(names, found, strict=True)
-        if content is not None
-    ]
-    return sorted(decisions, key=lambda decision: decision.transactional_id)
+        return
+    for start in range(0, len(names), _PIECE):
+        piece = names[start : start + _PIECE]
+        found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in piece])
+        yield [
+            _decision(paths.transactional_id(name), *content)
+            for name, content in zip(piece, found, strict=True)
+            if content is not None
+        ]
 
 
 def forget_decision(session: ZooKeeperSession, transactional_id: str, version: int) -> None:
@@ -90,7 +101,7 @@ def forget_decision(session: ZooKeeperSession, transactional_id: str, version: i
 
 
 def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
-    """Those that may be forgotten: of batch writes, a day after they were done, or raised with nothing decided.
+    """Those that may be forgotten: of batch writes, an hour after they were done, or raised with nothing decided.
 
     A stream's never: the query may start again after any time, and would write its last batch a second time.
     """
@@ -101,16 +112,13 @@ def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
     ]
 
 
-def forget_expired(session: ZooKeeperSession, now_us: int) -> list[Decision]:
-    """Remove the decisions that are `expired`; any broker may do so, and several at once. Returns those removed."""
-    forgotten = []
-    for decision in expired(list_decisions(session), now_us):
-        try:
-            forget_decision(session, decision.transactional_id, decision.version)
-        except DecisionMoved:
-            continue  # it is in use again
-        forgotten.append(decision)
-    return forgotten
+def forget_expired(session: ZooKeeperSession, now_us: int) -> Iterator[list[Decision]]:
+    """Remove the decisions that are `expired`; any broker may do so, and several at once. One step reads some hundreds
+    and yields those of them that it removed: there may be many, and who forgets them has other things to do."""
+    for piece in _pieces(session):
+        old = expired(piece, now_us)
+        removed = session.delete_many([(paths.transaction(each.transactional_id), each.version) for each in old])
+        yield [each for each, is_removed in zip(old, removed, strict=True) if is_removed]  # others are in use again
 
 
 def _content(decision: Decision) -> bytes:

@@ -60,6 +60,14 @@ def fetch_frame(
     return frames.frame_start(header, 0)
 
 
+def ask_for_more_than_sockets_hold(client: DataPortClient, topic_id: bytes) -> None:
+    """Have a broker answer so much that it can send no more until some of it is read: 128 MiB."""
+    for _ in range(4):
+        client.append(topic_id, a_batch([bytes(4 << 20)]))
+    for number in range(8):
+        client.send(fetch_frame(number, topic_id, 0, max_bytes=16 << 20))
+
+
 class DataPortClient:
     """One connection. Every read has a limit of 30 s, so that a hang is a failure."""
 

@@ -19,6 +19,7 @@ import grpc
 import psutil
 import pytest
 
+from broker import local
 from broker.local import LocalCluster
 from kafkalog.errors import (
     AddressInUse,
@@ -26,9 +27,9 @@ from kafkalog.errors import (
     DataDirInUse,
     InvalidArgument,
     InvalidRequest,
+    InvalidSetting,
     LocalClusterEnded,
     MissingDependency,
-    StorageFailed,
     UnknownSetting,
     ZooKeeperUnreachable,
 )
@@ -164,6 +165,7 @@ def test_close_leaves_no_process_and_no_file_and_closes_no_descriptor_of_ours() 
     watched.close()
     assert not cluster.root.exists()
     assert set(os.listdir("/proc/self/fd")) == before
+    assert [broker.pid for broker in cluster.brokers] == [None]
     cluster.close()  # again: nothing happens
     with pytest.raises(Closed):
         _ = cluster._ask({"do": "stop_broker", "broker": 0})
@@ -214,6 +216,7 @@ def test_a_killed_broker_comes_back_at_its_ports_with_its_data() -> None:
             described = stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=["kept"])).topics[0]
         assert described.partitions[0].leader_epoch == 1  # raised, for the stop was unclean
         assert broker.stop() == 0
+        assert broker.pid is None
         broker.start()
         channel, stub = stub_of(broker.address)
         with channel:
@@ -267,6 +270,7 @@ def test_data_directory_and_ports_are_kept_over_a_restart(tmp_path: Path) -> Non
             client.append(made.topic_id, a_batch())
         with pytest.raises(DataDirInUse, match="all is in use"):
             LocalCluster(data=tmp_path / "all").start()
+    assert (tmp_path / "all" / "broker-0" / "clean").exists()  # it was stopped in order, and not just ended
     with LocalCluster(data=tmp_path / "all", port=port) as cluster, DataPortClient(port + 1) as client:
         assert client.append(made.topic_id, a_batch()).base_offset == 1
 
@@ -331,7 +335,7 @@ def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
 
 def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "broker-0").write_text("no directory")
-    with pytest.raises(StorageFailed, match=r"broker-0.*File exists"):
+    with pytest.raises(InvalidSetting, match=r"broker-0' is not valid: it is no directory.*File exists"):
         LocalCluster(data=tmp_path).start()
 
 
@@ -361,6 +365,18 @@ def test_the_end_of_the_guard_is_told_as_such(tmp_path: Path) -> None:
             cluster.look()
 
 
+def test_a_guard_that_does_not_end_is_killed_and_everything_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.1)
+    cluster = LocalCluster().start()
+    watched = Watched(processes_of(cluster))
+    assert cluster.guard_pid is not None
+    os.kill(cluster.guard_pid, signal.SIGSTOP)
+    cluster.close()
+    assert watched.all_end()
+    watched.close()
+    assert not cluster.root.exists()
+
+
 def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
     class Interrupted(BaseException):
         pass
@@ -388,3 +404,28 @@ def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
             os.kill(cluster.guard_pid, signal.SIGCONT)
             signal.signal(signal.SIGUSR1, before)
         assert cluster.brokers[0].stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"brokers": 0}, "a cluster has at least one broker, not 0"),
+        ({"port": 0}, "ports 0 to 1 are not all ports"),
+        ({"port": 65_535}, "ports 65535 to 65536 are not all ports"),
+        ({"brokers": 2, "port": 65_533}, "ports 65533 to 65536 are not all ports"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused_before_it_is_started(given: dict[str, int], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        LocalCluster(**given)
+    LocalCluster(port=65_534)
+
+
+def test_a_cluster_that_was_not_started_is_closed() -> None:
+    cluster = LocalCluster()
+    with pytest.raises(Closed):
+        _ = cluster.zookeeper_connect
+    with pytest.raises(Closed):
+        cluster.look()
+    assert cluster.bootstrap_servers == ""
+    cluster.close()

@@ -8,19 +8,24 @@ import errno
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BROKER_SETTINGS
 from broker.replica.catalog import Catalog
+from broker.replica.resolver import Resolver
 from broker.server import Broker, read_config
+from broker.storage import directory
 from broker.storage.disk import Disk
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, errors
@@ -31,6 +36,8 @@ from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.broker.stub import BrokerStub
+from tests.free_ports import free_ports
 from tests.kafkalog.zk.expiry import expire
 
 
@@ -40,8 +47,10 @@ def test_a_port_in_use_is_named_with_its_setting(start_broker: StartBroker, sett
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        threads = set(threading.enumerate())
         with pytest.raises(errors.AddressInUse, match=rf"127\.0\.0\.1:{port} is in use .*{setting}"):
             start_broker(**{setting: port})
+        assert [thread.name for thread in set(threading.enumerate()) - threads] == []
 
 
 def test_two_brokers_do_not_share_a_grpc_port(start_broker: StartBroker) -> None:
@@ -223,10 +232,48 @@ def test_a_failed_start_leaves_no_thread_and_frees_what_it_took(
 ) -> None:
     start_broker(0).stop()
     threads = set(threading.enumerate())
+    port = free_ports(1)
     with pytest.raises(errors.ClusterMismatch):
-        start_broker(1, log_dir=str(tmp_path / "broker-0"))
+        start_broker(1, log_dir=str(tmp_path / "broker-0"), data_port=port)
     assert {thread.name for thread in set(threading.enumerate()) - threads} == set()
-    start_broker(0)
+    start_broker(0, data_port=port)
+
+
+def test_one_part_that_fails_to_stop_keeps_no_other_from_it(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Resolver.stop
+
+    def fails(resolver: Resolver) -> None:
+        stop(resolver)
+        raise ZeroDivisionError("a defect")
+
+    start_broker().stop()  # gRPC keeps a few threads of its own from the first time on
+    threads = set(threading.enumerate())
+    with monkeypatch.context() as patched:
+        patched.setattr(Resolver, "stop", fails)
+        start_broker().stop()
+    assert caplog.text.count("stop_failed") == 1
+    assert {thread.name for thread in set(threading.enumerate()) - threads} == set()
+    assert (tmp_path / "broker-0" / "clean").exists()
+    start_broker()
+
+
+def test_a_broker_is_registered_once_it_answers_at_both_ports(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = registry.register_broker
+    answered: list[int] = []
+
+    def ask_first(session: ZooKeeperSession, broker: BrokerRecord) -> object:
+        with grpc.insecure_channel(f"127.0.0.1:{broker.grpc_port}") as channel, DataPortClient(broker.data_port):
+            told = BrokerStub(channel).DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30)
+            answered.append(told.answering_broker_id)
+        return register(session, broker)
+
+    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", ask_first)
+    start_broker()
+    assert answered == [0]
 
 
 def test_a_config_file_is_read_and_its_mistakes_are_named(tmp_path: Path) -> None:
@@ -239,18 +286,43 @@ def test_a_config_file_is_read_and_its_mistakes_are_named(tmp_path: Path) -> Non
         read_config(config)
     with pytest.raises(errors.InvalidSetting, match="No such file"):
         read_config(tmp_path / "none")
+    config.write_bytes(b"\xef\xbb\xbfbroker.id=7\r\n")  # as editors of Windows write it
+    assert read_config(config).broker_id == 7
+    for again in ("broker.id=2", "broker_id=1"):
+        config.write_text(f"broker.id=1\nlog.dir=/somewhere\n{again}\n")
+        with pytest.raises(errors.InvalidSetting, match=r"broker\.properties line 3=.* line 1 gives broker.id already"):
+            read_config(config)
+
+
+@pytest.mark.parametrize("log_dir", ["", " ", "~/logs"])
+def test_a_log_dir_that_names_no_directory_is_refused(log_dir: str) -> None:
+    with pytest.raises(errors.InvalidSetting, match=r"^log\.dir="):
+        BROKER_SETTINGS.parse({"log.dir": log_dir})
+
+
+@pytest.mark.parametrize("every", ["0.0.0.0", "::", "0", ""])
+def test_an_address_that_leads_each_client_to_itself_is_not_advertised(every: str) -> None:
+    with pytest.raises(errors.InvalidSetting, match=r"^host=.*set advertised\.host to a name"):
+        BROKER_SETTINGS.parse({"host": every})
+    with pytest.raises(errors.InvalidSetting, match=r"^advertised\.host=.*set advertised\.host to a name"):
+        BROKER_SETTINGS.parse({"host": "10.0.0.1", "advertised.host": every or "::"})
+    assert BROKER_SETTINGS.parse({"host": every, "advertised.host": "broker.example"}).host == every
+    for host in ("10.0.0.1", "::1", "broker.example", "0.example"):
+        assert BROKER_SETTINGS.parse({"host": host}).host == host
 
 
 class Process:
     """`python -m broker` over a configuration."""
 
-    def __init__(self, folder: Path, connect: str, *arguments: str, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, connect: str, *arguments: str, command: Sequence[str] = (), **settings: str
+    ) -> None:
         self.config = folder / "broker.properties"
         given = {"log.dir": folder / "data", "zookeeper.connect": connect, "grpc.port": 0, "data.port": 0}
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         self.config.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "--config", str(self.config), "--announce", *arguments],
+            [*command, sys.executable, "-m", "broker", "--config", str(self.config), "--announce", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -279,6 +351,14 @@ def test_the_process_stops_in_order_on_a_signal_and_at_the_end_of_its_input(
     assert "broker_stopped broker_id=0 clean=true" in said
     assert "Traceback" not in said
     assert (tmp_path / "data" / "clean").exists()
+
+
+def test_the_process_may_open_as_many_files_as_its_limit_can_be_raised_to(tmp_path: Path, chroot: str) -> None:
+    running = Process(tmp_path, chroot, command=["sh", "-c", 'ulimit -Sn 200; exec "$@"', "sh"])
+    soft, hard = resource.prlimit(running.announced()["pid"], resource.RLIMIT_NOFILE)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end()[0] == 0
+    assert soft == hard
 
 
 def test_a_signal_that_the_system_hands_to_another_thread_stops_the_process(tmp_path: Path, chroot: str) -> None:
@@ -311,6 +391,15 @@ def test_the_process_ends_with_a_code_of_its_own_if_its_directory_failed(tmp_pat
     assert failed.end()[0] == os.EX_IOERR
 
 
+def test_a_broker_is_found_where_its_settings_say(start_broker: StartBroker) -> None:
+    running = start_broker(advertised_host="broker.example", rack="a-1")
+    [found] = running.stub.DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30).brokers
+    assert (found.host, found.rack) == ("broker.example", "a-1")
+    assert (found.grpc_port, found.data_port) == (running.broker.grpc_port, running.broker.data_port)
+    [found] = start_broker(1).stub.DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30).brokers[1:]
+    assert (found.host, found.rack) == ("127.0.0.1", "")
+
+
 def test_settings_of_the_table_start_a_broker_without_a_file(tmp_path: Path, chroot: str) -> None:
     settings = {"log.dir": str(tmp_path), "zookeeper.connect": chroot, "grpc.port": 0, "data.port": 0}
     broker = Broker(BROKER_SETTINGS.parse(settings))
@@ -319,3 +408,37 @@ def test_settings_of_the_table_start_a_broker_without_a_file(tmp_path: Path, chr
     assert broker.data_port
     broker.stop()
     broker.stop()  # again: nothing happens
+
+
+class SlowUnlinks(Disk):
+    """An unlink of a segment waits until all may go on."""
+
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def unlink(self, path: Path) -> None:
+        if path.suffix == ".log":
+            self.began.set()
+            assert self.may_go_on.wait(60)
+        super().unlink(path)
+
+
+def test_a_start_waits_for_no_unlink_of_a_topic_that_was_deleted_meanwhile(
+    start_broker: StartBroker, chroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start_broker()
+    topic = running.new_topic()
+    with running.client() as client:
+        client.append(topic, a_batch())
+    running.stop()
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        registry.delete_topic(session, "t")
+    monkeypatch.setattr(directory, "Disk", SlowUnlinks)
+    try:
+        running = start_broker()
+        assert SlowUnlinks.began.wait(30)
+        assert not SlowUnlinks.may_go_on.is_set()
+        running.stub.DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30)
+    finally:
+        SlowUnlinks.may_go_on.set()
+    assert running.broker.catalog.wait_until(lambda: not list((tmp_path / "broker-0").glob("*.deleted")), 30)

@@ -18,15 +18,8 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(number: signal.Signals)
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop.wait(0)
-        waits = threading.Event()
-
-        def hit() -> None:
-            waits.wait(WAIT_SECONDS)
-            signal.pthread_kill(threading.get_ident(), number)
-
-        hitting = threading.Thread(target=hit)
+        hitting = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), number))
         hitting.start()
-        waits.set()
         assert stop.wait(WAIT_SECONDS)
         assert stop.wait()
         hitting.join()

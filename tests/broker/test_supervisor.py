@@ -172,3 +172,28 @@ def test_ends_are_named() -> None:
     assert how_it_ended(0) == "ended with code 0"
     assert how_it_ended(-15) == "was ended by signal 15 (SIGTERM)"
     assert how_it_ended(-200) == "was ended by signal 200"
+
+
+def test_a_word_in_what_a_broker_logs_of_others_is_no_failure_of_its_disk(cluster: Told) -> None:
+    said: list[str] = []
+    looking = supervisor(cluster, said, clock := Hands())
+    clock.now += 60
+    told = {"level": "warning", "event": "retried reason=log_directory_failed"}
+    cluster.health = Health({"broker 0": 1}, [(0, told)])
+    looking.look()
+    assert cluster.brokers[0].starts == 1
+
+
+def test_what_has_ended_has_no_pid_and_what_runs_anew_is_not_steady_yet(cluster: Told) -> None:
+    said: list[str] = []
+    looking = supervisor(cluster, said, clock := Hands())
+    clock.now += 60
+    cluster.health = Health({"broker 0": 1}, [])
+    looking.look()
+    assert [broker.pid for broker in cluster.brokers] == [None, 7]  # these members get none as they start
+    assert cluster.brokers[0].starts == 1
+    clock.now += 59
+    cluster.health = Health({"broker 0": 1}, [])
+    looking.look()
+    assert cluster.brokers[0].starts == 1
+    assert said[-1].endswith("it is started again in 1 s")

@@ -8,6 +8,8 @@ to be synced.
 from __future__ import annotations
 
 import functools
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -226,6 +228,110 @@ def test_destroyed_header_is_survived_by_the_chain_behind_it(clean: bool) -> Non
             disk.bytes_of(segment(base))[position : position + HEADER_SIZE] = bytes(HEADER_SIZE)
             _, log = open_log(disk)
             assert served(log) == good(*range(header.base_offset, header.end_offset))
+
+
+SYNCED, UNSYNCED = 12, 6
+
+
+def half_synced(**settings: object) -> tuple[MemoryDisk, dict[int, int], LogDirectory]:
+    """A log of one segment, not closed: batches up to a checkpoint, and more behind; where each of them stands."""
+    disk = MemoryDisk()
+    directory = LogDirectory(PATH, disk=disk, clock=ManualClock())
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20, **settings), 0)
+    at = {}
+    for offset in range(SYNCED + UNSYNCED):
+        at[offset] = log.view.end_position
+        log.append([numbered(offset, 1, 8, producer=(PRODUCER, 0, offset))])
+        if offset == SYNCED - 1:
+            log.checkpoint()
+    return disk, at, directory
+
+
+@pytest.mark.parametrize("behind", range(SYNCED, SYNCED + UNSYNCED - 1))
+def test_damage_and_a_hole_in_the_unsynced_tail_cost_nothing_between_them(behind: int) -> None:
+    disk, at, _ = half_synced()
+    disk = disk.after_kill()
+    disk.unlink(segment(0).with_suffix(".index"))  # a power cut may take it: it was saved without a sync
+    for offset in (2, behind):
+        disk.bytes_of(segment(0))[at[offset] : at[offset] + HEADER_SIZE + 8] = bytes(HEADER_SIZE + 8)
+    _, log = open_log(disk)
+    end = SYNCED + UNSYNCED
+    assert served(log) == {offset: None if offset in (2, behind) else value(offset) for offset in range(end)}
+
+
+def test_the_last_good_record_before_a_hole_over_several_entries_of_the_index_can_be_read() -> None:
+    disk, at, directory = half_synced(index_interval_bytes=64)  # an entry for each batch
+    directory.close()
+    hole = range(5, 11)
+    for offset in hole:
+        disk.bytes_of(segment(0))[at[offset] : at[offset + 1]] = bytes(at[offset + 1] - at[offset])
+    _, log = open_log(disk)
+    with log.read(hole[0] - 1, 1 << 20) as found:
+        assert found.length > 0
+    end = SYNCED + UNSYNCED
+    assert served(log) == {offset: None if offset in hole else value(offset) for offset in range(end)}
+
+
+def test_a_time_is_looked_up_over_a_hole_of_more_entries_of_the_index_than_calls_may_be_nested() -> None:
+    disk = MemoryDisk()
+    directory = LogDirectory(PATH, disk=disk, clock=ManualClock())
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20, index_interval_bytes=64), 0)
+    at = []
+    for offset in range(sys.getrecursionlimit() + 100):
+        at.append(log.view.end_position)
+        log.append([numbered(offset, timestamps_us=5000 if offset == 1 else 1000)])  # an entry for each batch
+    directory.close()
+    disk.bytes_of(segment(0))[at[1] : at[-1]] = bytes(at[-1] - at[1])
+    _, log = open_log(disk)
+    with pytest.raises(CorruptBatch, match="offsets 1 to 1 are damaged on disk"):
+        log.offset_for_timestamp(5000)
+
+
+def test_damage_that_a_start_found_is_never_looked_for_again() -> None:
+    """A power cut may take what was saved without a sync; and with another damage behind, nothing between the two leads
+    up to the recovery point."""
+    disk, at, _ = half_synced()
+    disk = disk.after_kill()
+    disk.unlink(segment(0).with_suffix(".index"))
+    for offset in (2, 7):
+        if offset == 7:
+            open_log(disk)
+            disk = disk.after_power_cut(random.Random(0), 0)
+        disk.bytes_of(segment(0))[at[offset] : at[offset] + HEADER_SIZE + 8] = bytes(HEADER_SIZE + 8)
+    _, log = open_log(disk)
+    assert served(log) == {offset: None if offset in (2, 7) else value(offset) for offset in range(SYNCED + UNSYNCED)}
+
+
+def test_the_index_of_a_full_segment_outlives_a_power_cut() -> None:
+    disk = MemoryDisk()
+    _, log = open_log(disk)
+    while len(log.view.segments) == 1:
+        log.append([numbered(log.end_offset, RECORDS, 8)])
+    log.flush()
+    whole, end = log.view.segments[0].index_path, log.view.segments[1].base_offset
+    disk = disk.after_power_cut(random.Random(0), 0)
+    assert whole.name in disk.names(FOLDER)
+    for offset in (4, end - 4):
+        position, _ = log.view.segments[0].index.before(offset)
+        disk.bytes_of(segment(0))[position : position + HEADER_SIZE + 8] = bytes(HEADER_SIZE + 8)
+    found = served(open_log(disk)[1])
+    assert 2 <= sum(found[offset] is None for offset in range(end)) <= 2 * RECORDS
+
+
+def test_a_segment_whose_index_tells_its_beginning_is_read_from_there_on() -> None:
+    """Saved at a checkpoint; a kill came after the segment was full and synced, and before it was saved again."""
+    disk, at, directory = half_synced(index_interval_bytes=512)
+    log = directory.logs()[0]
+    log.update_settings(topic(segment_bytes=4096))
+    old = bytes(disk.bytes_of(segment(0).with_suffix(".index")))
+    log.append([numbered(SYNCED + UNSYNCED, 1, 4000)])
+    log.flush()
+    disk = disk.after_kill()
+    disk.bytes_of(segment(0).with_suffix(".index"))[:] = old
+    for offset in (2, 5):
+        disk.bytes_of(segment(0))[at[offset] : at[offset] + HEADER_SIZE + 8] = bytes(HEADER_SIZE + 8)
+    found = served(open_log(disk)[1])
+    assert [offset for offset, found_value in found.items() if found_value is None] == [2, 5]
 
 
 def look_alikes(base_offset: int, count: int) -> Iterator[bytes]:

@@ -230,6 +230,53 @@ def test_full_disk_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
         clock.advance(60)
 
 
+def test_disk_is_full_until_a_minute_after_the_last_append_that_had_no_room() -> None:
+    clock = ManualClock()
+    disk = FailingDisk(0, 0, errno.ENOSPC)
+    directory = open_directory(disk, clock)
+    log = open_log(directory)
+    assert not directory.is_full
+    disk.count = 1 << 60
+    for _ in range(3):  # the second one within the minute of the first, of which alone is logged
+        assert isinstance(log.append([numbered(0)])[0], DiskFull)
+        clock.advance(59.5)
+        assert directory.is_full
+    clock.advance(0.5)
+    assert not directory.is_full
+
+
+def test_too_many_open_files_are_not_reported_as_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
+    class NoNewFiles(MemoryDisk):
+        code = 0
+
+        def create(self, path: Path) -> int:
+            if self.code:
+                raise OSError(self.code, os.strerror(self.code), str(path))
+            return super().create(path)
+
+    def logged() -> tuple[int, int]:
+        return caplog.text.count("out_of_files"), caplog.text.count("disk_full")
+
+    clock, disk = ManualClock(), NoNewFiles()
+    directory = open_directory(disk, clock)
+    log = open_log(directory)
+    for offset in range(40):  # until the next one needs a segment
+        disk.code = errno.EMFILE
+        [refused] = log.append([numbered(offset)])
+        if isinstance(refused, OutOfFiles):
+            break
+    for minute in (1, 2):
+        for _ in range(3):
+            assert isinstance(log.append([numbered(offset)])[0], OutOfFiles)
+        assert not directory.is_full
+        assert logged() == (minute, 0)
+        clock.advance(60)
+    for disk.code in (errno.EMFILE, errno.ENOSPC, errno.EMFILE):
+        log.append([numbered(offset)])
+    assert logged() == (3, 1)  # neither keeps the other from being logged
+    assert directory.is_full
+
+
 def test_write_that_takes_part_of_its_bytes_is_carried_on() -> None:
     class SlowDisk(MemoryDisk):
         def write(self, fd: int, buffers: list[Buffer], position: int) -> int:  # type: ignore[override]

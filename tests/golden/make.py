@@ -13,6 +13,7 @@ from broker.storage.index import Damage, Index, Summary, encode_index
 from broker.storage.producers import Producers
 from broker.storage.staged_format import BATCH, DROPPED, PartSpec, PreparedSet, encode_set, file_start, frame
 from broker.storage.staged_format import PREPARED as PREPARED_KIND
+from kafkalog.clock import ManualClock
 from kafkalog.format.batch import CODECS, encode_batch, read_header, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 
@@ -91,7 +92,7 @@ PRODUCERS_AT = 600
 
 
 def make_producers() -> Producers:
-    producers = Producers("t-0", 5, 1000, lambda: 0)
+    producers = Producers("t-0", 5, 1000, ManualClock())
     header = read_header(make_batch(**BATCHES["idempotent"]))
     for number in range(7):  # two more than are remembered
         producers.record(header._replace(base_sequence=100 * number), 500 + 100 * number, TIME + number)
@@ -129,13 +130,13 @@ def make_staged() -> bytes:
     )
 
 
-CHECKPOINT = {"partition": "flights-0", "recovery_point": 1900, "start_offset": 1010}
+CHECKPOINT = {"partition": "flights-0", "recovery_point": 1900, "recovery_position": 88064, "start_offset": 1010}
 
 
 def main() -> None:
     wanted = {f"batch-1-{name}.bin": make_batch(**what) for name, what in BATCHES.items()}
     wanted["index-1.bin"] = encode_index(make_index(), INDEX_SUMMARY)
-    wanted["checkpoint-2.txt"] = seal(CHECKPOINT)
+    wanted["checkpoint-3.txt"] = seal(CHECKPOINT)
     wanted["producers-2.bin"] = make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
     wanted["staged-1.bin"] = make_staged()
     for name, data in wanted.items():

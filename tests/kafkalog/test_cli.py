@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import itertools
 import json
@@ -14,11 +15,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import psutil
@@ -26,9 +31,14 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
-from kafkalog.cli import doctor, records
+from kafkalog.cli import doctor, groups, main, output, records, topics, transactions
+from kafkalog.cli.extents import extents
 from kafkalog.cli.main import kafkalog, run
-from kafkalog.errors import InvalidArgument, KafkalogError
+from kafkalog.client.admin import AtTimestamp, ListedOffset
+from kafkalog.client.cluster import PartitionInfo, TopicInfo
+from kafkalog.errors import BrokerUnreachable, InvalidArgument, KafkalogError, PartitionLost
+from kafkalog.wire.decisions import DecidedTopic, Decision
+from kafkalog.wire.transactions_pb2 import StagedSet
 from tests.free_ports import free_ports
 from tests.waiting import waited_for
 
@@ -195,6 +205,14 @@ def test_a_terminal_is_told_what_is_waited_for() -> None:
                 process.send_signal(signal.SIGINT)
 
 
+def test_nobody_is_told_of_waiting_for_a_broker_that_has_answered(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_WAIT_TOLD_SECONDS", 3600.0)
+    with output.admin_of(cluster.bootstrap_servers):
+        waited_for(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+
+
 def test_a_list_without_entries_is_a_sentence_and_an_empty_array(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with LocalCluster() as empty:
         where = ["--bootstrap", empty.bootstrap_servers]
@@ -211,6 +229,15 @@ def test_a_list_without_entries_is_a_sentence_and_an_empty_array(capfdbinary: py
 
 
 # --- topics and offsets ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leaders", "said"),
+    [([0, 1], "2 partitions"), ([0, -1, -1], "3 partitions (2 not open yet; clients ask again for a while)")],
+)
+def test_a_topic_that_was_made_says_which_part_of_it_cannot_be_used_yet(leaders: list[int], said: str) -> None:
+    partitions = tuple(PartitionInfo(number, leader, 0, (0,), ()) for number, leader in enumerate(leaders))
+    assert topics._partitions_of(TopicInfo("t", b"t" * 16, {}, {}, partitions, 0)) == said
 
 
 def test_topics_are_made_listed_described_altered_and_deleted(
@@ -269,6 +296,28 @@ def test_without_a_terminal_and_without_yes_no_topic_is_deleted(
     assert topic in Ran(capfdbinary, "topics", "list").out.splitlines()
 
 
+def test_what_other_attempts_have_staged_stands_beside_a_decision_and_is_none_of_its_bytes() -> None:
+    decision = Decision(
+        "q", version=3, batch_id=7, commit_uuid=b"a" * 16, topics=(DecidedTopic(b"t" * 16, "t", ((0, 2),)),)
+    )
+
+    def staged(partition: int, batch_id: int, commit_uuid: bytes, length: int) -> StagedSet:
+        name = "q" if commit_uuid else ""
+        return StagedSet(
+            topic_id=b"t" * 16, partition=partition, transactional_id=name, producer_id=5, batch_id=batch_id,
+            commit_uuid=commit_uuid, length=length,
+        )  # fmt: skip
+
+    sets = [staged(0, 7, b"a" * 16, 10), staged(1, 7, b"a" * 16, 20), staged(0, 7, b"b" * 16, 100)]
+    sets += [staged(0, 8, b"", 1000), staged(0, 8, b"", 2000), staged(1, 8, b"", 4000)]
+    rows = transactions._rows([decision], sets)
+    assert [(row["transaction"], row["batch"], row["state"], row["partitions"], row["bytes"]) for row in rows] == [
+        ("q", 7, "decided", 3, 30),
+        ("producer 5", 8, "staged", 2, 7000),
+        ("q", 7, "prepared", 1, 100),
+    ]
+
+
 @pytest.mark.parametrize("action", ["describe", "abort", "resolve"])
 def test_an_unknown_transaction_fails(action: str, topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     ran = Ran(capfdbinary, "transactions", action, "nope")
@@ -303,10 +352,22 @@ def test_a_lost_partition_is_described_and_recovered(
         assert sentence not in Ran(capfdbinary, "topics", "recover", "t", "--partition", "0").out
         Ran(capfdbinary, "topics", "recover", "t", "--partition", "0", "--accept-loss").fails_with("t-0 is not lost")
         Ran(capfdbinary, "topics", "recover", "nope").fails_with("there is no topic 'nope'")
+        for accepts in ((), ("--accept-loss",)):
+            ran = Ran(capfdbinary, "topics", "recover", "t", "--partition", "9", *accepts)
+            ran.fails_with("topic 't' has no partition 9; it has 2")
         recovered = Ran(capfdbinary, "topics", "recover", "t", "--accept-loss")
         assert recovered.out == "t-1 begins anew at offset 10000004; what it held is lost\n"
         table = json.loads(Ran(capfdbinary, "offsets", "t", "--json").out)
         assert [row["start_offset"] for row in table] == [0, 10000004]
+
+        broker.stop()
+        for number in (0, 1):
+            shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-{number}")
+        broker.start()
+        recover = ["topics", "recover", "t", "--accept-loss"]
+        recovered = Ran(capfdbinary, *recover, "--partition", "0", "--start-offset", "7")
+        assert recovered.out == "t-0 begins anew at offset 7; what it held is lost\n"
+        assert Ran(capfdbinary, *recover).out.startswith("t-1 begins anew at offset ")
 
 
 def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
@@ -393,6 +454,39 @@ def test_a_damaged_partition_ends_no_other_ones_records(
             assert "t-0" in consumer.stderr.readline()
             consumer.send_signal(signal.SIGINT)
             assert consumer.wait(60) == 1
+
+
+def test_a_partition_that_is_lost_between_two_looks_has_a_row_with_its_error() -> None:
+    kept, lost = TopicPartition("t", 0), TopicPartition("t", 1)
+    error = PartitionLost(partition=lost, reason="its folder is gone", broker_id=0, topic="t", number=1)
+
+    def list_offsets(
+        wanted: dict[TopicPartition, str], failed: dict[TopicPartition, KafkalogError]
+    ) -> dict[TopicPartition, ListedOffset]:
+        if "latest" in wanted.values():
+            failed[lost] = error
+        return {partition: ListedOffset(5, None, 100) for partition in wanted if partition not in failed}
+
+    rows, failed = extents(cast(Admin, SimpleNamespace(list_offsets=list_offsets)), [kept, lost], {kept: 5, lost: 5})
+    assert failed == {lost: error}
+    assert [(row["end_offset"], row["lag"], row["error"]) for row in rows.values()] == [
+        (5, 0, None),
+        (None, None, str(error)),
+    ]
+
+
+def test_a_topic_that_is_deleted_while_it_is_read_is_one_sentence(topic: str, cluster: LocalCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(2):
+            producer.send(topic, b"%d" % number, partition=number)
+    with running("consume", topic, "--from-beginning") as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        assert sorted(consumer.stdout.readline() for _ in range(2)) == ["0\n", "1\n"]
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.delete_topic(topic)
+        assert consumer.wait(60) == 1
+        said = [line for line in consumer.stderr if line.startswith("kafkalog: ")]
+    assert len(said) == 1 and " topic " in said[0], said
 
 
 def test_offsets_tell_start_end_and_a_groups_lag(
@@ -488,6 +582,37 @@ def test_a_line_that_is_too_large_is_named(
         assert admin.list_offsets({where: "latest"})[where].offset == 1
 
 
+def test_produce_asks_for_no_more_lines_once_one_has_failed(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = TopicPartition(topic, 0)
+    failed, in_line = threading.Event(), records._in_line
+
+    def noted(number: int, error: BaseException) -> InvalidArgument:
+        failed.set()
+        return in_line(number, error)
+
+    monkeypatch.setattr(records, "_in_line", noted)
+    with Admin(cluster.bootstrap_servers) as admin:
+
+        class Input(io.BytesIO):
+            def __iter__(self) -> Iterator[bytes]:
+                yield b"small\n"
+                waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+                admin.alter_topic(topic, set={"max.message.bytes": 20_000})  # which the producer does not know yet
+                yield b"large" * 10_000 + b"\n"
+                assert failed.wait(30)
+                # The callback has the failure; that the command is about to look at it is told by nothing. A line every
+                # 10 ms, so that it need not be quick, and 1,000 of them before it counts as not looking.
+                for _ in range(1000):
+                    threading.Event().wait(0.01)
+                    yield b"more\n"
+                raise AssertionError("all of it was asked for")
+
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
+        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("line 2 of the input: ")
+
+
 def test_a_failed_produce_says_which_lines_are_acknowledged() -> None:
     acknowledged = records._Acknowledged()
     said = [str(acknowledged)]
@@ -515,6 +640,8 @@ def test_produce_says_what_is_wrong(
     ):
         feed(monkeypatch, b"a\n")
         Ran(capfdbinary, "produce", *arguments).fails_with(sentence)
+    feed(monkeypatch, b"")  # before there is a line
+    Ran(capfdbinary, "produce", f"{topic}-not").fails_with(f"there is no topic '{topic}-not'")
 
 
 def test_a_group_goes_on_where_it_committed(
@@ -602,6 +729,99 @@ def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
     with Admin(cluster.bootstrap_servers) as admin:
         shown = {TopicPartition(topic, 0): interrupted - 1, TopicPartition(topic, 1): 0}
         assert admin.committed(group) == shown
+
+
+def test_consume_commits_nothing_that_is_not_written(
+    topic: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    written: list[bytes] = []
+    commits: list[tuple[int, int]] = []
+    commit = Consumer.commit
+
+    class Output(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            written.extend(bytes(data).splitlines())
+            return len(data)
+
+    def noted(consumer: Consumer, done: dict[TopicPartition, int]) -> None:
+        commits.append((sum(done.values()), len(written)))
+        commit(consumer, done)
+
+    monkeypatch.setattr(records, "_COMMIT_EVERY", 3)
+    monkeypatch.setattr(Consumer, "commit", noted)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Output(), 1 << 20)))
+    assert run(["consume", topic, "--group", "written", "--from-beginning", "--max-messages", "10"]) == 0
+    assert written == [b"%d" % number for number in range(10)]
+    assert commits[0] == (0, 0) and commits[-1] == (10, 10)
+    assert len(commits) >= 5
+    assert all(committed <= lines for committed, lines in commits)
+
+
+def test_consume_ends_once_none_of_its_partitions_is_left(topic: str, cluster: LocalCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for partition in (0, 1):
+            producer.send(topic, b"x", partition=partition)
+    with running("consume", topic, "--from-beginning") as consumer, Admin(cluster.bootstrap_servers) as admin:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        assert [consumer.stdout.readline() for _ in range(2)] == ["x\n"] * 2
+        admin.delete_topic(topic)
+        assert consumer.wait(60) == 1
+        said = [line for line in consumer.stderr.read().splitlines() if line.startswith("kafkalog: ")]
+        assert len(said) == 1 and "there is no topic" in said[0], said  # for both of its partitions
+
+
+def test_consume_fails_with_what_is_the_failure_of_no_partition(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = iter([BrokerUnreachable(address="here:1", reason="down"), KeyboardInterrupt()])
+
+    def fails(*_: object, **__: object) -> Iterator[Message]:
+        raise next(raised)
+
+    monkeypatch.setattr(Consumer, "messages", fails)
+    Ran(capfdbinary, "consume", topic).fails_with("no broker reachable at here:1: down")
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("made_anew", [True, False], ids=["made anew", "deleted"])
+def test_a_topic_deleted_while_it_is_shown_gets_no_offset_and_ends_consume(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    made_anew: bool,
+) -> None:
+    group = f"of.the.old.one.{partitions}"
+    lines = itertools.count(1)
+
+    def fill(admin: Admin, word: str) -> None:
+        admin.create_topic(topic, partitions=partitions)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(30):
+                producer.send(topic, f"{word}{number}".encode(), partition=number % partitions)
+
+    def delete(message: Message) -> bytes:
+        if next(lines) == 5:
+            admin.delete_topic(topic)
+            if made_anew:
+                fill(admin, "new")
+        return b"%b\n" % message.value
+
+    monkeypatch.setitem(records._LAYOUTS, "value", delete)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_topic(topic)
+        fill(admin, "old")
+        ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning")
+        ran.fails_with(f"('{topic}')" if made_anew else f"there is no topic '{topic}'")
+        assert len(ran.out.split()) >= 5 and "new" not in ran.out
+        assert admin.committed(group) == {}
 
 
 def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
@@ -815,6 +1035,16 @@ def test_zookeeper_and_a_broker_of_its_own_run_and_stop(tmp_path: Path) -> None:
         assert zookeeper.wait(60) == 0
 
 
+def test_a_zookeeper_that_ends_ends_its_command() -> None:
+    with running("zookeeper", "--port", str(free_ports(1))) as zookeeper:
+        assert zookeeper.stdout is not None and zookeeper.stderr is not None
+        assert zookeeper.stdout.readline().startswith("ZooKeeper: ")
+        os.kill(pid_of(zookeeper, "ZooKeeperServerMain"), signal.SIGKILL)
+        assert zookeeper.wait(60) == 1
+        said = zookeeper.stderr.read()
+        assert re.fullmatch(r"kafkalog: ZooKeeper at \S+ is not reachable: it ended; \S+ says why\n", said), said
+
+
 def test_zookeeper_keeps_its_data_in_a_relative_folder_and_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -860,6 +1090,25 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
         sent = admin.list_offsets({where: "latest"})[where].offset or 0
         assert sent > 2000
         assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
+
+
+def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, topic: str) -> None:
+    where = TopicPartition(topic, 0)
+    produce = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        subprocess.Popen([*nohup, *produce], stdin=subprocess.PIPE) as process,
+    ):
+        assert process.stdin is not None
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write(b"after\n")
+        process.stdin.close()
+        assert process.wait(60) == 0
+        assert admin.list_offsets({where: "latest"})[where].offset == 2
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", ">/dev/full"])
@@ -1029,6 +1278,43 @@ def test_doctor_says_that_a_broker_has_no_zookeeper_and_that_its_disk_is_full(
         }
 
 
+def findings_of(capture: pytest.CaptureFixture[bytes], bootstrap: str) -> dict[str, dict[str, str]]:
+    """What doctor finds wrong with a cluster, by check; only that makes it fail."""
+    ran = Ran(capture, "doctor", "--bootstrap", bootstrap, "--json")
+    found = {each["check"]: each for each in json.loads(ran.out) if each["state"] == "failed"}
+    assert ran.code == bool(found)
+    return found
+
+
+def test_doctor_says_that_a_data_directory_failed_and_that_a_broker_is_away(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    settings = {"log.retention.check.interval.ms": 50}
+    with LocalCluster(2, data=tmp_path, settings=settings) as own, Admin(own.bootstrap_servers) as admin:
+        admin.create_topic("t", partitions=2)
+        broker = own.brokers[1]
+        broker.data_directory.rename(tmp_path / "elsewhere")
+        waited_for(lambda: [each.broker_id for each in admin.describe_cluster().brokers] == [0])
+        found = findings_of(capfdbinary, own.bootstrap_servers)
+        assert set(found) == {"broker 1", "broker 1 data directory"}
+        assert found["broker 1"]["found"] == "not registered in the cluster; its 1 partition cannot be read or written"
+        assert "the directory was removed, emptied or replaced" in found["broker 1 data directory"]["found"]
+        assert "restart the broker" in found["broker 1 data directory"]["advice"]
+        assert set(findings_of(capfdbinary, own.brokers[0].address)) == {"broker 1"}  # nobody says where it is
+
+
+def test_doctor_says_that_a_broker_does_not_answer(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with LocalCluster(2) as own:
+        hung = psutil.Process(own.brokers[1].pid)
+        hung.suspend()
+        try:
+            found = findings_of(capfdbinary, own.brokers[0].address)
+        finally:
+            hung.resume()
+    assert "does not answer within" in found["broker 1"]["found"], found
+    assert "hangs" in found["broker 1"]["advice"]
+
+
 def test_doctor_says_what_to_do(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -1044,12 +1330,18 @@ def test_doctor_says_what_to_do(
     assert "kafkalog local" in findings["cluster"]["advice"] and "127.0.0.1:1" in findings["cluster"]["found"]
 
 
-def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.write_text("#!/bin/sh\necho 'java version \"1.8.0_292\"' >&2\n")
+def set_java(monkeypatch: pytest.MonkeyPatch, home: Path, command: str) -> Path:
+    """A program in the place of Java, which does what a shell's command does."""
+    (home / "bin").mkdir()
+    java = home / "bin" / "java"
+    java.write_text(f"#!/bin/sh\n{command}\n")
     java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    return java
+
+
+def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_java(monkeypatch, tmp_path, "echo 'java version \"1.8.0_292\"' >&2")
     [finding] = doctor.check_java()
     assert finding.state == "failed" and "is version 8" in finding.found
     python = tmp_path / "python"
@@ -1059,6 +1351,13 @@ def test_doctor_sees_an_old_java_and_workers_without_packages(monkeypatch: pytes
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     [only] = doctor.check_workers_python()  # that Spark sees no format in such a Python follows from it
     assert only.state == "failed" and "lacks pyarrow" in only.found
+
+
+def test_doctor_says_of_a_java_that_hangs_that_it_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = set_java(monkeypatch, tmp_path, "exec sleep 60")
+    monkeypatch.setattr(doctor, "_ANSWER_SECONDS", 0.3)
+    [finding] = doctor.check_java()
+    assert finding.state == "failed" and f"{java} does not run" in finding.found
 
 
 def test_doctor_tells_that_the_drivers_python_also_reads_and_writes_in_tasks(
@@ -1092,3 +1391,97 @@ def test_our_requirements_are_plain_and_versions_are_compared() -> None:
     assert doctor.parse_requirement("click<9,>=8.1") == ("click", ["<9", ">=8.1"])
     assert doctor.within("8.10.1", ["<9", ">=8.2"]) and not doctor.within("9.0", ["<9"])
     assert doctor.within("4.3.0.dev1", [">=4.3"]) and not doctor.within("4.2.9", [">=4.3"])
+    assert doctor.within("8", [">=8.0", "<=8.0.0"]) and doctor.within("9.0", ["==9"])
+
+
+# --- what is read and shown, by itself -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("t", ("t", [])), ("t:0", ("t", [0])), ("t:2,0,2", ("t", [0, 2])), ("a.b:1, 3", ("a.b", [1, 3]))],
+)
+def test_a_topic_and_its_partitions_are_read(text: str, named: tuple[str, list[int]]) -> None:
+    assert output.partitions_named(text) == named
+
+
+@pytest.mark.parametrize("text", ["", ":0", "t:", "t:-1", "t:0,", "t:x"])
+def test_what_names_no_partitions_is_wrong_usage(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected TOPIC or TOPIC:0,2"):
+        output.partitions_named(text)
+
+
+def test_a_setting_is_a_name_and_a_value_without_the_spaces_around() -> None:
+    context, parameter = click.Context(click.Command("c")), click.Option(["--config"])
+    assert output.pairs(context, parameter, [" a = b=c ", "d="]) == {"a": "b=c", "d": ""}
+    for text in ("a", "=b"):
+        with pytest.raises(click.BadParameter, match=f"expected NAME=VALUE, not '{text}'"):
+            output.pairs(context, parameter, [text])
+
+
+def test_what_is_counted_has_its_number() -> None:
+    assert [output.counted(number, "batch") for number in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert [output.counted(number, "broker") for number in (0, 1, 2)] == ["0 brokers", "1 broker", "2 brokers"]
+
+
+def test_a_cell_is_for_people() -> None:
+    values = [None, "", True, False, 0, [], [1, 2], (), {}, {"a": 1, "b": 2}, "text"]
+    shown = ["-", "-", "yes", "no", "0", "-", "1, 2", "-", "-", "a=1 b=2", "text"]
+    assert [output._cell(value) for value in values] == shown
+
+
+def test_a_failure_names_its_partition_once(capsys: pytest.CaptureFixture[str]) -> None:
+    partition = TopicPartition("t", 0)
+    output.say_failure(partition, KafkalogError(reason="t-0\n  is lost"))
+    output.say_failure(partition, KafkalogError(reason="the disk is full"))
+    assert capsys.readouterr().err == "kafkalog: t-0 is lost\nkafkalog: t-0: the disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "timestamp_us"),
+    [
+        ("1500", 1_500_000),
+        ("1970-01-02T00:00:01.25", 86_401_250_000),
+        ("1970-01-02T00:00:01.25+01:00", 82_801_250_000),
+        ("1970-01-01", 0),
+        ("1969-12-31T23:59:59.5", -500_000),
+    ],
+)
+def test_a_time_is_utc_unless_it_says_otherwise(text: str, timestamp_us: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert groups._timestamp(text) == AtTimestamp(timestamp_us)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_an_age_is_never_negative() -> None:
+    assert transactions._age((time.time_ns() // 1000) + 60_000_000) == 0
+    assert 59 <= transactions._age((time.time_ns() // 1000) - 60_000_000) <= 120
+
+
+def test_an_error_of_a_file_names_it_and_loses_no_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/f")
+
+    monkeypatch.setattr(main.kafkalog, "main", full)
+    stdout = sys.stdout
+    assert main.run([]) == 1
+    assert sys.stdout is stdout
+    assert capsys.readouterr().err == "kafkalog: /data/f: No space left on device\n"
+
+
+def test_a_java_that_hangs_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hangs(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("java", 60)
+
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/bin/java")
+    monkeypatch.setattr(doctor.subprocess, "run", hangs)
+    [found] = doctor.check_java()
+    assert (found.check, found.state) == ("java", "failed")
+    assert "/bin/java does not run" in found.found

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.cli import groups
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, lag, leave_group
@@ -126,6 +129,23 @@ def test_a_group_whose_topic_is_gone_says_so(admin: Admin, made: str, done: Run)
     assert "name one with --topic" in done("reset", made, "--to", "latest", code=1)
 
 
+def test_a_topic_that_is_deleted_while_its_group_is_described_is_left_out(
+    admin: Admin, made: str, done: Run, new_topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_topic()
+    admin.create_topic(other, partitions=1)
+    admin.commit(made, {TopicPartition(made, 0): 4, TopicPartition(other, 0): 0})
+    describe_group = Admin.describe_group
+
+    def and_then_deleted(asking: Admin, group: str) -> Any:
+        found = describe_group(asking, group)
+        admin.delete_topic(other)
+        return found
+
+    monkeypatch.setattr(Admin, "describe_group", and_then_deleted)
+    assert {row["topic"] for row in described(done, made)["partitions"]} == {made}
+
+
 def test_a_reset_goes_where_it_is_told(admin: Admin, made: str, done: Run) -> None:
     zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
     admin.commit(made, {zero: 4})
@@ -204,6 +224,34 @@ def test_wait_ends_with_the_lease_of_a_member_that_is_gone(admin: Admin, client:
     assert admin.committed(made) == {zero: 10}
 
 
+def test_wait_says_once_whom_it_waits_for_and_once_that_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = [("a", 10_000), ("a", 9_900), ("b", 200), ("a", 10_500), ("a", 10_500)]  # the second is no renewal
+    now, pauses = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    def reset_offsets(group: str, to: object, force: bool) -> dict[TopicPartition, int]:
+        if not looks:
+            return {TopicPartition("t", 0): 7}
+        member, left_ms = looks.pop(0)
+        raise GroupIsLive(group=group, member=member, host="here", left_ms=left_ms)
+
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    admin: Any = SimpleNamespace(reset_offsets=reset_offsets)
+    assert groups._written(admin, "g", {}, force=False, wait=True) == {TopicPartition("t", 0): 7}
+    assert [re.sub(r" to leave.*", "", line) for line in capsys.readouterr().err.splitlines()] == [
+        "waiting for a on here",
+        "waiting for b on here",
+        "a on here goes on and renews its lease: stop it",
+    ]
+    assert pauses == [0.5, 0.5, 0.201, 0.5, 0.5]
+
+
 def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run) -> None:
     admin.commit(made, {TopicPartition(made, 0): 4})
     for arguments in (["describe"], ["reset", "--to", "latest"]):
@@ -222,6 +270,7 @@ def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run
         ["reset", "g", "--to", "latest", "--wait", "--force"],
         ["reset", "g", "--to-offset", "-1"],
         ["reset", "g", "--to-timestamp", "noon"],
+        ["reset", "g", "--to-timestamp", "1700000000"],  # in seconds: it would be January 20, 1970, and so the start
         ["reset", "g", "--to", "latest", "--topic", "t:x"],
         ["reset", "g", "--to", "latest", "--topic", ":1"],
     ],

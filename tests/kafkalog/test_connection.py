@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin
+from kafkalog import Admin, connection
 from kafkalog.connection import _ABANDONED, ControlConnection, DataConnection
 from kafkalog.errors import (
     BrokerBusy,
@@ -247,14 +248,36 @@ def test_a_data_port_given_for_the_grpc_port_is_recognised(cluster: LocalCluster
     assert str(raised.value) == f"127.0.0.1:{port}: this is a broker's data port; bootstrap.servers wants its gRPC port"
 
 
-@pytest.mark.parametrize("talk", [silent, http, hang_up])
-def test_what_is_no_grpc_port(talk: Callable[[socket.socket], None]) -> None:
+NO_BROKER = "what listens there is no kafkalog broker's gRPC port"
+GREETING = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+def greet(accepted: socket.socket) -> None:
+    accepted.sendall(GREETING)
+
+
+def greet_and_hang_up(accepted: socket.socket) -> None:
+    accepted.recv(1000)
+    accepted.sendall(GREETING)
+    accepted.close()
+
+
+@pytest.mark.parametrize(
+    "talk, reason",
+    [
+        (silent, "it accepts connections but does not answer within 700 ms as a kafkalog broker"),
+        (greet, "it accepts connections but does not answer within 700 ms as a kafkalog broker"),
+        (greet_and_hang_up, "its gRPC service closed the connection"),
+        (http, NO_BROKER),
+        (hang_up, NO_BROKER),
+    ],
+)
+def test_what_is_no_grpc_port(talk: Callable[[socket.socket], None], reason: str) -> None:
     started = time.monotonic()
     with server(talk) as port, pytest.raises(BrokerUnreachable) as raised:
         control(port).connect()
     assert time.monotonic() - started < 10
-    assert str(raised.value).startswith(f"no broker reachable at 127.0.0.1:{port}: ")
-    assert "kafkalog broker" in str(raised.value)
+    assert str(raised.value) == f"no broker reachable at 127.0.0.1:{port}: {reason}"
 
 
 def test_a_proxy_in_the_environment_is_left_alone(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,3 +415,127 @@ def test_a_parents_channel_is_neither_closed_nor_destroyed_in_a_child() -> None:
     assert parents._channel is None
     assert any(each is channel for each in _ABANDONED)
     _ABANDONED.remove(channel)  # type: ignore[arg-type]
+
+
+def test_an_address_of_version_6_stands_in_brackets() -> None:
+    assert connection.format_address("::1", 9192) == "[::1]:9192"
+    assert connection.format_address("localhost", 9192) == "localhost:9192"
+
+
+def test_a_name_that_can_be_no_hosts_is_unreachable() -> None:
+    with pytest.raises(BrokerUnreachable):
+        DataConnection("a" * 70, 9192, connect_timeout_ms=500, request_timeout_ms=500)  # a label has 63 bytes at most
+
+
+class TakesLittle:
+    """A socket of which each call sends 1,500 bytes at most, as it may if the peer is slow."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+
+    def sendmsg(self, pieces: Sequence[bytes | memoryview]) -> int:
+        return self._real.send(b"".join(pieces)[:1500])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_pieces_come_whole_where_a_call_ends_within_one() -> None:
+    received = bytearray()
+    done = threading.Event()
+
+    def take(accepted: socket.socket) -> None:
+        greet_and(b"")(accepted)
+        while data := accepted.recv(1 << 16):
+            received.extend(data)
+        done.set()
+
+    pieces = [bytes([number]) * 1001 for number in range(20)]
+    with server(take) as port:
+        connected = connect(port)
+        connected._socket = cast(socket.socket, TakesLittle(connected._socket))
+        connected.send(pieces)
+        connected.close()
+        assert done.wait(30)
+    assert received == b"".join(pieces)
+
+
+def test_more_pieces_than_one_call_takes_are_all_sent() -> None:
+    received = bytearray()
+    done = threading.Event()
+
+    def take(accepted: socket.socket) -> None:
+        greet_and(b"")(accepted)
+        while data := accepted.recv(1 << 16):
+            received.extend(data)
+        done.set()
+
+    with server(take) as port:
+        connected = connect(port)
+        connected.send([b"%04d" % number for number in range(2500)])
+        connected.close()
+        assert done.wait(30)
+    assert received == b"".join(b"%04d" % number for number in range(2500))
+
+
+def test_a_connection_is_quiet_while_nothing_has_come_and_it_is_open() -> None:
+    frame = frame_start(pb.ReplyHeader(correlation_id=1).SerializeToString(), 0)
+    with server(greet_and(b"")) as port:
+        connected = connect(port)
+        assert connected.is_quiet()
+        connected.close()
+        assert not connected.is_quiet()
+    with server(greet_and(frame + frame)) as port:
+        connected = connect(port, 30_000)
+        assert connected.receive().header.correlation_id == 1
+        connected._fill(len(frame))  # the second is read already
+        assert connected.has_buffered
+        assert not connected.is_quiet()
+        connected.close()
+
+
+def test_a_request_may_take_its_time_to_the_millisecond() -> None:
+    with server(greet_and(b"")) as port:
+        connected = connect(port, 1250)
+        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            seconds, micros = struct.unpack("@ll", connected._socket.getsockopt(socket.SOL_SOCKET, limit, 16))
+            assert seconds == 1
+            assert 250_000 <= micros < 300_000  # the kernel counts in its own ticks
+        connected.close()
+
+
+def test_a_call_that_has_ended_keeps_no_channel_from_being_closed_at_a_fork() -> None:
+    with server(hang_up) as port:
+        control = channel_to(port)
+        done = threading.Event()
+        control.begin("DescribeCluster", DESCRIBE, 30_000, done.set)
+        assert done.wait(30)
+        assert control.close_if_idle()
+        control.close()
+
+
+def test_a_fork_waits_for_no_thread_that_uses_a_connection() -> None:
+    control = channel_to(1)
+    with control._lock:
+        assert not control.close_if_idle()
+
+
+def test_a_defect_of_one_owner_keeps_no_other_from_letting_go_in_a_child(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    class Owner:
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+
+        def after_fork_in_child(self) -> None:
+            told.append(self.fails)
+            if self.fails:
+                raise ZeroDivisionError
+
+    owners = [Owner(True), Owner(False), Owner(True)]
+    monkeypatch.setattr(connection, "_owners", owners)
+    connection._in_child()
+    assert told == [True, False, True]
+    assert "after_fork_failed owner=Owner" in caplog.text

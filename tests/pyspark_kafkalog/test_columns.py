@@ -148,6 +148,14 @@ def test_a_large_batch_is_not_copied_and_keeps_its_place_among_small_ones() -> N
     assert [buffer.address for buffer in ours[1:]] == [buffer.address for buffer in theirs[1:]]
 
 
+def test_joining_begins_anew_behind_a_large_batch() -> None:
+    small, large = JOINED_ROWS // 10, JOINED_ROWS
+    bases = [*range(0, 9 * small, small), *range(9 * small + large, 18 * small + large, small)]
+    groups = [[fetched(base, [b"v"] * small)] for base in bases]
+    groups.insert(9, [fetched(9 * small, [b"v"] * large)])
+    assert [batch.num_rows for batch in spark_batches(groups)] == [9 * small, large, 9 * small]
+
+
 def test_a_batch_trimmed_at_its_head_has_the_offsets_that_are_left() -> None:
     header, records = fetched(10, [b"a", b"b", b"c", b"d"], [1, 2, 3, 4])
     trimmed = records.slice(2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -10,6 +11,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client import admin as clients_admin
+from kafkalog.client.cluster import Cluster
 from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
 from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog.committed import default_group, start_of
@@ -174,6 +177,26 @@ def test_trigger_once_reads_from_where_the_group_is_for_it_has_one_micro_batch(
     assert start == {made: {str(number): offset for number, offset in enumerate(starts)}}
     assert stream.latestOffset(start, ReadAllAvailable()) == {made: {"0": 10, "1": 10, "2": 10}}
     stream.stop()
+
+
+def test_what_is_committed_while_a_start_is_looked_up_is_not_behind_the_end(
+    admin: Admin, cluster: LocalCluster, options: dict[str, str], made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = clients_admin.list_offsets
+
+    def others_get_on_then(cluster: Cluster, wanted: Any, *more: Any) -> Any:
+        found = listed(cluster, wanted, *more)
+        if "latest" in wanted.values():
+            for _ in range(3):
+                producer.send(made, b"v", partition=0)
+            producer.flush(60)
+            admin.commit(made, {TopicPartition(made, 0): 12})
+        return found
+
+    monkeypatch.setattr(clients_admin, "list_offsets", others_get_on_then)
+    with Producer(cluster.bootstrap_servers) as producer:
+        planned = BatchReader(SCHEMA, {**options, "committed.fallback": "earliest"}).partitions()
+    assert planned[0].value[0].range.start == 4
 
 
 def test_without_a_fallback_both_fail(options: dict[str, str], made: str) -> None:

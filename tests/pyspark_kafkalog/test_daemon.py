@@ -7,6 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,29 +16,62 @@ import pytest
 from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS, PYSPARKS = "pyspark_kafkalog.daemon", "pyspark.daemon"
+END_OF_STREAM = -4
 
 
-@pytest.mark.parametrize("sent", [b"", struct.pack("!i", 4)])  # it waits for a task, or Spark has enough in one
-def test_a_worker_that_spark_has_ended_ends_without_a_word(tmp_path: Path, sent: bytes) -> None:
+@contextmanager
+def worker(folder: Path, daemon: str, job: str) -> Iterator[tuple[socket.socket, Callable[[], str]]]:
+    """A connection to a new worker of a daemon, and what closes it: it returns what was printed until all had ended."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(folder),
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
         "SPARK_REUSE_WORKER": "1",
     }
-    command = [sys.executable, "-m", "pyspark_kafkalog.daemon", "pyspark.sql.worker.create_data_source"]
+    command = [sys.executable, "-m", daemon, f"pyspark.sql.worker.{job}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as daemon:  # type: ignore[call-overload]
-        assert daemon.stdin is not None and daemon.stdout is not None and daemon.stderr is not None
-        [length] = struct.unpack("!i", daemon.stdout.read(4))
-        path = daemon.stdout.read(length).decode()
+    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        [length] = struct.unpack("!i", process.stdout.read(4))
+        path = process.stdout.read(length).decode()
         with socket.socket(socket.AF_UNIX) as spark:
             spark.connect(path)
             assert len(spark.recv(4)) == 4  # the worker's process id: it is there
-            spark.sendall(sent)
-        workers = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
-        waited_for(lambda: workers.read_text().strip() == "")
-        daemon.stdin.close()
-        assert daemon.stderr.read().decode() == ""
+
+            def printed() -> str:
+                spark.close()
+                workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+                waited_for(lambda: workers.read_text().strip() == "")
+                process.stdin.close()
+                return process.stderr.read().decode()
+
+            yield spark, printed
+
+
+@pytest.mark.parametrize("sent", [b"", struct.pack("!i", 4)])  # it waits for a task, or Spark has enough in one
+def test_a_worker_that_spark_has_ended_ends_without_a_word(tmp_path: Path, sent: bytes) -> None:
+    with worker(tmp_path, OURS, "create_data_source") as (spark, printed):
+        spark.sendall(sent)
+        assert printed() == ""
+
+
+@pytest.mark.parametrize("daemon", [OURS, PYSPARKS])
+def test_a_worker_that_has_looked_for_data_sources_ends_without_a_word(tmp_path: Path, daemon: str) -> None:
+    with worker(tmp_path, daemon, "lookup_data_sources") as (spark, printed):
+        texts = ["{}.{}".format(*sys.version_info), str(tmp_path)]
+        request = b"".join(struct.pack("!i", len(text)) + text.encode() for text in texts)
+        spark.sendall(request + struct.pack("!i?iii", 0, False, 0, 0, END_OF_STREAM))
+        with spark.makefile("rb") as answer:
+
+            def number() -> int:
+                return int(struct.unpack("!i", answer.read(4))[0])
+
+            found = [(answer.read(number()), answer.read(number()))[0] for _ in range(number())]
+            assert b"kafkalog" in found
+            for _ in range(number()):  # what it has counted
+                answer.read(number())
+            assert number() == END_OF_STREAM
+        assert printed() == ""

@@ -204,7 +204,7 @@ def test_foreach_batch_under_spark_connect_knows_its_query_by_its_checkpoint(
         errors = "".join(serving.errors)
     assert found["unnumbered"] is found["named"] is found["again"] is None
     assert "which query writes version 0 of txnAppId 'connect' is not known" in found["unnamed"]
-    assert f"query {found['id']} wrote to topic '{topic}', and this write comes from query" in found["new"]
+    assert f"query {found['id']} wrote to topic '{topic}', and this write belongs to query" in found["new"]
     assert [message.value for message in messages_in(topic)] == [b"a", b"a"]  # unnumbered, and named
     [warning] = [line for line in errors.splitlines() if "write_not_numbered" in line]
     assert "txnAppId" in warning and "checkpointLocation" in warning

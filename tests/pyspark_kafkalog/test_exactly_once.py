@@ -25,8 +25,8 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.numbered import transactional_id as numbered_id
 from kafkalog.errors import RunSuperseded, VersionWrittenTwice
+from kafkalog.format.numbered import transactional_id as numbered_id
 from kafkalog.wire import transactions_pb2
 from pyspark_kafkalog import micro_batch, staged
 from pyspark_kafkalog.fingerprint import CONFIGURED
@@ -646,7 +646,7 @@ def test_a_numbered_write_in_a_thread_knows_its_query_by_the_thread_or_the_check
     fails[0] = False
     query_id = foreach_batch.run(numbered(foreach_batch.checkpoint))
     shutil.copytree(foreach_batch.checkpoint, tmp_path / "old")
-    with pytest.raises(StreamingQueryException, match=f"query {query_id} wrote to topic.*comes from query [0-9a-f-]+:"):
+    with pytest.raises(StreamingQueryException, match=f"query {query_id} wrote to topic.*belongs to query [0-9a-f-]+"):
         foreach_batch.run(numbered(tmp_path / "new"), tmp_path / "new")
     foreach_batch.add("b")
     foreach_batch.run(numbered(foreach_batch.checkpoint))

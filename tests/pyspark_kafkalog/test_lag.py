@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,29 @@ def test_what_is_not_ours_or_not_known_yet_has_no_lag(end: Any, latest: Any) -> 
     ours = ('{"t": {"0": 5}}', '{"t": {"0": 9}}')
     assert kafkalog_lag(progress((end, latest), ours)) == Lag({T0: 4})
     assert kafkalog_lag(progress(ours, description="KafkaV2[Subscribe[t]]")) == Lag({})
+
+
+def test_of_partitions_as_far_behind_the_first_by_name_is_the_furthest() -> None:
+    assert Lag({U0: 4, T1: 4, T0: 1}).furthest == T1
+
+
+class Told(dict[str, Any]):
+    """A progress as Spark hands it to a listener."""
+
+    name = None
+    id = "3f1c"
+    batchId = 7
+
+
+def test_a_query_without_a_name_is_logged_by_its_id_and_one_without_our_sources_not_at_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pyspark_kafkalog.lag")
+    for sources in ((None, None), ('{"t": {"0": 5}}', '{"t": {"0": 9}}')):
+        event: Any = SimpleNamespace(progress=Told(progress(sources)))
+        LagListener().onQueryProgress(event)
+    [line] = [record.message for record in caplog.records]
+    assert "stream_lag query=3f1c batch=7 lag=4" in line
 
 
 @pytest.fixture

@@ -52,6 +52,8 @@ def test_a_wrong_position_names_its_option_and_what_is_wrong(text: str, says: st
 
 def test_an_assignment_lists_partitions_once_and_in_order() -> None:
     assert offsets.parse_assignment('{"b": [0], "a": [1, 0, 1]}') == (A0, A1, B0)
+    many = tuple(TopicPartition("a", number) for number in range(30))  # a set of them is in order by no chance
+    assert offsets.parse_assignment(f'{{"a": {[each.partition for each in reversed(many)]}}}') == many
 
 
 @pytest.mark.parametrize("text", ["a", "{}", '{"a": 0}', '{"a": [-1]}', '{"a": ["0"]}', '{"a": [true]}', '["a"]'])

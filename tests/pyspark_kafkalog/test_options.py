@@ -67,6 +67,10 @@ def test_a_pattern_is_found_anywhere_in_a_name() -> None:
     assert [topic for topic in ("flights", "b", "ab") if selection.matches(topic)] == ["flights", "b"]
 
 
+def test_the_topics_of_assigned_partitions_come_once_each_and_sorted() -> None:
+    assert options.parse_source({**SERVERS, "assign": '{"t": [1, 0], "a": [3]}'}).selection.topics() == ("a", "t")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -85,6 +89,7 @@ def test_a_pattern_is_found_anywhere_in_a_name() -> None:
         ({**READ, "includeHeaders": "yes"}, "it must be true or false"),
         ({**READ, "maxOffsetsPerTrigger": "0"}, "it must be a whole number of at least 1"),
         ({**READ, "maxOffsetsPerTrigger": "many"}, "it must be a whole number of at least 1"),
+        ({**READ, "kafkaConsumer.pollTimeoutMs": str(1 << 31)}, "it must be a number of milliseconds, at least 1"),
     ],
 )
 def test_a_wrong_option_of_a_read_gets_one_clear_sentence(given: dict[str, str], says: str) -> None:
@@ -103,6 +108,8 @@ def test_a_wrong_option_of_a_read_gets_one_clear_sentence(given: dict[str, str],
         ("xyzzy", "has no option 'xyzzy'"),
         ("kafkalog.bootstrap.server", "'kafkalog.bootstrap.server'"),
         ("kafkalog.linger.mss", "did you mean 'kafkalog.linger.ms'?"),
+        ("kafkalog.bootstrap_servers", "did you mean 'kafkalog.bootstrap.servers'?"),
+        ("kafkalog.group_id", "did you mean 'kafkalog.group.id'?"),
         ("kafka.auto.offset.reset", "set startingOffsets instead"),
         ("kafka.key.serializer", "keys are written as the bytes of the column"),
         ("kafka.value.serializer", "values are written as the bytes of the column"),
@@ -115,10 +122,28 @@ def test_an_unknown_option_names_the_nearest_known_one(name: str, says: str) -> 
     assert says in str(raised.value)
 
 
+def test_a_writes_checkpoint_is_an_option_of_writes_that_reads_ignore() -> None:
+    write = {**SERVERS, "topic": "t"}
+    for stream in (False, True):
+        assert sink_options.parse_sink(write, stream=stream).checkpoint is None
+        sink = sink_options.parse_sink({**write, "CheckpointLocation": "s3a://b/a folder"}, stream=stream)
+        assert sink.checkpoint == "s3a://b/a folder"
+    with pytest.raises(InvalidArgument, match="the option checkpointLocation is empty"):
+        sink_options.parse_sink({**write, "checkpointLocation": " "})
+    assert "checkpointLocation" not in options.parse_source({**READ, "checkpointLocation": " "}).given
+
+
 def test_sparks_own_options_and_client_settings_pass() -> None:
     options.check_names(
         {"path": "x", "checkpointLocation": "/c", "queryName": "q", "kafka.linger.ms": "5", "kafkalog.linger.ms": "6"}
     )
+
+
+def test_a_table_which_spark_would_read_without_its_options_is_refused_when_it_is_made() -> None:
+    with pytest.raises(InvalidArgument, match=r"^a table made with CREATE TABLE cannot be read .* TEMPORARY VIEW"):
+        options.check_names({**READ, "owner": "me", "option.subscribe": "t", "provider": "kafkalog"})
+    with pytest.raises(InvalidArgument, match=r"^no option is given; .* a table made with CREATE TABLE"):
+        options.check_names({})
 
 
 @pytest.mark.parametrize("prefix", ["kafka.", "kafkalog.", ""])

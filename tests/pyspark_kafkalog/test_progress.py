@@ -29,6 +29,7 @@ from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group, offsets_with_topic_ids
 from kafkalog.errors import DataLost, UnknownGroup, UnknownTopic, UnknownTopicId
+from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog import processes, progress
 from pyspark_kafkalog.progress import Progress
 from pyspark_kafkalog.source import NO_LIMIT, StreamReader
@@ -404,6 +405,14 @@ def test_the_end_of_a_micro_batch_is_published_of_the_topic_that_it_was_read_fro
     told.stop()
 
 
+def test_a_members_name_is_one_that_brokers_take_whatever_the_host_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere: Any = None
+    monkeypatch.setattr(progress.socket, "gethostname", lambda: "a host/é" * 100)
+    told = Progress(nowhere, "g", "here")
+    assert is_valid_name(told._name)
+    assert told._name.startswith("a_host__a_host__")
+
+
 # --- without ZooKeeper -----------------------------------------------------------------------------------------------
 
 
@@ -522,6 +531,7 @@ def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_
     waited_for(lambda: len(members(admin, made)) == 1)
     second.latestOffset({made: {"0": 7, "1": 7}}, EVERYTHING)
     waited_for(lambda: len(members(admin, made)) == 2 and len(warnings()) == 1)
+    assert f"first={first._session.progress._name} " in warnings()[0]
     first.latestOffset({made: {"0": 2, "1": 1}}, EVERYTHING)
     waited_for(lambda: published(admin, made) == {f"{made}-0": 2, f"{made}-1": 1})
     for _ in range(3):

@@ -136,6 +136,15 @@ def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_go_on(
         strict.partitions(end, after)
 
 
+def test_several_topics_that_are_gone_are_left_out(live: Live) -> None:
+    kept, first, second = live.topic(2), live.topic(3), live.topic(3)
+    stream = live.stream(subscribe=f"{kept},{first},{second}", **GO_ON)
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    for gone in (first, second):
+        live.admin.delete_topic(gone)
+    assert stream.latestOffset(end, EVERYTHING) == {kept: {"0": 2}}
+
+
 @pytest.mark.parametrize("how", ["subscribe", "subscribePattern", "assign"])
 def test_a_checkpoint_of_what_the_options_leave_out_is_told_as_that_and_not_as_a_loss(
     live: Live, caplog: pytest.LogCaptureFixture, how: str
@@ -154,6 +163,8 @@ def test_a_checkpoint_of_what_the_options_leave_out_is_told_as_that_and_not_as_a
         assert lenient.latestOffset(logged, EVERYTHING) == {text: {"0": 3}}
         assert read_between(lenient, logged, {text: {"0": 3}}) == [(0, 0), (0, 1), (0, 2)]
         assert lenient.partitions({src: {"0": 1}}, logged) == []
+        with pytest.raises(KafkalogError, match=says):  # of the checkpoint only what is left out
+            strict.latestOffset({**logged, text: {"0": 1}}, EVERYTHING)
     assert "deleted" not in caplog.text
     assert caplog.text.count("left_out_of_the_checkpoint") == 1
 
@@ -617,7 +628,9 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_star
         live.read(subscribe=topic)
 
 
-def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -> None:
+def test_a_damaged_range_fails_or_is_jumped_over(
+    live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     from kafkalog.client import fetcher
 
     topic = live.topic(0)
@@ -634,7 +647,10 @@ def test_a_damaged_range_fails_or_is_jumped_over(live: Live, monkeypatch: Any) -
     monkeypatch.setattr(fetcher, "fetch_range", damaged)
     with pytest.raises(CorruptBatch, match="damaged on disk"):
         live.read(subscribe=topic)
-    assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1, 4, 5]]
+    with caplog.at_level(logging.WARNING):
+        assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1, 4, 5]]
+    [told] = [message for message in caplog.messages if message.startswith("data_lost")]
+    assert "damaged on disk" in told
 
 
 def test_a_loss_that_does_not_fail_a_read_is_told_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -702,6 +718,30 @@ def test_available_now_fails_if_a_topic_is_made_anew_under_it_although_that_is_l
     made_anew(live, topic, 9)
     with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
         stream.latestOffset(end, EVERYTHING)
+
+
+def test_available_now_leaves_out_no_topic_of_which_the_group_cannot_be_asked(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = live.topic(1)
+    options = {"subscribePattern": f"^{kept}", **EARLIEST}
+    stream = live.stream(**options)
+    start = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    stream.stop()
+    live.admin.create_topic(f"{kept}.b")
+    live.append(f"{kept}.b", 2)
+    again = live.stream(**options)
+    again.prepareForTriggerAvailableNow()
+    asked = Lookup.group_offsets
+
+    def away(lookup: Lookup, topics: Any, **named: Any) -> Any:
+        if f"{kept}.b" in topics:
+            raise ZooKeeperNotAsked(address="zk:2181", reason="there is no connection")
+        return asked(lookup, topics, **named)
+
+    monkeypatch.setattr(Lookup, "group_offsets", away)
+    with pytest.raises(ZooKeeperNotAsked):
+        again.latestOffset(start, EVERYTHING)
 
 
 def test_available_now_looks_again_before_it_believes_a_loss_when_it_plans(live: Live, monkeypatch: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -55,6 +56,19 @@ def _number(path: Path) -> int:
 @pytest.fixture
 def query(spark: SparkSession, tmp_path: Path, live: Live) -> Callable[..., Query]:
     return lambda **options: Query(spark, tmp_path / "checkpoint", live.options(**options))
+
+
+def test_sql_reads_a_view_and_makes_no_table_that_it_could_not_read(
+    spark: SparkSession, live: Live, request: pytest.FixtureRequest
+) -> None:
+    options = live.options(subscribe=live.topic(2, 1))
+    given = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
+    spark.sql(f"CREATE TEMPORARY VIEW seen_by_sql USING kafkalog OPTIONS ({given})")
+    request.addfinalizer(lambda: spark.sql("DROP VIEW seen_by_sql"))
+    assert spark.sql("SELECT count(*) FROM seen_by_sql").collect() == [(3,)]
+    with pytest.raises(AnalysisException, match="a table made with CREATE TABLE cannot be read") as refused:
+        spark.sql(f"CREATE TABLE made_by_sql USING kafkalog OPTIONS ({given})")
+    assert "use CREATE TEMPORARY VIEW" in str(refused.value)
 
 
 def test_wrong_options_rise_at_load_for_batch_and_stream(spark: SparkSession, live: Live) -> None:

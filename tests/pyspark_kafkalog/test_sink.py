@@ -17,7 +17,6 @@ from kafkalog import Admin, Message, TopicPartition
 from kafkalog.client.partitioner import partition_for_key
 from kafkalog.errors import (
     BatchTooLarge,
-    InvalidArgument,
     KafkalogError,
     RecordTooLarge,
     UnknownPartition,
@@ -238,9 +237,9 @@ def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
 
     def fails() -> Iterator[pa.RecordBatch]:
         yield batch_of(["b"])
-        raise InvalidArgument(reason="the task failed")
+        raise EOFError("the task failed")
 
-    with pytest.raises(InvalidArgument, match="the task failed"):
+    with pytest.raises(EOFError, match="the task failed"):
         writer.write(fails())
     assert set(direct._producers.values()) == before
     with pytest.raises(KafkalogError):

@@ -18,7 +18,9 @@ from broker.local import LocalCluster
 from kafkalog import Admin, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.staging import StagedPartition
+from kafkalog.client.transactions import CommitBatch, Outcome
 from kafkalog.errors import CountMoved, QueryNotKnown
+from kafkalog.format.numbered import transactional_id as numbered_id
 from pyspark_kafkalog import connections, staged
 from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint
 from pyspark_kafkalog.micro_batch import MicroBatch
@@ -51,7 +53,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     call = Cluster.call
 
     def counted(cluster: Cluster, method: str, request: Any, **more: Any) -> Any:
-        if method in ("DescribeTopics", "ReadDecision", "ReadDecisions"):
+        if method in ("DescribeTopics", "ReadDecisions"):
             asked[method] += 1
         return call(cluster, method, request, **more)
 
@@ -149,3 +151,99 @@ def test_a_write_without_rows_needs_no_checkpoint(caplog: pytest.LogCaptureFixtu
     assert "checkpoint_not_read" in caplog.text
     with pytest.raises(QueryNotKnown):
         staged.with_query([message], TxnVersion("a", 0))
+
+
+class Committing:
+    """In the place of a Committer: keeps what it is to do, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def look_up(self, topics: set[str]) -> None:
+        self.done.append(topics)
+
+    def commit(self, batch: CommitBatch) -> Outcome:
+        self.done.append(batch)
+        return Outcome.COMMITTED
+
+    def discard(self, parts: list[StagedPartition]) -> None:
+        self.done.append(parts)
+
+
+def part_of(topic: str, part: int) -> StagedPartition:
+    return StagedPartition(topic, topic.encode() * 16, 0, b"u" * 16, part, 1, 1, 1)
+
+
+def test_what_all_tasks_staged_is_committed_by_transaction_with_its_parts_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    committing = Committing()
+    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    options = parse_sink({"kafkalog.bootstrap.servers": "here:1", "txnAppId": "app", "txnVersion": "3"})
+    ids = {topic: numbered_id("app", topic, topic.encode() * 16) for topic in "ab"}
+    names = sorted(ids, key=lambda topic: ids[topic])
+
+    def of(topic: str) -> Transaction:
+        return Transaction(ids[topic], 3, "run", True, skip_if_recorded=True, query_id="q", session_id="s")
+
+    messages = [
+        Staged(
+            (StagedBatch(of(names[1]), (part_of(names[1], 1),)), StagedBatch(of(names[0]), (part_of(names[0], 1),)))
+        ),
+        None,
+        Staged((StagedBatch(of(names[1]), (part_of(names[1], 0),)),)),
+    ]
+    staged.commit(messages, options, b"print")
+    known, *commits = committing.done
+    assert known == {"a", "b"}
+    assert commits == [
+        CommitBatch(ids[topic], 3, "run", True, b"print", [part_of(topic, part) for part in parts], True, "q", "s")
+        for topic, parts in zip(names, ((1,), (0, 1)), strict=True)
+    ]
+
+
+def test_a_failed_write_has_all_parts_discarded_and_asks_nobody_about_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    committing = Committing()
+    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    options = parse_sink({"kafkalog.bootstrap.servers": "here:1"})
+    transaction = Transaction("spark-stream-q", 0, "run", stays=True)
+    staged.discard([None, Staged((StagedBatch(transaction, ()),))], options)
+    assert committing.done == []
+    messages = [Staged((StagedBatch(transaction, (part_of("a", part),)),)) for part in range(2)]
+    staged.discard([*messages, None], options)
+    assert committing.done == [[part_of("a", 0), part_of("a", 1)]]
+
+
+def test_the_query_of_a_numbered_write_is_that_of_its_checkpoint_where_spark_does_not_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staged._fingerprints, "query_of", lambda checkpoint: "theirs")
+    monkeypatch.setattr(
+        staged._fingerprints, "of", lambda checkpoint, number: f"{checkpoint.query_id} {number}".encode()
+    )
+    unnamed = Checkpoint("file:/c", "")
+
+    def message(*parts: int) -> Staged:
+        transaction = Transaction("t", 3, "", True, skip_if_recorded=True, session_id="s")
+        batch = StagedBatch(transaction, tuple(part_of("a", part) for part in parts))
+        return Staged((batch,) if parts else (), unnamed, 3)
+
+    messages = [None, message(), message(0), message(1)]
+    assert staged.with_query(messages, None) is messages
+    named = staged.with_query(messages, TxnVersion("app", 3))
+    assert [each.batches[0].parts[0].part for each in named if isinstance(each, Staged)] == [0, 1]
+    for each in named:
+        assert isinstance(each, Staged)
+        assert each.batches[0].transaction == Transaction("t", 3, "", True, True, "theirs", "s")
+        assert (each.checkpoint, each.micro_batch) == (Checkpoint("file:/c", "theirs"), 3)
+    assert staged.fingerprint(named) == b"theirs 3"
+    assert staged.fingerprint(messages[:2]) == UNKNOWN
+
+
+def test_a_process_has_one_committer_for_the_same_servers_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_process(monkeypatch):
+        servers = {"kafkalog.bootstrap.servers": "here:1"}
+        one = staged._committer(parse_sink(servers))
+        assert staged._committer(parse_sink(servers | {"topic": "t"})) is one
+        assert staged._committer(parse_sink(servers | {"kafkalog.request.timeout.ms": "5"})) is not one
+        assert staged._committer(parse_sink({"kafkalog.bootstrap.servers": "there:1"})) is not one

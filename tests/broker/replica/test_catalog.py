@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ from kazoo.client import KazooClient
 
 from broker.replica.catalog import Catalog
 from broker.zookeeper import EmbeddedZooKeeper
-from kafkalog import errors
+from kafkalog import Admin, Producer, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
 from kafkalog.zk.session import Delete, Operation, ZooKeeperSession
@@ -188,11 +190,11 @@ def test_a_session_lost_while_a_broker_starts_leaves_it_following(
     broker.stop()
     host, lost = Catalog._host, []
 
-    def losing(self: Catalog, topic: registry.TopicRecord) -> registry.TopicRecord:
+    def losing(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not lost:
             lost.append(topic.name)
             expire(self.session)
-        return host(self, topic)
+        return host(self, topic, start)
 
     monkeypatch.setattr(Catalog, "_host", losing)
     broker = start_broker()
@@ -286,6 +288,58 @@ def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker
     assert len(broker.broker.catalog.hosted) == 40
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=39).base_offset == 0
+
+
+def test_a_topic_is_known_while_its_logs_are_being_opened_and_whoever_uses_it_waits(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the call that made it returned, and the next one said that there is no such topic."""
+    catalog = broker.broker.catalog
+    opened, opens = catalog._directory.open_log, threading.Semaphore(150)
+
+    def open_log(*arguments: Any) -> Any:
+        assert opens.acquire(timeout=_PATIENT_SECONDS)  # a disk that takes its time
+        return opened(*arguments)
+
+    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 0.5)
+    made = broker.stub.CreateTopic(bpb.CreateTopicRequest(name="t", partitions=250), timeout=60)
+    assert made.partitions[249].leader == -1
+    assert broker.described("t").topic_id == made.topic_id
+    with pytest.raises(errors.NotLeader):
+        catalog.leader_of(made.topic_id, 249)
+    address = f"127.0.0.1:{broker.broker.grpc_port}"
+    with Admin(address) as admin, Producer(address) as producer:
+        [topic] = admin.describe_topics(["t"])
+        assert len(topic.partitions) == 250
+        sent = [producer.send("t", b"x", partition=number) for number in (0, 249)]
+        opens.release(100)
+        assert [each.result(_PATIENT_SECONDS).offset for each in sent] == [0, 0]
+    until(broker, lambda: len(catalog.topic("t").states) == 250)
+
+
+def test_a_topic_made_while_another_ones_logs_are_being_opened_does_not_wait_for_them(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = broker.broker.catalog
+    opened = catalog._directory.open_log
+    small = registry.TopicRecord("small", b"s" * 16, {}, [(0,)], 0)
+    seen = []
+
+    def open_log(topic_id: bytes, number: int, label: str, *rest: Any) -> Any:
+        if label == "many-50":
+            registry.create_topic(catalog.session, small)
+            waited_for(lambda: paths.TOPICS in catalog._dirty)
+        if label == "many-599":
+            seen.append((small.topic_id, 0) in catalog.hosted)
+        return opened(topic_id, number, label, *rest)
+
+    monkeypatch.setattr("broker.replica.catalog._TURN_SECONDS", 0.0)
+    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    made = broker.stub.CreateTopic(bpb.CreateTopicRequest(name="many", partitions=600), timeout=60)
+    until(broker, lambda: len(catalog.topic("many").states) == 600)
+    assert seen == [True]
+    assert catalog.leader_of(made.topic_id, 599).label == "many-599"
 
 
 # --- one bad topic ---------------------------------------------------------------------------------------------------
@@ -619,16 +673,16 @@ def test_a_change_that_comes_during_a_sync_is_not_missed(
     broker.new_topic()
     host, altered = Catalog._host, []
 
-    def late(self: Catalog, topic: registry.TopicRecord) -> registry.TopicRecord:
+    def late(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not altered and topic.config == {"retention.ms": "5"}:
             altered.append(topic)
             registry.update_topic(self.session, replace(topic, config={"retention.ms": "6"}))
-        return host(self, topic)
+        return host(self, topic, start)
 
     monkeypatch.setattr(Catalog, "_host", late)
     broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "5"}), timeout=60)
-    until(broker, lambda: catalog.topic("t").config == {"retention.ms": "6"})
-    assert catalog.leader_of(catalog.topic("t").topic_id, 0).settings.retention_ms == 6
+    until(broker, lambda: catalog.leader_of(catalog.topic("t").topic_id, 0).settings.retention_ms == 6)
+    assert catalog.topic("t").config == {"retention.ms": "6"}
 
 
 def test_settings_reach_partitions_that_are_open(broker: RunningBroker) -> None:
@@ -698,7 +752,7 @@ def test_a_topic_whose_id_is_gone_in_zookeeper_is_served_on_and_can_be_deleted(
     if not running:
         broker = start_broker()
     catalog = broker.broker.catalog
-    waited_for(lambda: "topic_znode_missing topic=t" in caplog.text)
+    waited_for(lambda: "topic_znode_restored topic=t" in caplog.text)
     until(broker, lambda: 0 in catalog.topic("t").states and (topic, 0) in catalog.hosted)
     until(other, lambda: 0 in other.broker.catalog.topic("t").states)
     with broker.client() as client:
@@ -735,3 +789,28 @@ def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
     for running in (slow, other):
         until(running, lambda catalog=running.broker.catalog: topic in catalog._ids)  # type: ignore[misc]
         assert [partition.leader for partition in running.described("t").partitions] == [0, 1]
+
+
+def test_folders_for_which_there_was_no_room_are_made_once_there_is(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    catalog = broker.broker.catalog
+    disk = catalog._directory.disk
+    make_dir = disk.make_dir
+    full = threading.Event()
+    full.set()
+
+    def make_dir_if_there_is_room(path: Path) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make_dir(path)
+
+    monkeypatch.setattr(disk, "make_dir", make_dir_if_there_is_room)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).error.code == errors.DiskFull.code
+    full.clear()
+    until(broker, lambda: (topic, 0) in catalog.hosted)
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 0

@@ -137,7 +137,8 @@ def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
         monkeypatch.setattr("socket.gethostname", lambda: "renamed")
         moved = start_broker(0, log_dir=str(tmp_path / "elsewhere"), zookeeper_session_timeout_ms=3_600_000)
         assert moved.broker.catalog.leader_of(topic, 1).log.end_offset == 5
-        until(moved, lambda: moved.broker.catalog.brokers[0].where == f"renamed:{tmp_path / 'elsewhere'}")
+        new_place = f"renamed:{tmp_path / 'elsewhere'}"
+        until(moved, lambda: [each.where for each in moved.broker.catalog.brokers.values()] == [new_place])
 
 
 def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -261,16 +262,16 @@ def test_a_log_that_could_not_be_taken_out_at_once_is_taken_out_later(
     broker = start_broker()
     topic = filled(broker)
     catalog = broker.broker.catalog
-    misses_log, refused = catalog._directory.misses_log, threading.Event()
+    note_if_missing, refused = catalog._directory.note_if_missing, threading.Event()
 
     def out_of_files(topic_id: bytes, partition: int) -> bool:
         if not refused.is_set():
             refused.set()
             raise errors.OutOfFiles(directory="/data", reason="too many open files")
-        return misses_log(topic_id, partition)
+        return note_if_missing(topic_id, partition)
 
     wipe_folder(tmp_path, topic)
-    monkeypatch.setattr(catalog._directory, "misses_log", out_of_files)
+    monkeypatch.setattr(catalog._directory, "note_if_missing", out_of_files)
     catalog._directory.tidy()
     assert refused.wait(60)
     until(broker, lambda: catalog.failure(topic, 0) is not None)

@@ -14,7 +14,8 @@ from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.errors import NotLeader, StorageFailed
-from kafkalog.format.batch import BatchHeader, check_batch, producer_id_of
+from kafkalog.format.batch import BatchHeader, check_batch
+from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.data_port_client import a_batch
 
 TOPIC_ID = b"0123456789abcdef"

@@ -6,45 +6,19 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.config import TOPIC_SETTINGS
 from broker.replica.partition import Partition
-from broker.requests.append import Call, ack_reply, append
+from broker.requests.append import Call, ack_reply, append, checked
 from broker.storage.directory import LogDirectory
+from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog import errors
 from kafkalog.format.batch import CODECS, HEADER_SIZE, crc32c, encode_batch
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
-
-TOPIC_ID = b"0123456789abcdef"
-
-
-class Hosted:
-    """The part of a catalog that appends ask."""
-
-    def __init__(self, directory: LogDirectory, **config: Any) -> None:
-        settings = TOPIC_SETTINGS.parse(config)
-        self.partitions = [
-            Partition(
-                "t",
-                TOPIC_ID,
-                number,
-                directory.open_log(TOPIC_ID, number, f"t-{number}", settings, 0),
-                directory,
-                settings,
-                0,
-            )
-            for number in range(2)
-        ]
-
-    def leader_of(self, topic_id: bytes, number: int) -> Partition:
-        if topic_id != TOPIC_ID:
-            raise errors.UnknownTopicId(topic_id=topic_id.hex())
-        return self.partitions[number]
+from tests.broker.requests.hosted import TOPIC_ID, Hosted
 
 
 @pytest.fixture
@@ -66,11 +40,14 @@ def with_valid_checksum(batch: bytes) -> bytes:
     return batch[:28] + crc32c(batch[32:]).to_bytes(4, "little") + batch[32:]
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("codec", "limit", "records_max"),
+    [("lz4", 40_000, 10_000), ("zstd", 40_000, 10_000), ("zstd", 1 << 30, COMPRESSED_RECORDS_MAX)],
+)
 def test_a_compressed_batch_of_more_records_than_fit_uncompressed_is_refused(
-    directory: LogDirectory, codec: str
+    directory: LogDirectory, codec: str, limit: int, records_max: int
 ) -> None:
-    hosted = Hosted(directory, **{"max.message.bytes": 40_000})
+    hosted = Hosted(directory, **{"max.message.bytes": limit})
 
     def counting(records: int) -> bytes:
         return encode_batch(
@@ -78,10 +55,11 @@ def test_a_compressed_batch_of_more_records_than_fit_uncompressed_is_refused(
             max_timestamp_us=0,
         ).tobytes()  # fmt: skip
 
-    too_many, enough = call_of((0, counting(10_001))), call_of((1, counting(10_000)))
+    too_many, enough = call_of((0, counting(records_max + 1))), call_of((1, counting(records_max)))
     append([too_many, enough], hosted)  # type: ignore[arg-type]
     refused = too_many.failed()
-    assert isinstance(refused, errors.InvalidRequest) and "compressed batch of 10001 records for t-0" in str(refused)
+    assert isinstance(refused, errors.InvalidRequest)
+    assert f"compressed batch of {records_max + 1} records for t-0" in str(refused)
     assert enough.failed() is None
 
 
@@ -106,6 +84,102 @@ def test_calls_of_one_wake_up_are_one_write_for_each_partition(
     reply = ack_reply(calls[-1])
     assert [part.base_offset for part in reply.partitions] == [5, 5]
     assert all(part.append_timestamp_us > 0 for part in reply.partitions)
+
+
+def test_a_batch_that_no_producer_may_send_is_refused_with_what_is_wrong(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+    good = a_batch([b"value"] * 3)
+    refused = {
+        "its records are not consecutive": with_valid_checksum(good[:44] + (3).to_bytes(4, "little") + good[48:]),
+        "it brings offsets of its own": with_valid_checksum(good[:34] + b"\x08\x00" + good[36:]),
+        "it has no timestamps though they differ": with_valid_checksum(good[:56] + b"\xff" * 7 + b"\0" + good[64:]),
+        "it has no body": encode_batch(
+            memoryview(b""), codec=CODECS["lz4"], attributes=0, record_count=1, min_timestamp_us=0, max_timestamp_us=0
+        ).tobytes(),
+        "producer 1 gives no epoch or no sequence": a_batch(producer_id=1, producer_epoch=0),
+        "producer 2 gives no epoch or no sequence": a_batch(producer_id=2, base_sequence=0),
+        "producer -5 gives no epoch or no sequence": a_batch(producer_id=-5, producer_epoch=0, base_sequence=0),
+    }
+    calls = [call_of((0, batch)) for batch in refused.values()]
+    calls += [call_of((0, a_batch(transaction_batch_id=0))), call_of((0, a_batch(part=0)))]
+    calls.append(call_of((0, good[:-1])))
+    append(calls, hosted)
+    reasons = [call.failed().facts["reason"] for call in calls]
+    staged = "it is part of a transaction: stage it"
+    assert reasons == [*refused, staged, staged, f"only {len(good) - 1} of its {len(good)} bytes were sent"]
+    assert hosted.partitions[0].log.end_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ({"producer_id": 1, "transaction_batch_id": 0}, "producer 1, batch 0 and part -1"),
+        ({"producer_id": 1, "part": 0}, "producer 1, batch -1 and part 0"),
+        ({"transaction_batch_id": 0, "part": 0}, "producer -1, batch 0 and part 0"),
+    ],
+)
+def test_a_staged_batch_names_its_producer_its_batch_and_its_part(
+    directory: LogDirectory, header: dict[str, int], names: str
+) -> None:
+    [partition, _] = Hosted(directory).partitions
+    sequence = {"producer_epoch": 0, "base_sequence": 0} if "producer_id" in header else {}
+    with pytest.raises(errors.CorruptBatch, match=f"it is staged, but names {names}"):
+        checked(memoryview(bytearray(a_batch(**sequence, **header))), partition, staged=True)
+
+
+def test_a_batch_may_be_as_large_as_max_message_bytes(directory: LogDirectory) -> None:
+    batch = a_batch([bytes(5000)])
+    hosted = Hosted(directory, **{"max.message.bytes": len(batch)})
+    larger = a_batch([bytes(5100)])
+    calls = [call_of((0, batch)), call_of((0, larger))]
+    append(calls, hosted)
+    assert calls[0].failed() is None
+    refused = calls[1].failed()
+    assert isinstance(refused, errors.BatchTooLarge)
+    assert refused.facts == {"size": len(larger), "partition": "t-0", "limit": len(batch)}
+
+
+def test_an_acks_that_there_is_not_is_refused_with_what_there_is(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+    calls = [call_of((0, a_batch()), acks=-1), call_of((0, a_batch()), acks=2)]
+    append(calls, hosted)
+    assert [str(call.failed()) for call in calls] == [
+        "acks=all is not supported: there is no replication yet, so the leader's word (acks=1) is all there is",
+        "acks=2 is not supported: it is 0 (no answer), 1 (the leader has it) or -1 (all replicas)",
+    ]
+
+
+def test_an_answer_says_from_where_on_the_log_has_records(directory: LogDirectory) -> None:
+    hosted = Hosted(directory)
+    append([call_of((0, a_batch([b"1", b"2"])))], hosted)
+    hosted.partitions[0].log.delete_before(1)
+    call = call_of((0, a_batch()), (1, a_batch()))
+    append([call], hosted)
+    assert [part.log_start_offset for part in ack_reply(call).partitions] == [1, 0]
+
+
+def test_the_ack_of_several_batches_waits_for_the_last_of_them(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = Hosted(directory, **{"flush.messages": 1})
+    call = call_of((0, a_batch() + a_batch()))
+    append([call], hosted)
+    asked: list[int] = []
+    monkeypatch.setattr(Partition, "is_flushed_to", lambda self, end_offset: asked.append(end_offset) or False)
+    assert not call.is_acked()
+    assert asked == [2]
+
+
+def test_a_defect_of_a_check_is_an_error_of_its_partition_only(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosted = Hosted(directory)
+    monkeypatch.setattr(hosted.partitions[0], "settings", None)
+    call = call_of((0, a_batch()), (1, a_batch()))
+    append([call], hosted)
+    assert isinstance(call.results[0], errors.InternalError)
+    assert call.results[1][0] == 0
+    assert "append_failed partition=" in caplog.text
 
 
 def test_a_refused_call_does_not_take_the_others_with_it(directory: LogDirectory) -> None:

@@ -106,3 +106,25 @@ def test_no_more_shapes_are_remembered_than_allowed(monkeypatch: pytest.MonkeyPa
     for size in range(35):
         assert passes(check, one_record(bytes(size)))
         assert len(check._shapes) <= 10
+
+
+@pytest.mark.parametrize("cut", [8, 16, 24])
+def test_a_body_that_is_shorter_than_its_shape_is_refused(cut: int) -> None:
+    """Its checksum is right: whoever made the batch left the end of a value out."""
+    check = BodyCheck()
+    columns = columns_from_lists([b"v" * 20], 5)
+    body = encode_columns(columns.batch, 0)
+
+    def batch_of(length: int) -> bytearray:
+        batch = encode_batch(
+            body[:length],
+            codec=0,
+            attributes=columns.attributes,
+            record_count=1,
+            min_timestamp_us=5,
+            max_timestamp_us=5,
+        )
+        return bytearray(batch.tobytes())
+
+    assert passes(check, batch_of(len(body)))
+    assert not passes(check, batch_of(len(body) - cut))

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from broker.replica import resolver
 from broker.transport import rpc
 from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError, TooLargeForZooKeeper
 from kafkalog.wire import dataport_pb2
@@ -83,6 +84,8 @@ def test_a_decision_on_another_version_is_refused_with_both_versions(broker: Run
         (replace(DECIDED, version=-2), "make no decision"),
         (replace(DECIDED, topics=(DecidedTopic(b"t" * 16, "t", ((3, 2),)),)), "are no ranges"),
         (replace(DECIDED, topics=(DecidedTopic(b"short", "t", ((0, 2),)),)), "are no ranges"),
+        (replace(DECIDED, applied=(DecidedTopic(b"short", "t", ((0, 0),)),)), "are no ranges"),
+        (replace(DECIDED, applied=(DecidedTopic(b"t" * 16, "t", ((1, 0),)),)), "are no ranges"),
     ],
 )
 def test_nonsense_is_refused_and_nothing_is_written(broker: RunningBroker, decision: Decision, says: str) -> None:
@@ -109,6 +112,28 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
         start_broker()
         assert gone.wait(30)
         assert [each.transactional_id for each in transactions.list_decisions(session)] == ["spark-stream-old"]
+    finally:
+        session.close()
+
+
+def test_a_broker_forgets_many_decisions_over_several_looks(
+    chroot: str, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_PIECE", 1)
+    monkeypatch.setattr(resolver, "_FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(resolver, "_EVERY_SECONDS", 0.01)
+    session = ZooKeeperSession(chroot)
+    session.start()
+    try:
+        for number in range(5):
+            transactions.write_decision(session, replace(DECIDED, transactional_id=f"{number}", done=True))
+        changed = threading.Event()
+        start_broker()
+        while True:
+            changed.clear()
+            if not session.children(paths.TRANSACTIONS, lambda _: changed.set()):
+                break
+            assert changed.wait(30)
     finally:
         session.close()
 

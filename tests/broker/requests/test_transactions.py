@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,29 +17,35 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.config import BROKER_SETTINGS
+from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.replica.resolver import Verdict, verdict
 from broker.requests import transactions
 from broker.storage import staged_writes, staging
 from broker.storage.appended import Batch
+from broker.storage.directory import LogDirectory
 from broker.storage.segment import LOG_SUFFIX
 from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
-from kafkalog.client.staging import PartStager
+from kafkalog.client.staging import NumberedTransactions, PartStager
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
-from kafkalog.clock import Clock
-from kafkalog.format.batch import iter_batches, producer_id_of
+from kafkalog.clock import Clock, ManualClock
+from kafkalog.format.batch import iter_batches
 from kafkalog.format.columns import decode_columns
+from kafkalog.format.producer_ids import family_of, producer_id_of
 from kafkalog.wire import broker_pb2, frames
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import transactions as decisions
+from kafkalog.zk.session import REQUEST_BYTES_MAX
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, fetch_frame
+from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.waiting import waited_for
 
 TRANSACTION = "spark-stream-1"
@@ -537,6 +544,20 @@ def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_b
     assert [values_in(write.broker, topic, number) for number, write in enumerate(writes)] == [[b"a"], [b"a"]]
 
 
+def test_a_leader_of_several_partitions_of_a_decided_batch_writes_that_it_is_done(broker: RunningBroker) -> None:
+    topic, session = broker.new_topic(partitions=3), broker.broker.catalog.session
+    write = Write(broker, topic)
+    for number in range(3):
+        write.stage(number, (b"a",), partition=number)
+    assert write.prepare() == [None] * 3
+    decisions.write_decision(session, write.decision(-1))
+    broker.broker.resolver.resolve(0)
+    assert decisions.read_decision(session, TRANSACTION).done
+    broker.broker.resolver.resolve(0)
+    assert listed(broker) == []
+    assert [values_in(broker, topic, number) for number in range(3)] == [[b"a"]] * 3
+
+
 def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(start_broker: StartBroker) -> None:
     broker = start_broker(transaction_timeout_ms=1, transaction_staged_retention_ms=3_600_000)
     topic = broker.new_topic()
@@ -614,6 +635,37 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
     (error,) = lost.apply()
     assert isinstance(error, errors.StagedPartLost)
+
+
+def test_a_decision_that_cannot_be_written_on_keeps_no_part_from_expiring_and_is_logged_once(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker(transaction_staged_retention_ms=1)
+    name = "t" * 240  # of which an addition to the decision takes much room
+    topic = broker.new_topic(name, partitions=2)
+    full, fine = Write(broker, topic, name="full"), Write(broker, topic, name="fine")
+    for write in (full, fine):
+        write.stage(0, (write.name.encode(),))
+        assert write.prepare() == [None]
+    Write(broker, topic, name="loose").stage(0, (b"loose",))
+    session = broker.broker.catalog.session
+    for write in (full, fine):
+        both = replace(write.decision(-1), topics=(DecidedTopic(topic, name, ((0, 1),)),))  # 1 never gets its rows
+        if write is full:
+            added = replace(both, applied=(DecidedTopic(topic, name, ((0, 0),)),))
+            both = replace(both, run_id="r" * (REQUEST_BYTES_MAX - len(decisions._content(added))))
+        decisions.write_decision(session, both)
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    broker.broker.resolver.resolve(0)
+    while any(staged.prepared is None for staged in partition.staged()):
+        broker.broker.resolver.resolve(0)
+    assert set(values_in(broker, topic)) == {b"full", b"fine"}
+    assert [decisions.read_decision(session, write.name).applied for write in (full, fine)] == [
+        (),
+        (DecidedTopic(topic, name, ((0, 0),)),),
+    ]
+    broker.broker.resolver.resolve(0)
+    assert caplog.text.count("transaction_not_closed transactional_id=full") == 1
 
 
 def test_damage_of_what_is_staged_is_found_before_anything_is_decided(broker: RunningBroker, tmp_path: Path) -> None:
@@ -725,12 +777,51 @@ def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_br
     other.stage(0, (b"x",))
     for _ in range(5):
         clock.advance(20 * HOUR)
-        reply = broker.stub.Renew(pb.RenewRequest(producer_ids=[write.producer], batch_id=0), timeout=30)
+        reply = broker.stub.Renew(pb.RenewRequest(family=family_of(write.producer), batch_id=0), timeout=30)
         assert reply.renew_within_ms == 6 * 3_600_000
         broker.broker.resolver.resolve(0)
     assert [each.batch_id for each in listed(broker)] == [0]
     assert write.prepare() == [None]
     assert write.apply() == [1]
+
+
+@pytest.mark.parametrize("has_rows", [True, False], ids=["rows of another topic", "no rows yet"])
+def test_a_task_of_a_numbered_write_keeps_what_others_staged_for_topics_that_it_has_not_met(
+    start_broker: StartBroker, has_rows: bool
+) -> None:
+    clock = ShiftedClock()
+    broker = start_broker(clock=clock)
+    for name in ("a", "b"):
+        broker.new_topic(name)
+    settings = parse_producer({})
+    spied: Any = Cluster(f"127.0.0.1:{broker.broker.grpc_port}")
+    call, renewed = spied.call, threading.Event()
+
+    def seen(method: str, request: Any, **more: Any) -> Any:
+        reply = call(method, request, **more)
+        if method == "Renew":
+            renewed.set()
+        return reply
+
+    committer = Committer(spied, settings)
+    numbered = NumberedTransactions("etl", lambda topics: committer.numbered("etl", topics))
+    [name] = numbered.of_topics(spied.describe_topics(["a"]))
+    rows = pa.table({"value": [b"x"] * 10})
+    with PartStager(spied, settings, numbered, 1, 0) as ended:
+        ended.stage({"a": rows})
+        parts = ended.finish()
+    clock.advance(20 * HOUR)
+    spied.call = seen
+    with PartStager(spied, settings, numbered, 1, 1) as running:
+        if has_rows:
+            running.stage({"b": rows})
+        assert renewed.wait(60)
+        clock.advance(20 * HOUR)
+        broker.broker.resolver.resolve(0)
+    batch = CommitBatch(name, 1, "run", True, b"", parts, skip_if_recorded=True)
+    assert committer.commit(batch) is Outcome.COMMITTED
+    committer.close()
+    spied.close()
 
 
 def test_a_partition_that_cannot_be_renewed_keeps_no_other_from_it(
@@ -749,7 +840,7 @@ def test_a_partition_that_cannot_be_renewed_keeps_no_other_from_it(
 
     monkeypatch.setattr(closed, "renew", not_here)
     clock.advance(20 * HOUR)
-    broker.stub.Renew(pb.RenewRequest(producer_ids=[write.producer], batch_id=0), timeout=30)
+    broker.stub.Renew(pb.RenewRequest(family=family_of(write.producer), batch_id=0), timeout=30)
     clock.advance(20 * HOUR)
     assert loose(broker, write) == 3  # they count together
 
@@ -825,3 +916,179 @@ def test_what_a_decision_says_of_a_prepared_set(
     topics = (DecidedTopic(b"topic", "t", ((0, 3),)),)
     decision = Decision(TRANSACTION, version, batch_id, uuid, "run", b"", done, topics)
     assert verdict(decision, prepared, b"topic", 2) is said
+
+
+# --- without a port ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosted(tmp_path: Path) -> Iterator[Hosted]:
+    directory = LogDirectory(tmp_path / "data")
+    yield Hosted(directory)
+    directory.close()
+
+
+@pytest.fixture
+def jobs() -> Iterator[StagedJobs]:
+    jobs = StagedJobs(0)
+    yield jobs
+    jobs.stop()
+
+
+def staged_at(hosted: Any, number: int = 0, *, part: int = 0, name: str = TRANSACTION) -> pb.StagedPart:
+    """A part of one batch, staged in a partition."""
+    uuid = os.urandom(16)
+    body = staged_batch(b"value", batch_id=0, part=part, sequence=0, producer=producer_id_of(name))
+    request = data_pb.StageRequest()
+    request.partitions.add(topic_id=TOPIC_ID, partition=number, uuid=uuid, length=len(body))
+    [staged] = transactions.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
+    assert not staged.HasField("error"), staged
+    return pb.StagedPart(uuid=uuid, part=part, batches=1, length=len(body))
+
+
+def preparing(*parts: pb.StagedPart, version: int = -1) -> pb.PrepareRequest:
+    request = pb.PrepareRequest(
+        transactional_id=TRANSACTION, producer_id=PRODUCER, commit_uuid=b"c" * 16, version=version
+    )
+    request.partitions.add(topic_id=TOPIC_ID, partition=0, parts=parts)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"transactional_id": "", "producer_id": producer_id_of("")}, "a transactional id has 1 to 4000 bytes"),
+        ({"transactional_id": "é" * 2001, "producer_id": producer_id_of("é" * 2001)}, "has 1 to 4000 bytes"),
+        ({"producer_id": PRODUCER + 1}, f"producer {PRODUCER + 1} is not '{TRANSACTION}'s"),
+        ({"batch_id": -1}, "batch -1 is none"),
+        ({"commit_uuid": b"short"}, "the uuid of a commit has 16 bytes, not 5"),
+    ],
+)
+@pytest.mark.parametrize("kind", [pb.PrepareRequest, pb.ApplyRequest])
+def test_a_request_names_a_transaction_its_producer_and_its_commit(
+    hosted: Any, jobs: StagedJobs, kind: Any, wrong: dict[str, Any], says: str
+) -> None:
+    named = {"transactional_id": TRANSACTION, "producer_id": PRODUCER, "commit_uuid": b"c" * 16, **wrong}
+    ask = transactions.prepare if kind is pb.PrepareRequest else transactions.apply
+    with pytest.raises(errors.InvalidRequest, match=re.escape(says)):
+        ask(kind(**named), hosted, jobs, 30)
+
+
+def test_what_is_no_uuid_is_refused_where_it_stands(hosted: Any, jobs: StagedJobs) -> None:
+    with pytest.raises(errors.InvalidRequest, match="the uuid of a commit has 16 bytes, not 1"):
+        transactions.release(pb.ReleaseRequest(commit_uuid=b"c"), hosted)
+    good = staged_at(hosted)
+    [prepared] = transactions.prepare(
+        preparing(pb.StagedPart(uuid=b"u", batches=1, length=good.length)), hosted, jobs, 30
+    ).partitions
+    assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(prepared.error))
+    body = staged_batch(b"value", batch_id=0, part=0, sequence=0)
+    request = data_pb.StageRequest()
+    request.partitions.add(topic_id=TOPIC_ID, partition=0, uuid=b"u", length=len(body))
+    [staged] = transactions.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
+    assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(staged.error))
+
+
+def test_a_request_without_partitions_or_parts_is_refused(hosted: Any, jobs: StagedJobs) -> None:
+    with pytest.raises(errors.InvalidRequest, match="a stage request's partitions have 0 bytes, its body 0"):
+        transactions.StageCall(data_pb.StageRequest(), memoryview(bytearray()), hosted)
+    [prepared] = transactions.prepare(preparing(), hosted, jobs, 30).partitions
+    assert "the parts of partition 0 do not stand in order" in str(error_from_wire(prepared.error))
+
+
+@pytest.mark.parametrize(("retention_ms", "within_ms"), [(1, 1), (400_000, 100_000), (1 << 40, 86_400_000)])
+def test_tasks_renew_several_times_within_the_retention(hosted: Any, retention_ms: int, within_ms: int) -> None:
+    hosted.settings = BROKER_SETTINGS.parse({"transaction.staged.retention.ms": retention_ms})
+    assert transactions.renew(pb.RenewRequest(), hosted).renew_within_ms == within_ms
+
+
+def test_what_is_staged_is_listed_with_its_facts_for_one_transaction_or_for_all(hosted: Any, jobs: StagedJobs) -> None:
+    before_us = time.time_ns() // 1000
+    staged_at(hosted, 1, name="other")
+    part = staged_at(hosted)
+    [of_it] = transactions.list_staged(pb.ListStagedRequest(transactional_id=TRANSACTION), hosted).sets
+    assert (of_it.topic, of_it.partition, of_it.producer_id, of_it.transactional_id) == ("t", 0, PRODUCER, TRANSACTION)
+    assert (of_it.version, of_it.parts, of_it.length, of_it.commit_uuid) == (-1, 1, part.length, b"")
+    assert before_us - 1_000_000 <= of_it.staged_us <= time.time_ns() // 1000 + 1_000_000
+    transactions.prepare(preparing(part, version=4), hosted, jobs, 30)
+    first, second = transactions.list_staged(pb.ListStagedRequest(), hosted).sets
+    assert (first.transactional_id, first.version, first.commit_uuid) == (TRANSACTION, 4, b"c" * 16)
+    assert (second.transactional_id, second.partition, second.version) == ("", 1, -1)
+    sizes = [partition.log.staged.size_bytes for partition in hosted.partitions]
+    assert all(sizes)
+    assert transactions.staged_bytes(hosted) == sum(sizes)
+
+
+def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -> None:
+    part = staged_at(hosted)
+    request = pb.DiscardRequest()
+    request.partitions.add(topic_id=bytes(16), partition=0, uuids=[part.uuid])
+    request.partitions.add(topic_id=TOPIC_ID, partition=0, uuids=[part.uuid])
+    transactions.discard(request, hosted)
+    assert not hosted.partitions[0].staged()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_release_says_whether_the_batch_is_the_last(hosted: Any, monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    released: list[tuple[str, int, bool]] = []
+    monkeypatch.setattr(hosted.partitions[0], "release", lambda *facts: released.append(facts))
+    request = pb.ReleaseRequest(transactional_id=TRANSACTION, batch_id=3, last=last)
+    request.partitions.add(topic_id=TOPIC_ID, partition=0)
+    transactions.release(request, hosted)
+    assert released == [(TRANSACTION, 3, last)]
+
+
+def test_a_prepare_waits_behind_the_work_on_its_partition_and_says_that_it_queues(
+    hosted: Any, jobs: StagedJobs
+) -> None:
+    part = staged_at(hosted)
+    partition = hosted.partitions[0]
+    may_go_on = threading.Event()
+    before = jobs.syncs.ask(partition, "other", may_go_on.wait)
+    try:
+        [answer] = transactions.prepare(preparing(part), hosted, jobs, 0.1).partitions
+        assert (answer.unfinished, answer.queued) == (True, True)
+        assert answer.progress == sum(each.staged_work for each in hosted.partitions)
+    finally:
+        may_go_on.set()
+        assert before.wait(60)
+    [answer] = transactions.prepare(preparing(part), hosted, jobs, 600).partitions
+    assert (answer.unfinished, answer.queued, answer.progress) == (False, False, 0)
+
+
+@pytest.mark.parametrize("size", ["unsynced_staged_bytes", "prepared_bytes"])
+def test_a_large_prepare_is_a_job_of_its_commit_and_version(
+    hosted: Any, jobs: StagedJobs, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    part = staged_at(hosted)
+    large = 1 << 40
+    monkeypatch.setattr(Partition, size, property(lambda _: large) if size[0] == "u" else lambda *_: large)
+    asked: list[Any] = []
+    ask = jobs.syncs.ask
+    monkeypatch.setattr(jobs.syncs, "ask", lambda *facts: asked.append(facts[:2]) or ask(*facts))
+    [answer] = transactions.prepare(preparing(part, version=4), hosted, jobs, 600).partitions
+    assert not answer.unfinished
+    assert asked == [(hosted.partitions[0], (b"c" * 16, 4))]
+
+
+def test_no_request_is_worked_at_for_longer_than_half_of_its_time(hosted: Any) -> None:
+    hosted.clock = ManualClock()
+    assert transactions._turn_end(hosted, 1.0) == 0.5
+    assert transactions._turn_end(hosted, 600.0) == transactions.TURN_SECONDS
+
+
+def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: RunningBroker) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    session = broker.broker.catalog.session
+    both = DecidedTopic(topic, "t", ((0, 1),))
+    decisions.write_decision(session, replace(write.decision(-1), topics=(both,)))
+    resolver = broker.broker.resolver
+    resolver.resolve(0)
+    first = decisions.read_decision(session, TRANSACTION)
+    assert first.applied == (DecidedTopic(topic, "t", ((0, 0),)),)
+    assert first.decided_us > 1  # as it was written now
+    resolver.resolve(0)
+    assert decisions.read_decision(session, TRANSACTION) == first

@@ -45,8 +45,8 @@ def test_document_of_another_shape_is_no_checkpoint(tmp_path: Path) -> None:
     write_atomic(disk, tmp_path / "checkpoint", seal({"start_offset": "x"}))
     assert read_checkpoint(disk, tmp_path) is None
     assert read_label(disk, tmp_path) is None
-    write_checkpoint(disk, tmp_path, Checkpoint(3, 9), "flights-7")
-    assert read_checkpoint(disk, tmp_path) == Checkpoint(3, 9)
+    write_checkpoint(disk, tmp_path, Checkpoint(3, 9, 40), "flights-7")
+    assert read_checkpoint(disk, tmp_path) == Checkpoint(3, 9, 40)
     assert read_label(disk, tmp_path) == "flights-7"
 
 

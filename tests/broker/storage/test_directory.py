@@ -17,7 +17,16 @@ from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
 from broker.storage.log import Log
 from kafkalog.clock import ManualClock
-from kafkalog.errors import Closed, ClusterMismatch, DataDirInUse, DiskFull, FileRefused, OutOfFiles, StorageFailed
+from kafkalog.errors import (
+    Closed,
+    ClusterMismatch,
+    DataDirInUse,
+    DiskFull,
+    FileRefused,
+    InvalidSetting,
+    OutOfFiles,
+    StorageFailed,
+)
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 from tests.broker.storage.test_staging import PRODUCER, write
 from tests.broker.storage.test_staging import batch as staged_batch
@@ -43,6 +52,14 @@ def test_directory_is_one_process_alone(tmp_path: Path) -> None:
         LogDirectory(tmp_path)  # nor twice in one process
     directory.close()
     LogDirectory(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["file", "file/logs"])
+def test_a_log_dir_that_is_a_file_is_a_wrong_setting_and_no_failed_disk(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    with pytest.raises(InvalidSetting, match=rf"^log\.dir='{tmp_path / name}' is not valid: it is no directory"):
+        LogDirectory(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "somebody's"
 
 
 def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
@@ -216,7 +233,7 @@ class SlowUnlinks(Disk):
     def unlink(self, path: Path) -> None:
         if path.suffix == ".log":
             self.began.set()
-            assert self.turns.acquire(timeout=10), "nobody let it go on"
+            assert self.turns.acquire(timeout=2 * WAIT_SECONDS), "nobody let it go on"
         super().unlink(path)
 
 
@@ -253,17 +270,104 @@ def test_a_stop_waits_for_one_unlink_of_a_large_log_and_the_next_start_does_the_
     closing = threading.Thread(target=directory.close)
     closing.start()
     waited_for(lambda: directory._stopping)
-    closing.join(0.1)
+    closing.join(0.1)  # the time to end too early: what must not happen sends no event
     assert closing.is_alive()  # else the next broker would be unlinking the same files
     disk.turns.release()
     closing.join(WAIT_SECONDS)
     assert not closing.is_alive()
     [left] = tmp_path.glob("*.deleted")
     assert list(left.iterdir())
-    directory = LogDirectory(tmp_path)
-    assert not list(tmp_path.glob("*.deleted"))
+    disk.began.clear()
+    directory = LogDirectory(tmp_path, disk=disk)  # waits for no unlink
     assert directory.was_clean
+    directory.start()
+    assert disk.began.wait(WAIT_SECONDS)
+    disk.turns.release(100)
+    waited_for(lambda: not list(tmp_path.glob("*.deleted")))
     directory.close()
+
+
+def segment_names(log: Log) -> list[str]:
+    return sorted(path.name for path in log.directory.glob("*.log"))
+
+
+def cut_off(log: Log, disk: SlowUnlinks) -> None:
+    """Every record deleted; the unlink of the first segment goes on."""
+    assert len(segment_names(log)) >= 5
+    log.delete_before(log.view.visible_offset)
+    assert disk.began.wait(WAIT_SECONDS)
+
+
+def a_log_of_segments(directory: LogDirectory) -> Log:
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
+    for _ in range(5):
+        log.append([make_batch([os.urandom(5000)])])
+        log.flush()
+    return log
+
+
+def test_while_segments_are_unlinked_their_log_can_be_deleted_and_others_are_tidied(tmp_path: Path) -> None:
+    disk = SlowUnlinks()
+    directory = LogDirectory(tmp_path, disk=disk)
+    directory.start()
+    log = a_log_of_segments(directory)
+    cut_off(log, disk)
+    other = directory.open_log(bytes(16), 1, "u-1", topic(), 0)
+    tidied = threading.Thread(target=lambda: (other.apply_retention(), other.checkpoint()))
+    tidied.start()
+    tidied.join(WAIT_SECONDS)
+    assert not tidied.is_alive()
+    deleting = threading.Thread(target=directory.remove_log, args=(TOPIC_ID, 0))
+    deleting.start()
+    disk.turns.release()
+    deleting.join(WAIT_SECONDS)
+    assert not deleting.is_alive(), "it waits for more than the unlink that is going on"
+    again = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)  # names its first segment as that did
+    disk.turns.release(100)
+    waited_for(lambda: not list(tmp_path.glob("*.deleted")))
+    assert segment_names(again) == [f"{0:020d}.log"]
+    directory.close()
+
+
+def test_a_stop_amid_the_deletion_of_segments_waits_for_one_and_the_next_opening_does_the_rest(tmp_path: Path) -> None:
+    disk = SlowUnlinks()
+    directory = LogDirectory(tmp_path, disk=disk)
+    directory.start()
+    log = a_log_of_segments(directory)
+    end = log.end_offset
+    cut_off(log, disk)
+    closing = threading.Thread(target=directory.close)
+    closing.start()
+    waited_for(lambda: directory._stopping)
+    disk.turns.release()
+    closing.join(WAIT_SECONDS)
+    assert not closing.is_alive()
+    left = segment_names(log)
+    assert len(left) >= 4
+    disk.began.clear()
+    directory = LogDirectory(tmp_path, disk=disk)
+    directory.start()
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    assert (log.view.start_offset, log.end_offset) == (end, end)
+    assert disk.began.wait(WAIT_SECONDS)
+    disk.turns.release(100)
+    waited_for(lambda: len(segment_names(log)) == 1)
+    log.append([make_batch([b"x"])])
+    assert log.end_offset == end + 1
+    directory.close()
+
+
+def test_what_is_not_a_brokers_is_left_alone(tmp_path: Path) -> None:
+    for name in ("thesis.tmp", "draft.new", "x-0.deleted"):
+        (tmp_path / name).write_text("mine")
+    for name in ("site.new", "old.deleted"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").write_text("mine")
+    before = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
+    directory = LogDirectory(tmp_path)
+    directory.start()
+    directory.close()
+    assert before <= {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
 
 
 def test_an_unlink_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +474,8 @@ def test_deletion_that_a_stop_interrupted_is_finished(tmp_path: Path) -> None:
     folder.with_name(folder.name + ".new").mkdir()
     directory = LogDirectory(tmp_path)
     assert directory.existing() == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    directory.start()
+    waited_for(lambda: [path.name for path in tmp_path.iterdir()] == ["lock"])
     directory.close()
 
 
@@ -483,15 +588,17 @@ def test_a_log_that_is_replaced_while_it_is_looked_for_is_not_lost(
 
     def replaced_meanwhile() -> bool:
         directory.replace_log(TOPIC_ID, 0, "t-0", 7)
-        assert directory.misses_log(TOPIC_ID, 0)
+        noted.append(directory.note_if_missing(TOPIC_ID, 0))
         directory.trust_log(TOPIC_ID, 0)
         directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
         return True
 
+    noted: list[bool] = []
     monkeypatch.setattr(log, "is_gone", replaced_meanwhile)
     directory.tidy()
+    assert noted == [True]
     assert not lost
-    assert not directory.misses_log(TOPIC_ID, 0)
+    assert not directory.note_if_missing(TOPIC_ID, 0)
     assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])[0].base_offset == 7
     directory.close()
     assert LogDirectory(tmp_path).was_clean
@@ -541,7 +648,7 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
     assert told.wait(WAIT_SECONDS)
     if is_removed:
         assert directory.failed is None
-        assert directory.misses_log(TOPIC_ID, 0)
+        assert directory.note_if_missing(TOPIC_ID, 0)
         other.append([numbered(0)])
         other.checkpoint()
     else:
@@ -601,7 +708,7 @@ def test_a_folder_that_somebody_removed_takes_no_other_log_along(
     directory.tidy()
     waited_for(lambda: not directory._doubted)
     assert directory.failed is None
-    assert directory.misses_log(TOPIC_ID, 0)
+    assert directory.note_if_missing(TOPIC_ID, 0)
     other.append([numbered(0)])
     other.checkpoint()
     directory.close()

@@ -10,8 +10,9 @@ import pytest
 from broker.storage import recovery
 from broker.storage.directory import LogDirectory
 from broker.storage.dump import dump, entries, verify
+from broker.storage.segment import segment_path
 from kafkalog.errors import InvalidArgument
-from kafkalog.format.batch import CODECS, encode_batch, read_header, stamp
+from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch, read_header, stamp
 from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, columns_from_lists, encode_columns
 from tests.broker.storage.batches import TOPIC_ID, Batch, numbered, topic
 
@@ -149,6 +150,28 @@ def test_a_dump_begins_before_its_segment_is_read_through(tmp_path: Path, monkey
     assert next(found)["start_offset"] == 0
     assert checked <= 1000
     assert sum(1 for _ in found) == 2999
+
+
+def test_two_damaged_batches_are_two_problems_where_an_index_tells_what_is_between(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20), 1)
+    at = {}
+    for offset in range(30):
+        at[offset] = log.view.end_position
+        log.append([numbered(offset)])
+    directory.close()
+    path = segment_path(log.directory, 0)
+    for offset in (3, 20):
+        with path.open("r+b") as file:
+            file.seek(at[offset])
+            file.write(bytes(HEADER_SIZE + 8))
+    found = verify(log.directory)
+    assert [(each.what, each.start_offset, each.end_offset) for each in found.problems] == [
+        ("damaged", 3, 4),
+        ("damaged", 20, 21),
+    ]
+    assert found.batches == 28
+    assert sum(entry["kind"] == "batch" for entry in entries(log.directory)) == 28
 
 
 def test_index_that_is_damaged_or_wrong_is_a_problem(folder: Path) -> None:

@@ -9,6 +9,7 @@ from broker.storage.disk import Disk
 from broker.storage.index import decode_index, encode_index
 from broker.storage.producers import Producers
 from broker.storage.staged_format import scan_file
+from kafkalog.clock import ManualClock
 from tests.golden.make import (
     CHECKPOINT,
     GOLDEN,
@@ -38,14 +39,14 @@ def test_index_version_1() -> None:
 def test_producers_version_1() -> None:
     """It had no marks of transactions."""
     data = (GOLDEN / "producers-1.bin").read_bytes()
-    producers = Producers("t-0", 5, 1000, lambda: 0)
+    producers = Producers("t-0", 5, 1000, ManualClock())
     assert producers.load(data, PRODUCERS_AT)
     assert producers.snapshot(PRODUCERS_AT).encode() == make_producers().snapshot(PRODUCERS_AT).encode()
 
 
 def test_producers_version_2() -> None:
     data = (GOLDEN / "producers-2.bin").read_bytes()
-    producers = Producers("t-0", 5, 1000, lambda: 0)
+    producers = Producers("t-0", 5, 1000, ManualClock())
     assert producers.load(data, PRODUCERS_AT)
     assert (
         producers.snapshot(PRODUCERS_AT).encode() == data == make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
@@ -67,11 +68,11 @@ def test_staged_file_version_1() -> None:
     assert dropped.uuid == PREPARED.commit_uuid
 
 
-def test_checkpoint_version_2(tmp_path: Path) -> None:
-    data = (GOLDEN / "checkpoint-2.txt").read_bytes()
+def test_checkpoint_version_3(tmp_path: Path) -> None:
+    data = (GOLDEN / "checkpoint-3.txt").read_bytes()
     assert unseal(data) == CHECKPOINT
     assert seal(CHECKPOINT) == data
     folder = tmp_path
     write_atomic(Disk(), folder / "checkpoint", data)
-    assert read_checkpoint(Disk(), folder) == Checkpoint(start_offset=1010, recovery_point=1900)
+    assert read_checkpoint(Disk(), folder) == Checkpoint(1010, 1900, 88064)
     assert read_label(Disk(), folder) == "flights-0"

@@ -15,7 +15,7 @@ def header(sequence: int, count: int = 1, *, epoch: int = 0, producer: int = 7) 
 
 def after(*sequences: int, epoch: int = 0, remembered: int = 5) -> Producers:
     """One producer whose batches of one record were appended at offsets 100, 101 ..., at times 0, 1 ..."""
-    producers = Producers("t-0", remembered, 1000, lambda: 0)
+    producers = Producers("t-0", remembered, 1000, ManualClock())
     for number, sequence in enumerate(sequences):
         producers.record(header(sequence, epoch=epoch), 100 + number, number)
     return producers
@@ -72,7 +72,7 @@ def test_newer_epoch_begins_at_zero_and_shuts_the_older_one_out() -> None:
 
 def test_sequence_wraps_to_zero() -> None:
     last = SEQUENCE_MODULUS - 1
-    producers = Producers("t-0", 5, 1000, lambda: 0)
+    producers = Producers("t-0", 5, 1000, ManualClock())
     producers.record(header(last - 1), 1, 0)
     assert producers.verdict(header(last, 2)) is None
     producers.record(header(last, 2), 2, 0)
@@ -93,21 +93,21 @@ def test_saved_state_comes_back_and_damage_is_refused() -> None:
     producers = after(*range(8))
     producers.record(header(0, producer=8), 300, 4)
     data = producers.snapshot(301).encode()
-    loaded = Producers("t-0", 5, 1000, lambda: 0)
+    loaded = Producers("t-0", 5, 1000, ManualClock())
     assert loaded.load(data, 301)
     assert loaded.snapshot(301).encode() == data
     for at in range(len(data)):
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
-        assert not Producers("t-0", 5, 1000, lambda: 0).load(bytes(flipped), 301)
-        assert not Producers("t-0", 5, 1000, lambda: 0).load(data[:at], 301)
+        assert not Producers("t-0", 5, 1000, ManualClock()).load(bytes(flipped), 301)
+        assert not Producers("t-0", 5, 1000, ManualClock()).load(data[:at], 301)
     assert not loaded.load(data, 300)
     assert len(loaded) == 2
 
 
 @pytest.mark.parametrize("fewer", [1, 3])
 def test_saved_state_fits_a_smaller_window(fewer: int) -> None:
-    loaded = Producers("t-0", fewer, 1000, lambda: 0)
+    loaded = Producers("t-0", fewer, 1000, ManualClock())
     assert loaded.load(after(*range(5)).snapshot(105).encode(), 105)
     assert loaded.verdict(header(5)) is None
     assert isinstance(loaded.verdict(header(4)), Remembered)
@@ -116,7 +116,7 @@ def test_saved_state_fits_a_smaller_window(fewer: int) -> None:
 
 def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_may_send_again() -> None:
     clock = ManualClock()
-    producers = Producers("t-0", 5, 3, clock.now_us)
+    producers = Producers("t-0", 5, 3, clock)
 
     def append(producer: int, sequence: int = 0) -> None:
         assert producers.verdict(header(sequence, producer=producer)) is None
@@ -136,20 +136,62 @@ def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_ma
     assert isinstance(producers.verdict(header(1, producer=2)), OutOfOrderSequence)  # a gap: it starts an epoch
     for producer, sequence in ((1, 2), (3, 1), (4, 1)):
         assert producers.verdict(header(sequence, producer=producer)) is None
-    clock.advance(-86_400)  # times ahead of the clock keep nobody out
-    append(5)
+    clock.jump(-86_400)
+    clock.advance(98)
+    assert isinstance(producers.verdict(header(0, producer=5)), TooManyProducers)
+    clock.advance(1)
+    append(5)  # whatever the wall clock says
     assert len(producers) == 3
+
+
+@pytest.mark.parametrize("seconds", [600, -2, -86_400])
+def test_a_wall_clock_that_is_set_makes_no_producer_silent(seconds: int) -> None:
+    clock = ManualClock()
+    producers = Producers("t-0", 5, 3, clock)
+    for producer in (1, 2, 3):
+        producers.record(header(0, producer=producer), producer, clock.now_us())
+        clock.advance(1)
+    clock.jump(seconds)
+    assert isinstance(producers.verdict(header(0, producer=4)), TooManyProducers)
+    producers.record(header(1, producer=3), 4, clock.now_us())
+    assert isinstance(producers.verdict(header(0, producer=1)), Remembered)
+    clock.advance(297)
+    assert producers.verdict(header(0, producer=4)) is None
+    producers.record(header(0, producer=4), 5, clock.now_us())
+    assert len(producers) == 3
+    assert producers.verdict(header(2, producer=3)) is None  # who was silent longest is forgotten, and nobody else
+    assert isinstance(producers.verdict(header(1, producer=1)), OutOfOrderSequence)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize(("before", "waits"), [(299, 1), (301, 0), (-86_400, 300)])
+def test_after_a_start_the_stamps_say_how_long_a_producer_was_silent(before: int, waits: int, replayed: bool) -> None:
+    clock = ManualClock()
+    append_us = clock.now_us() - before * 1_000_000
+    producers = Producers("t-0", 5, 1, clock)
+    if replayed:
+        producers.replay(header(0, producer=1)._replace(append_timestamp_us=append_us))
+    else:
+        saved = Producers("t-0", 5, 1, clock)
+        saved.record(header(0, producer=1), 0, append_us)
+        assert producers.load(saved.snapshot(1).encode(), 1)
+    newcomer = header(0, producer=2)
+    if waits:
+        clock.advance(waits - 0.5)
+        assert isinstance(producers.verdict(newcomer), TooManyProducers)
+        clock.advance(0.5)
+    assert producers.verdict(newcomer) is None
 
 
 def test_ids_that_clients_invent_take_no_more_than_the_limit() -> None:
     clock = ManualClock()
-    producers = Producers("t-0", 5, 100, clock.now_us)
+    producers = Producers("t-0", 5, 100, clock)
     for producer in range(2000):
         clock.advance(4)
         producers.record(header(0, producer=producer), producer, clock.now_us())
     assert len(producers) == 100
     data = producers.snapshot(2000).encode()
-    again = Producers("t-0", 5, 100, clock.now_us)
+    again = Producers("t-0", 5, 100, clock)
     assert again.load(data, 2000)
     assert again.snapshot(2000).encode() == data
 
@@ -168,7 +210,7 @@ def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     producers.marks.forget_silent(1 << 60, ())
     assert not producers.marks
     assert before.encode() == expected
-    loaded = Producers("t-0", 5, 1000, lambda: 0)
+    loaded = Producers("t-0", 5, 1000, ManualClock())
     assert loaded.load(expected, 300)
     assert loaded.verdict(header(3)) == Remembered(3, 1, 103, 104, 3)
     mark = loaded.marks.get(9)

@@ -6,7 +6,7 @@ import pytest
 
 from broker.storage import recovery
 from broker.storage.index import Damage
-from broker.storage.recovery import Scan, scan
+from broker.storage.recovery import Places, Scan, scan
 from kafkalog.format.batch import HEADER_SIZE, check_batch, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from tests.broker.storage.batches import numbered
@@ -25,7 +25,13 @@ SIZE = len(segment([0]))
 
 
 def scanned(
-    data: bytes | bytearray, *, synced: int = 0, next_segment: int | None = None, offset: int = 0, epoch: int = 0
+    data: bytes | bytearray,
+    *,
+    synced: int = 0,
+    next_segment: int | None = None,
+    known: Places = frozenset(),
+    offset: int = 0,
+    epoch: int = 0,
 ) -> tuple[list[int], Scan]:
     found: list[int] = []
     result = scan(
@@ -36,6 +42,7 @@ def scanned(
         leader_epoch=epoch,
         synced_offset=synced,
         next_segment=next_segment,
+        known=known,
         on_batch=lambda header, position: found.append(header.base_offset),
     )
     return found, result
@@ -103,29 +110,74 @@ def test_a_destroyed_header_and_a_bad_body_cost_no_other_batch(header: int, body
     data = segment([0, 1, 2, 3])
     data[header * SIZE : header * SIZE + HEADER_SIZE] = b"\xff" * HEADER_SIZE
     data[body * SIZE + HEADER_SIZE + 1] ^= 1
-    assert scanned(data, synced=synced)[0] == [number for number in range(4) if number not in (header, body)]
+    known = {(synced * SIZE, synced)}
+    found, _ = scanned(data, synced=synced, known=known)
+    assert found == [number for number in range(4) if number not in (header, body)]
 
 
 def test_destroyed_header_before_the_recovery_point_needs_a_chain_up_to_it() -> None:
     data = segment([0, 1, 2, 3])
     data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
     data[3 * SIZE + HEADER_SIZE] ^= 1
-    found, result = scanned(data, synced=3)
+    found, result = scanned(data, synced=3, known={(3 * SIZE, 3)})
     assert found == [0, 2]
     assert result == Scan(3, 3 * SIZE, 2, (Damage(1, 2, SIZE, 2 * SIZE),), False, SIZE)
+
+
+@pytest.mark.parametrize("destroyed", [(1, 5), (1, 2, 5), (1, 5, 6)])
+@pytest.mark.parametrize("number", [3, 4, 5])
+def test_two_destroyed_headers_cost_nothing_between_them_that_leads_over_a_known_place(
+    number: int, destroyed: tuple[int, ...]
+) -> None:
+    data = segment(list(range(9)))
+    for each in destroyed:
+        data[each * SIZE : each * SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    left = [each for each in range(9) if each not in destroyed]
+    assert scanned(data, known={(number * SIZE, number)})[0] == left
+    for position, offset in ((number * SIZE + 8, number), (number * SIZE, number + 1), (number * SIZE, number - 1)):
+        assert scanned(data, known={(position, offset)})[0] == [0, *(each for each in left if each > destroyed[-1])]
+
+
+@pytest.mark.parametrize("bad_bodies", [(2,), (2, 3), (4,), (3, 4)])
+def test_a_bad_body_breaks_no_chain_over_a_known_place(bad_bodies: tuple[int, ...]) -> None:
+    data = segment(list(range(9)))
+    for each in (1, 6):
+        data[each * SIZE : each * SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    for each in bad_bodies:
+        data[each * SIZE + HEADER_SIZE] ^= 1
+    left = [each for each in range(9) if each not in (1, 6, *bad_bodies)]
+    for number in (2, 3, 4, 5, 6):
+        assert scanned(data, known={(number * SIZE, number)})[0] == left
+
+
+def batch_of(value: bytes, offset: int) -> bytearray:
+    """The batch of one record, as the log has it."""
+    columns = columns_from_lists([value], 5)
+    batch = encode_batch(
+        encode_columns(columns.batch, 0), codec=0, attributes=columns.attributes, record_count=1,
+        min_timestamp_us=5, max_timestamp_us=5,
+    )  # fmt: skip
+    stamped = bytearray(batch.tobytes())
+    stamp(stamped, offset, 2, 5)
+    return stamped
+
+
+def test_of_two_chains_that_meet_the_one_that_begins_first_counts() -> None:
+    """That of the batches, and what the last of them holds, to its very end."""
+    inner = bytes(segment([3]))
+    outer = batch_of(inner, 3)
+    assert outer.endswith(inner)
+    data = segment([0, 1, 2]) + outer + segment([4, 5, 6])
+    data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    data[-2 * SIZE : -2 * SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
+    end = 3 * SIZE + len(outer)
+    assert scanned(data, known={(end, 4)})[0] == [0, 2, 3, 4, 6]
 
 
 def test_a_body_that_holds_batches_is_skipped_to_its_own_end() -> None:
     """The checksum goes on over each of them; none is taken for a batch although they chain to the next."""
     inner = bytes(segment([1, 2, 3]))
-    columns = columns_from_lists([inner], 5)
-    outer = bytearray(
-        encode_batch(
-            encode_columns(columns.batch, 0), codec=0, attributes=columns.attributes, record_count=1,
-            min_timestamp_us=5, max_timestamp_us=5,
-        ).tobytes()
-    )  # fmt: skip
-    stamp(outer, 1, 2, 5)
+    outer = batch_of(inner, 1)
     assert inner in outer and outer.index(inner) % 8 == 0
     outer[3] ^= 1  # its header is bad, its body whole
     found, result = scanned(segment([0]) + outer + segment([2, 3]))
@@ -204,6 +256,7 @@ def test_scan_starts_behind_what_is_known() -> None:
         leader_epoch=2,
         synced_offset=1,
         next_segment=None,
+        known=frozenset(),
         on_batch=lambda header, position: found.append(header.base_offset),
     )
     assert found == [1, 2]

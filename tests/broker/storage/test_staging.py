@@ -21,7 +21,7 @@ from broker.storage.marks import DONE_KEPT_US, KEPT_US, Marks
 from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
-from kafkalog.format.batch import producer_id_of
+from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 
@@ -675,6 +675,36 @@ def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_fo
     assert log.staged.settle_drops()
     log = open_log(LogDirectory(path, disk=disk.after_power_cut(random.Random(0), 0.0), clock=ManualClock()))
     assert log.staged.staged() == []
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["in one life", "with a kill between"])
+def test_a_power_cut_that_keeps_the_end_of_a_set_removed_keeps_the_set_removed(
+    monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Of two removals it may keep the later one alone."""
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    disk, path = MemoryDisk(), Path("/data")
+    log = open_log(LogDirectory(path, disk=disk, clock=ManualClock()))
+    held, dropped = (write(log, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    elsewhere = write(log, 2, [batch(0, batch_id=2, size=2200)])  # in a second file, as the ends that follow
+    folder = log.directory / staging.STAGING
+    assert len(disk.names(folder)) == 2
+    assert log.staged.drop(dropped.commit_uuid, 5)
+    assert log.staged.settle_drops()
+    assert len(disk.names(folder)) == 2
+    assert log.staged.drop(held.commit_uuid, 5)  # removes the first file
+    assert len(disk.names(folder)) == 1
+    if killed:
+        disk = disk.after_kill()
+        log = open_log(LogDirectory(path, disk=disk, clock=ManualClock()))
+    assert log.staged.drop(elsewhere.commit_uuid, 5)
+    log.staged.expire((), 1 << 40)
+    assert disk.names(folder) == []
+    for seed in range(20):
+        cut = disk.after_power_cut(random.Random(seed), 0.5)
+        log = open_log(LogDirectory(path, disk=cut, clock=ManualClock()))
+        assert {each.prepared for each in log.staged.staged()} <= {held, elsewhere}
 
 
 def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(

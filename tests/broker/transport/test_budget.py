@@ -106,6 +106,20 @@ def test_unfinished_bodies_come_before_new_ones() -> None:
     assert new.held == 5
 
 
+def test_one_that_was_cut_off_half_way_counts_no_more() -> None:
+    budget = Budget(100)
+    half = budget.reservation(90, nobody)
+    assert half.grow(10)
+    half.release()
+    new = budget.reservation(60, lambda: None)
+    assert new.grow(30)  # although 90 would not be free then
+    assert new.grow(30)
+    waiting = budget.reserve(50, lambda: None)  # who holds bytes is asked for them, and nobody else
+    assert not waiting.granted
+    new.release()
+    assert waiting.granted
+
+
 @dataclasses.dataclass
 class Body:
     """A body on its way: `arrived` bytes wait in the socket or are held."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from broker.storage.log import Log
+from broker.transport import connection
 from broker.transport.connection import Connection
 from broker.transport.dataport import DataPort
 from kafkalog.errors import (
@@ -32,7 +33,14 @@ from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from kafkalog.wire.broker_pb2 import DeleteTopicRequest
 from tests.broker.conftest import RunningBroker, StartBroker
-from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, fetch_frame, stage_frame
+from tests.broker.data_port_client import (
+    DataPortClient,
+    a_batch,
+    append_frame,
+    ask_for_more_than_sockets_hold,
+    fetch_frame,
+    stage_frame,
+)
 from tests.waiting import waited_for
 
 
@@ -318,6 +326,16 @@ def test_a_batch_over_the_topics_limit_is_refused_by_its_size(broker: RunningBro
         error = error_of(client.append(topic, a_batch([bytes(3000)])))
         assert "max.message.bytes of 2000" in str(error)
         assert client.append(topic, a_batch([bytes(1000)])).base_offset == 0
+
+
+def test_a_batch_of_just_the_topics_limit_is_taken(broker: RunningBroker) -> None:
+    batch = a_batch([bytes(3000)])
+    limits = len(batch), len(batch) - 1
+    topics = [broker.new_topic(f"t{limit}", max_message_bytes=limit) for limit in limits]
+    with broker.client() as client:
+        appended, refused = (client.append(topic, batch) for topic in topics)
+    assert not appended.HasField("error")
+    assert f"max.message.bytes of {limits[1]}" in str(error_of(refused))
 
 
 def test_a_producer_that_leaves_a_gap_is_refused_until_it_sends_in_order(broker: RunningBroker) -> None:
@@ -718,6 +736,40 @@ def test_an_unreadable_header_is_told_after_what_was_asked_before_and_ends_the_c
             assert client.is_closed()
 
 
+def test_what_its_peer_still_sends_resets_no_connection_that_is_ended(broker: RunningBroker) -> None:
+    """A reset might overtake the last answer."""
+    with broker.client() as client:
+        client.send(frames.frame_start(b"\xff" * 20, 0) + bytes(200_000))
+        assert client.reply()[0].HasField("error")
+        waited_for(lambda: broker.counters()["dataport.connections"] == 0)
+        assert client.sock.recv(1) == b""
+
+
+def test_a_large_answer_comes_whole_though_its_connection_ends_behind_it_with_input_unread(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LINGER_SECONDS", 60.0)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        for _ in range(8):
+            client.append(topic, a_batch([bytes(1 << 20)]))
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)  # most of it waits in the broker
+        asked = fetch_frame(1, topic, 0, max_bytes=9 << 20) + frames.frame_start(b"\xff" * 20, 0) + bytes(4 << 20)
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                client.sock.sendall(asked)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        received = 0
+        while piece := client.sock.recv(65536):
+            received += len(piece)
+        assert received > 8 << 20
+        client.sock.shutdown(socket.SHUT_RDWR)
+        sending.join()
+
+
 def test_an_unknown_request_is_told_and_the_connection_goes_on(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     with broker.client() as client:
@@ -883,10 +935,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(start_broker: StartBroker, caplo
     broker = start_broker(send_timeout_ms=200)
     topic = broker.new_topic()
     with broker.client() as client:
-        for _ in range(4):
-            client.append(topic, a_batch([bytes(4 << 20)]))
-        for number in range(8):
-            client.send(fetch_frame(number, topic, 0, max_bytes=16 << 20))
+        ask_for_more_than_sockets_hold(client, topic)
         waited_for(lambda: broker.counters()["dataport.connections"] == 0)
     assert "it took no byte of its answer for send.timeout.ms" in caplog.text
 

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from broker.transport.dataport import listen
+from broker.transport.dataport import DataPort, listen
 from kafkalog.errors import AddressInUse
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
-from tests.broker.data_port_client import DataPortClient, a_batch
+from tests.broker.data_port_client import DataPortClient, a_batch, ask_for_more_than_sockets_hold
 from tests.waiting import waited_for
 
 
@@ -96,6 +96,58 @@ def test_a_stop_closes_connections_that_were_refused_at_once(
         port.stop(10)
         assert kept.fileno() == -1
         assert one.is_closed()
+
+
+def refused_sockets(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    """The broker's ends of the connections that are refused from now on."""
+    found: list[socket.socket] = []
+    refuse = DataPort._refuse
+
+    def noted(port: DataPort, accepted: socket.socket, peer: str) -> None:
+        found.append(accepted)
+        refuse(port, accepted, peer)
+
+    monkeypatch.setattr(DataPort, "_refuse", noted)
+    return found
+
+
+def test_of_connections_that_were_refused_no_more_than_the_last_are_kept(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.dataport._REFUSED_SECONDS", 3600.0)
+    monkeypatch.setattr("broker.transport.dataport._REFUSED_KEPT", 2)
+    refused = refused_sockets(monkeypatch)
+    broker = start_broker(max_connections=1)
+    with broker.client(), contextlib.ExitStack() as stack:
+        for _ in range(4):
+            assert stack.enter_context(broker.client()).reply()[0].HasField("error")
+        waited_for(lambda: [sock.fileno() == -1 for sock in refused] == [True, True, False, False])
+
+
+def test_a_connection_that_was_refused_is_closed_a_moment_later(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.transport.dataport._REFUSED_SECONDS", 0.0)
+    refused = refused_sockets(monkeypatch)
+    broker = start_broker(max_connections=1)
+    with broker.client(), broker.client() as one_too_many:
+        assert one_too_many.reply()[0].HasField("error")
+        waited_for(lambda: [sock.fileno() for sock in refused] == [-1])
+
+
+def test_a_stop_cuts_off_a_reader_that_takes_nothing(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.server._GRACE_SECONDS", 0.1)
+    broker = start_broker(send_timeout_ms=600_000)
+    topic = broker.new_topic()
+    with broker.client() as client:
+        ask_for_more_than_sockets_hold(client, topic)
+        assert client.read(1)  # of answers that do not fit the sockets
+        [connection] = getattr(broker.broker.rpc_service._counters, "__self__")._connections  # noqa: B009
+        broker.stop()
+        connection.join(20)
+        assert not connection._thread.is_alive()
 
 
 def test_two_hundred_connections_at_once_are_all_served(start_broker: StartBroker) -> None:

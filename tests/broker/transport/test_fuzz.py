@@ -18,7 +18,8 @@ import grpc
 import psutil
 import pytest
 
-from kafkalog.format.batch import iter_batches, producer_id_of
+from kafkalog.format.batch import iter_batches
+from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.wire import broker_pb2, frames, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from tests.broker.conftest import RunningBroker

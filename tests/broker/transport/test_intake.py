@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,40 +15,57 @@ from kafkalog.clock import ManualClock
 from kafkalog.wire.frames import frame_start
 
 LIMIT = 4 << 20
+READ_AHEAD = 1 << 20
 FRAME = frame_start(b"header", 300_000) + bytes(300_000)
+SMALL = frame_start(b"header", 0)
 
 
 class Receiving:
     """An intake, the other end of its socket, and what its memory comes from."""
 
-    def __init__(self, mine: socket.socket, peer: socket.socket) -> None:
+    def __init__(self, mine: socket.socket, peer: socket.socket, read_ahead: int) -> None:
         self.peer = peer
         self.clock = ManualClock()
-        self.budgets = Budgets(Budget(LIMIT), Budget(0))
+        self.budgets = Budgets(Budget(LIMIT), Budget(read_ahead))
         settings = BROKER_SETTINGS.parse({"request.max.bytes": LIMIT, "queued.max.request.bytes": LIMIT})
         self.wakes: list[None] = []
         self.intake = Intake(mine, settings, self.clock, self.budgets, lambda: self.wakes.append(None))
 
-    def receive(self, data: bytes) -> None:
-        """Send so much, and take in what there is memory for."""
-        self.peer.sendall(data)
-        before = -1
-        while self.intake.may_receive and before < self.intake.received_bytes:
-            before = self.intake.received_bytes
-            assert self.intake.receive()
-            assert self.intake.next_frame() is None
-            self.intake.fit()
+    def receive(self, data: bytes) -> int:
+        """Send so much, and take in what there is memory for; how many frames are whole then."""
+        frames = 0
+        for start in range(0, max(1, len(data)), 50_000):  # what the sockets hold
+            self.peer.sendall(data[start : start + 50_000])
+            before = -1
+            while self.intake.may_receive and before < self.intake.received_bytes:
+                before = self.intake.received_bytes
+                assert self.intake.receive()
+                while self.intake.next_frame() is not None:
+                    frames += 1
+                self.intake.fit()
+        return frames
+
+
+def made(read_ahead: int) -> Iterator[Receiving]:
+    mine, peer = socket.socketpair()
+    with mine, peer:
+        mine.setblocking(False)
+        receiving = Receiving(mine, peer, read_ahead)
+        yield receiving
+        receiving.intake.close()
+        assert receiving.budgets.bodies.used == receiving.budgets.read_ahead.used == 0
 
 
 @pytest.fixture
 def receiving() -> Iterator[Receiving]:
-    mine, peer = socket.socketpair()
-    with mine, peer:
-        mine.setblocking(False)
-        made = Receiving(mine, peer)
-        yield made
-        made.intake.close()
-        assert made.budgets.bodies.used == 0
+    """Without memory to read ahead."""
+    yield from made(0)
+
+
+@pytest.fixture
+def reading_ahead() -> Iterator[Receiving]:
+    """With memory for one to read ahead."""
+    yield from made(READ_AHEAD)
 
 
 def test_the_time_for_which_a_frame_waits_for_memory_is_not_its_peers(receiving: Receiving) -> None:
@@ -65,3 +83,75 @@ def test_the_time_for_which_a_frame_waits_for_memory_is_not_its_peers(receiving:
     assert not intake.is_too_slow  # it has the rest of its 30 s
     clock.advance(31)
     assert intake.is_too_slow
+
+
+def test_the_time_after_a_large_frame_came_is_not_its_peers(receiving: Receiving) -> None:
+    intake = receiving.intake
+    receiving.receive(FRAME[:200_000])
+    sender = threading.Thread(target=receiving.peer.sendall, args=(FRAME[200_000:],))
+    sender.start()
+    frame = None
+    while frame is None:
+        assert intake.receive()
+        frame = intake.next_frame()
+        intake.fit()
+    sender.join()
+    receiving.clock.advance(1000)
+    assert not intake.is_too_slow
+
+
+def test_a_frame_that_has_come_leaves_the_next_one_all_of_its_time(receiving: Receiving) -> None:
+    assert receiving.receive(FRAME) == 1
+    receiving.clock.advance(1000)
+    receiving.receive(FRAME[:60_000])
+    assert not receiving.intake.is_too_slow
+    receiving.clock.advance(31)
+    assert receiving.intake.is_too_slow
+
+
+def test_who_waits_next_waits_a_time_of_its_own_for_one_that_hardly_goes_on(receiving: Receiving) -> None:
+    intake, clock, bodies = receiving.intake, receiving.clock, receiving.budgets.bodies
+    receiving.receive(FRAME[:60_000])
+    first = bodies.reserve(LIMIT, lambda: None)
+    intake.fit()
+    clock.advance(1)
+    second = bodies.reserve(LIMIT, lambda: None)
+    first.release()
+    intake.fit()
+    clock.advance(1)
+    assert not intake.is_in_the_way
+    clock.advance(1)
+    assert intake.is_in_the_way
+    second.release()
+    assert not intake.is_in_the_way  # nobody waits any more
+
+
+def test_a_connection_that_ends_gives_back_what_it_reads_ahead_on(reading_ahead: Receiving) -> None:
+    assert reading_ahead.receive(FRAME[:60_000]) == 0
+    assert reading_ahead.budgets.read_ahead.used == READ_AHEAD
+    reading_ahead.intake.close()
+    assert reading_ahead.budgets.read_ahead.used == 0
+
+
+def test_what_is_read_ahead_on_is_given_back_unused_for_five_seconds(reading_ahead: Receiving) -> None:
+    intake, clock, read_ahead = reading_ahead.intake, reading_ahead.clock, reading_ahead.budgets.read_ahead
+    assert reading_ahead.receive(SMALL * 5000) == 5000
+    assert read_ahead.used == READ_AHEAD
+    assert intake.deadline is not None
+    clock.advance(intake.deadline - clock.monotonic() - 1)
+    intake.fit()
+    assert read_ahead.used == READ_AHEAD
+    clock.advance(1)
+    intake.fit()
+    assert read_ahead.used == 0
+    assert intake.deadline is None
+
+
+def test_a_large_frame_takes_the_place_of_what_was_read_ahead_on(reading_ahead: Receiving) -> None:
+    large = frame_start(b"header", 2 << 20) + bytes(2 << 20)
+    assert reading_ahead.receive(SMALL * 5000) == 5000
+    assert reading_ahead.budgets.read_ahead.used == READ_AHEAD
+    assert reading_ahead.receive(large[: 3 << 19]) == 0
+    assert reading_ahead.budgets.read_ahead.used == 0
+    assert 0 < reading_ahead.budgets.bodies.used < len(large)
+    assert reading_ahead.receive(large[3 << 19 :]) == 1

@@ -403,18 +403,86 @@ def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
 
 def test_listings_beyond_those_that_may_wait_are_answered_at_once(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=30_000)
     most = rpc._LISTINGS_WAITING_MAX
-    calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(most + 8)]
-    waited_for(lambda: sum(call.done() for call in calls) == 8)
+    for end in (0, 1):  # again: who has waited leaves its place to others
+        wanted = bpb.ListOffset(topic_id=topic, known_offset=end)
+        request = bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=30_000)
+        calls = [broker.stub.ListOffsets.future(request, timeout=30) for _ in range(most + 8)]
+        waited_for(lambda: sum(call.done() for call in calls) == 8)  # noqa: B023
+        append(broker, topic, a_batch())
+        assert sorted(call.result().partitions[0].offset for call in calls) == [end] * 8 + [end + 1] * most
+
+
+@pytest.mark.parametrize("method", ["Pull", "ListOffsets"])
+def test_a_call_that_fails_as_it_waits_leaves_its_place_to_others(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(rpc, "_PULLS_WAITING_MAX", 1)
+    monkeypatch.setattr(rpc, "_LISTINGS_WAITING_MAX", 1)
+    broker = start_broker(**{"fetch.max.wait.ms": 600_000})
+    topic = broker.new_topic()
+    request = {
+        "Pull": pb.FetchRequest(partitions=[pb.FetchPartition(topic_id=topic)], max_wait_ms=600_000, min_bytes=1),
+        "ListOffsets": bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=600_000),
+    }[method]
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rpc, "wait_for", broken)
+        assert isinstance(refused(getattr(broker.stub, method), request)[0], errors.InternalError)
+    call = getattr(broker.stub, method).future(request, timeout=600)
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    waited_for(lambda: partition.waiting == 1)
     append(broker, topic, a_batch())
-    assert sorted(call.result().partitions[0].offset for call in calls) == [0] * 8 + [1] * most
+    call.result(timeout=30)
+
+
+def test_nobody_waits_longer_than_the_broker_lets_him(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.requests.append._ACK_TIMEOUT_MS", 20)
+    broker = start_broker(**{"fetch.max.wait.ms": 20})
+    topic = broker.new_topic(flush_messages=1)
+    assert pull(broker, topic, 0, max_wait_ms=600_000, min_bytes=1).body == b""
+    wanted = bpb.ListOffset(topic_id=topic)
+    request = bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=600_000)
+    assert broker.stub.ListOffsets(request, timeout=30).partitions[0].offset == 0
+    with broker.client() as client:
+        assert client.fetch(topic, 0, max_wait_ms=600_000)[1] == b""
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
+    body = a_batch()
+    part = pb.AppendPartition(topic_id=topic, length=len(body))
+    for timeout_ms in (600_000, 0):
+        appended = broker.stub.Append(
+            bpb.InlineAppendRequest(
+                request=pb.AppendRequest(acks=1, timeout_ms=timeout_ms, partitions=[part]), body=body
+            ),
+            timeout=30,
+        )
+        error = error_from_wire(appended.partitions[0].error)
+        assert str(error) == "the flush of t-0 at its disk did not answer within 20 ms"
+
+
+def test_an_answer_larger_than_what_all_may_take_is_given_alone(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "_ANSWERS_MAX", 1000)
+    broker = start_broker()
+    topic = broker.new_topic()
+    append(broker, topic, a_batch([bytes(5000)]))
+    assert len(pull(broker, topic, 0).body) > 5000
+    waited_for(lambda: broker.broker.rpc_service._answers.used == 0)
 
 
 def test_answers_that_nobody_reads_take_no_more_than_their_budget(
-    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(rpc, "_PULLS_WAITING_MAX", 1)
+    broker = start_broker()
     topic = broker.new_topic()
     with broker.client() as client:
         client.append(topic, a_batch([bytes(7 << 20)]))
@@ -429,6 +497,12 @@ def test_answers_that_nobody_reads_take_no_more_than_their_budget(
     assert status is grpc.StatusCode.UNAVAILABLE
     held.release()
     assert len(stub.Pull(request, timeout=30).body) > 7 << 20
+    partition = broker.broker.catalog.leader_of(topic, 0)
+    part = pb.FetchPartition(topic_id=topic, offset=1)
+    waiting = stub.Pull.future(pb.FetchRequest(partitions=[part], max_wait_ms=30_000, min_bytes=1), timeout=30)
+    waited_for(lambda: partition.waiting == 1)  # who waited for memory in vain has left his place
+    append(broker, topic, a_batch())
+    assert waiting.result().body
     channel.close()
     waited_for(lambda: answers.used == 0)
 
@@ -442,7 +516,7 @@ def test_a_call_that_was_cancelled_lets_go_long_before_its_time_is_over(
 ) -> None:
     broker = start_broker(**{"fetch.max.wait.ms": 600_000})
     topic = broker.new_topic(flush_messages=1)
-    monkeypatch.setattr(rpc, "_ACK_TIMEOUT_MS", 600_000)
+    monkeypatch.setattr("broker.requests.append._ACK_TIMEOUT_MS", 600_000)
     partition = broker.broker.catalog.leader_of(topic, 0)
     if method == "Append":
         monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
@@ -511,6 +585,44 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
     broker.broker.stop()
     assert pulling.result(timeout=30).body == b""  # an answer, and no call cut off
     assert listing.result(timeout=30).partitions[0].offset == 0
+
+
+def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    log = broker.broker.catalog.leader_of(topic, 0).log
+    append(broker, topic, a_batch())
+    discard = transactions_pb2.DiscardRequest(
+        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    )
+    with log.staged._staging._lock:  # as while the disk stands still
+        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
+        queued = broker.stub.DeleteRecords.future(
+            bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1), timeout=600
+        )
+        broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)  # the broker knows of those before it
+        stopping = threading.Thread(target=broker.broker.stop)
+        stopping.start()
+        assert broker.broker.rpc_service._stopping.wait(30)
+    stopping.join()
+    for call in calls:
+        assert call.exception(timeout=30) is None
+    error = queued.exception(timeout=30)
+    assert isinstance(error, grpc.RpcError)
+    told = error_from_wire(pb.Error.FromString(dict(queued.trailing_metadata())[rpc.ERROR_KEY]))
+    assert isinstance(told, errors.BrokerStopping)
+    assert log.start_offset == 0
+
+
+def test_who_watches_a_brokers_health_is_told_that_it_stops(broker: RunningBroker) -> None:
+    watching = health_pb2_grpc.HealthStub(broker.channel).Watch(health_pb2.HealthCheckRequest(), timeout=600)
+    assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+    stopping = threading.Thread(target=broker.broker.stop)
+    stopping.start()
+    try:
+        assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    finally:
+        watching.cancel()
+        stopping.join()
 
 
 # --- overload ------------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def test_a_partition_that_another_client_added_is_found(cluster: LocalCluster, a
     with Admin(cluster.bootstrap_servers) as other:
         assert other.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset == 0
         admin.alter_topic(topic, partitions=3)
-        added = TopicPartition(topic, 2)
+        added = TopicPartition(topic, 1)  # the first that it does not know
         assert other.list_offsets({added: "latest"})[added].offset == 0
         with pytest.raises(UnknownPartition, match="has no partition 3; it has 3"):
             other.list_offsets({TopicPartition(topic, 3): "latest"})
@@ -350,3 +350,49 @@ def test_a_broker_that_does_not_answer_at_once_is_left_out_of_what_is_unserved(
 
     monkeypatch.setattr(spied, "call", fail)
     assert admin.unserved([topic]) == {}
+
+
+def test_what_an_operator_changes_is_asked_for_once_and_values_go_as_the_brokers_write_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, bool]] = []
+    requests: list[Any] = []
+
+    def call(method: str, request: Any, *, repeatable: bool = True, **_: Any) -> pb.TopicDescription:
+        asked.append((method, repeatable))
+        requests.append(request)
+        return pb.TopicDescription(name="t")
+
+    with Admin("here:1") as admin:
+        monkeypatch.setattr(admin._cluster, "call", call)
+        admin.create_topic("t", 1, {"a.b": True, "c": 5})
+        admin.alter_topic("t", set={"a.b": False})
+        admin.delete_topic("t")
+        with pytest.raises(InvalidArgument, match="2147483648 is not a number of partitions"):
+            admin.create_topic("t", 1 << 31)
+    assert asked == [("CreateTopic", False), ("AlterTopic", False), ("DeleteTopic", False)]
+    assert dict(requests[0].config) == {"a.b": "true", "c": "5"}
+    assert dict(requests[1].set) == {"a.b": "false"}
+
+
+def test_what_is_recovered_is_what_is_lost_or_what_was_named_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, list[int]]] = []
+
+    def call(method: str, request: Any, *, repeatable: bool, **_: Any) -> pb.RecoverPartitionsReply:
+        asked.append((repeatable, list(request.partitions)))
+        reply = pb.RecoverPartitionsReply()
+        for number in request.partitions:
+            reply.partitions.add(partition=number, start_offset=10 + number)
+        return reply
+
+    unserved = {TopicPartition("t", 0): LOST, TopicPartition("t", 1): AWAY}
+    with Admin("here:1") as admin:
+        told: Any = admin._cluster
+        monkeypatch.setattr(told, "describe_topics", lambda names: [SimpleNamespace(topic_id=b"t" * 16)])
+        monkeypatch.setattr(told, "leader", lambda topic, number: SimpleNamespace(broker_id=number % 2))
+        monkeypatch.setattr(told, "call", call)
+        monkeypatch.setattr(admin, "unserved", lambda names: unserved)
+        assert admin.recover_partitions("t") == {TopicPartition("t", 0): 10}
+        found = admin.recover_partitions("t", [3, 1, 2, 1])
+    assert list(found.items()) == [(TopicPartition("t", number), 10 + number) for number in (1, 2, 3)]
+    assert asked == [(False, [0]), (False, [1, 3]), (False, [2])]

@@ -10,6 +10,7 @@ import pytest
 
 from broker.storage.producers import Producers
 from kafkalog.client.batcher import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
+from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     BatchTooLarge,
     BrokerUnreachable,
@@ -56,7 +57,7 @@ class SimulatedLog:
     """What the broker does with batches: in order, known again, or refused."""
 
     def __init__(self) -> None:
-        self.producers = Producers("t-0", 128, 1000, lambda: 0)
+        self.producers = Producers("t-0", 128, 1000, ManualClock())
         self.batches: list[Batch] = []
         self.end_offset = 0
 
@@ -312,6 +313,24 @@ def test_frames_that_linger_in_a_lost_connection_can_not_double_a_batch_that_was
     failed = dict(queue.expired(TIMEOUT))
     assert isinstance(failed[first], DeliveryTimedOut)
     assert isinstance(failed[second], OutcomeUnknown)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_batches_behind_one_that_failed_are_told_why_that_one_did(together: bool) -> None:
+    queue = make_queue()
+    first, second, third = add(queue), add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    full = DiskFull(directory="/d")
+    gap = OutOfOrderSequence(producer_id=7, sequence=1, partition="t-0", expected=0)
+    queue.refused(first, full, now=0.0)
+    if together:
+        queue.refused_together([second, third], gap, now=0.0)
+    else:
+        for batch in (second, third):
+            queue.refused(batch, gap, now=0.0)
+    failed = dict(queue.expired(TIMEOUT))
+    assert set(failed) == {first, second, third}
+    assert all(str(full) in str(error) for error in failed.values())
 
 
 def test_a_broker_that_forgot_the_producer_is_met_with_a_new_epoch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import pytest
 
 from kafkalog.client import cluster as cluster_module
-from kafkalog.client.cluster import BrokerInfo, Cluster
-from kafkalog.errors import BrokerUnreachable, Closed, RequestTimedOut, UnknownTopic, ZooKeeperUnreachable
+from kafkalog.client.cluster import BrokerInfo, Cluster, PartitionInfo, TopicInfo
+from kafkalog.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    Closed,
+    RequestTimedOut,
+    UnknownPartition,
+    UnknownTopic,
+    ZooKeeperUnreachable,
+)
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
@@ -330,3 +339,96 @@ def test_what_was_told_of_a_topic_grows_old(connected: Cluster, monkeypatch: pyt
     for now, times in ((0.0, 1), (299.0, 1), (301.0, 2)):  # noqa: B007
         connected.topic("t")
         assert len(asked) == times
+
+
+def test_a_broker_that_is_connected_is_asked_before_one_that_is_not(network: Network, connected: Cluster) -> None:
+    network.silent = {ONE}
+    connected.call("Ask", None)
+    network.silent = set()
+    assert connected.call("Ask", None) == ("Ask", TWO)
+    assert [control.address for control in network.open] == [TWO]
+
+
+def test_a_busy_broker_is_told_rather_than_one_that_was_not_reached(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: Control, method: str, request: object, timeout_ms: int) -> object:
+        raise BrokerBusy(broker=1) if self.address == ONE else BrokerUnreachable(address="two:2", reason="refused")
+
+    monkeypatch.setattr(Control, "call", call)
+    with pytest.raises(BrokerBusy):
+        connected.call("Ask", None, patient=False)
+
+
+def test_topics_come_in_the_order_asked(connected: Cluster) -> None:
+    asking: Any = connected
+    asking.call = lambda *_, **__: pb.TopicDescriptions(topics=[pb.TopicDescription(name=name) for name in "abc"])
+    assert [topic.name for topic in connected.describe_topics(["c", "a", "b"])] == ["c", "a", "b"]
+    assert [topic.name for topic in connected.describe_topics()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_a_partition_is_one_of_those_there_are(number: int) -> None:
+    topic = TopicInfo("t", b"t" * 16, {}, {}, (PartitionInfo(0, 1, 1, (1,), (1,)),), 0)
+    assert topic.partition(0).leader == 1
+    with pytest.raises(UnknownPartition, match=rf"{number}"):
+        topic.partition(number)
+
+
+@pytest.mark.parametrize(("was_answered", "seconds"), [(False, 12), (True, 20)])
+def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_take_long_is_told(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, was_answered: bool,
+    seconds: int,
+) -> None:  # fmt: skip
+    now = 0.0
+    monkeypatch.setattr(cluster_module, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster = Cluster("one:1", bootstrap_timeout_ms=12_000, retry_timeout_ms=20_000, retry_backoff_max_ms=250)
+    if was_answered:
+        cluster.describe()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    waiting: Any = cluster
+    waiting.pause = pause
+    network.brokers = {}
+    with pytest.raises(BrokerUnreachable):
+        cluster.call("Ask", None)
+    assert seconds - 0.5 < now <= seconds
+    assert pauses[-2:] == [0.25, 0.25]
+    event = "call_held_up" if was_answered else "no_broker_answers_yet"
+    assert event in caplog.text
+    cluster.close()
+
+
+def test_a_start_that_is_given_up_soon_is_not_told_of_while_it_goes_on(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.brokers = {}
+    cluster = Cluster("one:1", bootstrap_timeout_ms=10_000)
+    waiting: Any = cluster
+    waiting.pause = lambda seconds: cluster._stopped.set()
+    with pytest.raises(Closed):
+        cluster.call("Ask", None)
+    assert caplog.text == ""
+
+
+def test_a_signal_handler_may_close_what_it_interrupted() -> None:
+    cluster = Cluster("here:1")
+
+    def interrupted() -> None:
+        with cluster._lock:  # as one that notes what a broker told
+            cluster.close()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_nobody_is_named_as_the_leader_of_a_log_that_is_not_open() -> None:
+    with pytest.raises(BrokerUnreachable, match=r"its leader: no broker has opened its log yet$"):
+        Cluster("here:1").connect_data(-1)

@@ -20,6 +20,7 @@ from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicParti
 from kafkalog.client import consumer as consumer_module
 from kafkalog.client import session
 from kafkalog.client.decoding import ARROW_SCHEMA
+from kafkalog.client.fetcher import FetchedBatch
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -56,8 +57,13 @@ def consumer(cluster: LocalCluster) -> Iterator[Consumer]:
 @pytest.fixture
 def filled(cluster: LocalCluster, admin: Admin, topic: str) -> TopicPartition:
     """A partition with records 0 to 99, ten a batch, their timestamps 1000, 1010, 1020 ..."""
+    return filled_with(100, cluster, admin, topic)
+
+
+def filled_with(count: int, cluster: LocalCluster, admin: Admin, topic: str) -> TopicPartition:
+    """The only partition of a new topic, with records."""
     admin.create_topic(topic, partitions=1)
-    fill(cluster, topic, 100)
+    fill(cluster, topic, count)
     return TopicPartition(topic, 0)
 
 
@@ -116,6 +122,7 @@ def test_it_goes_on_where_its_group_has_committed(cluster: LocalCluster, filled:
         assert numbers(second.messages(max_messages=2, timeout=30)) == [33, 34]
         second.commit({filled: 5})
         assert second.committed([filled]) == {filled: 5}
+        assert second.committed([]) == {}
     with Admin(cluster.bootstrap_servers) as admin:
         assert admin.committed(group) == {filled: 5}
         admin.commit(group, {filled: 7})
@@ -423,9 +430,7 @@ def test_max_messages_counts_what_was_handed_out(consumer: Consumer, filled: Top
 def test_a_new_assignment_replaces_the_old(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
 ) -> None:
-    other = TopicPartition(new_topic(), 0)
-    admin.create_topic(other.topic, partitions=1)
-    fill(cluster, other.topic, 10)
+    other = filled_with(10, cluster, admin, new_topic())
     consumer.assign({filled: "earliest"})
     assert len(list(consumer.messages(max_messages=5, timeout=30))) == 5
     consumer.assign({other: "earliest"})
@@ -447,6 +452,56 @@ def test_a_waiting_iterator_goes_on_with_a_new_assignment(
     consumer.assign({filled: 97})
     reading.join(30)
     assert [message.offset for message in found] == [97]
+
+
+def test_an_iterator_goes_on_with_what_is_assigned_or_left_to_it(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
+) -> None:
+    """Of what was taken away it hands out nothing more, although it has some at hand."""
+    other = filled_with(100, cluster, admin, new_topic())
+    consumer.assign({filled: "earliest"})
+    iterator = consumer.messages(timeout=30)
+    assert next(iterator)[:3] == (*filled, 0)
+    consumer.assign({other: "earliest"})
+    assert [next(iterator)[:3] for _ in range(15)] == [(*other, offset) for offset in range(15)]
+    consumer.assign({filled: 20, other: 20})
+    topic, number, offset = next(iterator)[:3]
+    assert offset == 20
+    gone = TopicPartition(topic, number)
+    [left] = {filled, other} - {gone}
+    consumer.unassign([gone])
+    assert [next(iterator)[:3] for _ in range(80)] == [(*left, offset) for offset in range(20, 100)]
+
+
+@pytest.mark.parametrize("how", ["seek", "assign", "unassign"])
+def test_who_waits_for_a_broker_goes_on_at_once_elsewhere(
+    cluster: LocalCluster, admin: Admin, filled: TopicPartition, how: str
+) -> None:
+    """A broker lets it wait for 30 s."""
+    found: list[Message] = []
+    told: list[BaseException] = []
+    with Consumer(cluster.bootstrap_servers, fetch_max_wait_ms=600_000) as consumer:
+        consumer.assign({filled: "latest"})
+
+        def read() -> None:
+            try:
+                found.extend(consumer.messages(max_messages=1))
+            except InvalidArgument as error:
+                told.append(error)
+
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        waited_for(lambda: any(link.asked for link in list(consumer._session._links.values())))
+        if how == "seek":
+            consumer.seek(filled, 97)
+        elif how == "assign":
+            consumer.assign({filled: 97})
+        else:
+            consumer.unassign([filled])
+        reading.join(20)
+        assert not reading.is_alive()
+    assert [message.offset for message in found] == ([] if how == "unassign" else [97])
+    assert len(told) == (how == "unassign")
 
 
 @pytest.mark.parametrize("iterate", ["messages", "stream"])
@@ -561,6 +616,21 @@ def test_a_position_is_where_the_reset_went_before_anything_has_come(
         assert consumer.committed() == {gone: at}
 
 
+@pytest.mark.parametrize(("first", "next_offset", "is_there"), [(None, 60, True), (60, 60, True), (50, 10, False)])
+def test_a_reset_is_over_with_the_first_batch_from_where_it_went(
+    first: int | None, next_offset: int, is_there: bool
+) -> None:
+    """What arrived before it comes first."""
+    source = session.Source(TopicPartition("t", 0), b"t" * 16, 10)
+    source.reset_to = 60
+    if first is not None:
+        header: Any = SimpleNamespace(length=1)
+        source.put_back([FetchedBatch(header, memoryview(b""), first)])
+    cursor = consumer_module._Cursor(source)
+    assert cursor.next_offset() == next_offset
+    assert (source.reset_to is None) is is_there
+
+
 def test_a_topic_deleted_under_a_consumer_is_told(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
 ) -> None:
@@ -615,6 +685,30 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one(
     with pytest.raises(UnknownTopicId, match=filled.topic):
         grouped.commit(given)
     assert grouped.committed() == {}
+
+
+@pytest.mark.parametrize("done", ["message", "offsets"])
+def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
+    cluster: LocalCluster, admin: Admin, grouped: Consumer, filled: TopicPartition, done: str
+) -> None:
+    grouped.assign({filled: "earliest"})
+    messages = list(grouped.messages(max_messages=50))
+    admin.delete_topic(filled.topic)
+    admin.create_topic(filled.topic, partitions=1)
+    fill(cluster, filled.topic, 100)
+    grouped.unassign([filled])
+    given = {"message": messages[-1], "offsets": {filled: 50}}[done]
+    with pytest.raises(UnknownTopicId, match=filled.topic):
+        grouped.commit(given)
+    grouped.assign({})
+    with pytest.raises(UnknownTopicId, match=filled.topic):
+        grouped.commit(given)
+    assert grouped.committed([filled]) == {}
+    grouped.assign({filled: "earliest"})  # the new one
+    for _ in grouped.messages(max_messages=7):
+        pass
+    grouped.commit()
+    assert grouped.committed() == {filled: 7}
 
 
 OURS = ("client/consumer.py", "client/session.py", "client/fetcher.py", "kafkalog/connection.py", "client/decoding.py")
@@ -685,12 +779,37 @@ def test_a_damaged_batch_is_never_handed_out_and_those_around_it_are(
         consumer.assign({filled: "earliest"})
         seen.clear()
         for _ in range(2):
-            with pytest.raises(CorruptBatch, match=f"corrupt batch in {filled} at 40: "):
+            with pytest.raises(CorruptBatch, match=f"corrupt batch in {filled} at 40: ") as raised:
                 read()
+            assert consumer.failures() == {filled: raised.value}
         assert seen == list(range(40))
         assert consumer.position(filled) == 40
         consumer.seek(filled, 50)
+        assert consumer.failures() == {}
         assert numbers(consumer.messages(max_messages=50, timeout=30)) == list(range(50, 100))
+
+
+def test_a_batch_that_lies_under_right_checksums_is_a_failure_of_its_partition(
+    consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = consumer_module.decode
+
+    def lies(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
+        if batch.header.base_offset == 40:
+            raise CorruptBatch(partition=where, offset=40, reason="its columns are of unlike lengths")
+        return decode(batch, where, end_offset)
+
+    monkeypatch.setattr(consumer_module, "decode", lies)
+    consumer.assign({filled: "earliest"})
+    seen: list[int] = []
+    for _ in range(2):
+        with pytest.raises(CorruptBatch, match="unlike lengths") as raised:
+            seen.extend(int(message.value or b"") for message in consumer.messages(timeout=30))
+        assert consumer.failures() == {filled: raised.value}
+    assert seen == list(range(40))
+    assert consumer.position(filled) == 40
+    consumer.unassign(consumer.failures())
+    assert consumer.assignment() == []
 
 
 # --- arrow -----------------------------------------------------------------------------------------------------------

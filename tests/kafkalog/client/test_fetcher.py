@@ -25,13 +25,18 @@ from kafkalog.errors import (
     DataLost,
     InternalError,
     KafkalogError,
+    LeaderNotAvailable,
+    NotLeader,
     OffsetOutOfRange,
+    OutOfFiles,
+    RequestTimedOut,
+    TooManyConnections,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
 )
 from kafkalog.format.batch import BatchHeader, encode_batch, stamp
-from kafkalog.format.columns import columns_from_lists, encode_columns
+from kafkalog.format.columns import HAS_OFFSET, columns_from_lists, encode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
 from tests.proxy import proxied
@@ -478,6 +483,47 @@ def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_ad
     brokers.events = [GONE] * 20
     with pytest.raises(BrokerUnreachable):
         list(read_from(brokers))
+
+
+def test_pauses_grow_to_the_longest_and_no_further() -> None:
+    brokers = Brokers(retry_backoff_ms=100, retry_backoff_max_ms=250)
+    brokers.events = [GONE] * 4
+    assert list(read_from(brokers)) == list(range(9))
+    assert brokers.pauses == [0.1, 0.2, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        BrokerBusy(broker=1),
+        LeaderNotAvailable(partition="t-0", broker_id=1),
+        NotLeader(broker_id=1, partition="t-0"),
+        OutOfFiles(broker=1),
+        RequestTimedOut(what="a fetch", address="here:1", timeout_ms=1),
+        TooManyConnections(broker=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_passes_is_tried_again(passing: KafkalogError) -> None:
+    brokers = Brokers()
+    brokers.events = [passing]
+    assert list(read_from(brokers)) == list(range(9))
+    assert len(brokers.pauses) == 1
+
+
+def test_of_a_batch_with_gaps_the_records_within_the_range_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = pa.record_batch({"offset": pa.array([10, 17, 19, 20], pa.int64())})
+    monkeypatch.setattr(fetcher, "decode_columns", lambda *_: columns)
+    header: Any = SimpleNamespace(attributes=HAS_OFFSET, base_offset=10)
+
+    def offsets(start: int, end: int | None) -> list[int]:
+        found = fetcher.decode(FetchedBatch(header, memoryview(b""), start), T0, end)
+        return found.column("offset").to_pylist()
+
+    assert offsets(10, None) == [10, 17, 19, 20]
+    assert offsets(11, 19) == [17]
+    assert offsets(17, 18) == [17]
+    assert offsets(11, 12) == []
 
 
 def test_a_topic_made_anew_is_read_instead_only_until_records_have_come() -> None:

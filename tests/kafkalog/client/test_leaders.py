@@ -18,6 +18,7 @@ from kafkalog.errors import BrokerUnreachable, NoProgress, NotLeader, StagedPart
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
+from tests.threads import NoThreads
 
 PLACES = [Place("t", b"t" * 16, number) for number in range(4)]
 UNREACHABLE = BrokerUnreachable(address="b:1", reason="down")
@@ -367,6 +368,39 @@ def test_a_call_that_fails_waits_for_those_beside_it() -> None:
     asked.close()
 
 
+@pytest.mark.parametrize("there_are", [0, 1])
+def test_without_threads_leaders_are_asked_in_turn_and_a_hint_is_lost(
+    monkeypatch: pytest.MonkeyPatch, there_are: int
+) -> None:
+    script = Script(lambda method, _, request: applied(request) if method == "Apply" else UNREACHABLE, Now())
+    asked = Leaders(cast(Cluster, script))
+    if there_are:
+        asked._threads().submit(int).result(30)
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("committer"))
+    answers = asked.ask(
+        "Apply",
+        PLACES,
+        lambda told: pb.ApplyRequest(partitions=[{"partition": each.partition} for each in told]),
+        Patience(10),
+        lambda place, error: False,
+    )
+    assert sorted(answers) == PLACES
+    asked.hint("Release", PLACES, lambda places: None)
+
+    def call(number: int) -> int:
+        done.append(number)
+        if number == 1:
+            raise UNREACHABLE
+        return number
+
+    done: list[int] = []
+    with pytest.raises(BrokerUnreachable):
+        asked.each([1, 2], call)
+    assert sorted(done) == [1, 2]
+    assert machine.refused
+    asked.close()
+
+
 def test_a_forked_child_asks_with_threads_of_its_own() -> None:
     asked = Leaders(cast(Cluster, Script(lambda *_: UNREACHABLE, Now())))
     of_the_parent = asked._threads()
@@ -374,3 +408,13 @@ def test_a_forked_child_asks_with_threads_of_its_own() -> None:
     assert asked._threads() is not of_the_parent
     of_the_parent.shutdown()
     asked.close()
+
+
+def test_a_close_ends_the_threads() -> None:
+    asked = Leaders(cast(Cluster, Script(lambda *_: UNREACHABLE, Now())))
+    begun = threading.Barrier(2)
+    asked.each([1, 2], lambda _: begun.wait(30))
+    pool = asked._threads()
+    assert len(pool._threads) == 2
+    asked.close()
+    assert not any(thread.is_alive() for thread in pool._threads)

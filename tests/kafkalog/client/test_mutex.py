@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from itertools import count
 
 import pytest
 
+from kafkalog.client import mutex as mutexes
 from kafkalog.client.mutex import Mutex
+from kafkalog.errors import ReentrantCall
 from tests.interrupts import interrupted_at
 from tests.waiting import waited_for
 
@@ -173,3 +176,84 @@ def test_what_is_interrupted_is_repaired_while_it_is_held_and_no_more_after() ->
         mutex.run(lambda: 1 // 0)
     assert repaired == [ZeroDivisionError]
     assert mutex.holder is None and mutex.tokens == [None]
+
+
+# --- signal handlers that want the lock ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held_by", ["run", "with"])
+def test_a_signal_handler_above_its_holder_is_told_and_does_not_wait(held_by: str) -> None:
+    mutex = Mutex()
+
+    def interrupt() -> None:
+        if held_by == "run":
+            mutex.run(signal.raise_signal, signal.SIGUSR1)
+        else:
+            with mutex:
+                signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: mutex.run(int))
+    try:
+        with pytest.raises(ReentrantCall):
+            interrupt()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert mutex.holder is None and mutex.tokens == [None]
+    assert not mutex.waiting
+
+
+@pytest.mark.parametrize("held_by", ["run", "with"])
+def test_a_signal_handler_above_one_that_waits_gets_it(held_by: str) -> None:
+    mutex = Mutex()
+    held, hold = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def section() -> None:
+        held.set()
+        assert hold.wait(30)
+
+    def hold_it() -> None:
+        if held_by == "run":
+            mutex.run(section)
+        else:
+            with mutex:
+                section()
+
+    def interrupt_who_waits() -> None:
+        waited_for(lambda: len(mutex.waiting) == 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        waited_for(lambda: len(mutex.waiting) == 2)
+        hold.set()
+
+    threads = [threading.Thread(target=hold_it), threading.Thread(target=interrupt_who_waits)]
+    before = signal.signal(signal.SIGUSR1, lambda *_: mutex.run(order.append, "handler"))
+    try:
+        threads[0].start()
+        assert held.wait(30)
+        threads[1].start()
+        mutex.run(order.append, "interrupted")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        hold.set()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["handler", "interrupted"]
+    assert mutex.holder is None and mutex.tokens == [None]
+    assert not mutex.waiting
+
+
+def test_a_lock_that_another_thread_keeps_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutexes, "_LOOK_SECONDS", 0.001)
+    mutex = Mutex()
+    waits: set[int] = set()
+    held = threading.Event()
+
+    def section() -> None:
+        held.set()
+        waited_for(lambda: waits.update(map(id, mutex.waiting)) or len(waits) > 1)  # it has looked again
+
+    holder = threading.Thread(target=mutex.run, args=(section,))
+    holder.start()
+    assert held.wait(30)
+    assert mutex.run(int) == 0
+    holder.join(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -15,15 +16,19 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client import mutex
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.sender import BrokerLink
 from kafkalog.errors import (
     BatchTooLarge,
     BufferExhausted,
     Closed,
     InvalidArgument,
     KafkalogError,
+    OutOfThreads,
     RecordTooLarge,
+    ReentrantCall,
     RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
@@ -33,6 +38,7 @@ from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
+from tests.threads import NoThreads
 
 pytestmark = pytest.mark.timeout(120)
 PARTITIONS = 3
@@ -115,12 +121,12 @@ def test_a_record_lingers_and_is_then_sent_by_itself(cluster: LocalCluster, made
 
 
 def test_keys_choose_the_partition_and_keep_their_order(cluster: LocalCluster, made: str) -> None:
+    keys = [b"", *(b"key %d" % number for number in range(1, 20))]  # an empty key is one
     with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
         for number in range(300):
-            producer.send(made, b"%d" % number, b"key %d" % (number % 20))
+            producer.send(made, b"%d" % number, keys[number % 20])
     found = read(cluster, made, 300)
-    for number in range(20):
-        key = b"key %d" % number
+    for number, key in enumerate(keys):
         mine = [m.value for m in found[partition_for_key(key, PARTITIONS)] if m.key == key]
         assert mine == [b"%d" % n for n in range(number, 300, 20)]
 
@@ -442,6 +448,100 @@ def test_an_interrupt_of_the_first_send_to_a_topic_leaves_the_producer_whole(clu
     assert place > 50
 
 
+@pytest.mark.parametrize("handler", ["send", "flush", "close"])
+@pytest.mark.parametrize("act", ["send", "flush"])
+def test_a_signal_handler_that_calls_the_producer_anywhere_in_a_call_of_it_ends(
+    cluster: LocalCluster, admin: Admin, topic: str, act: str, handler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutex, "_LOOK_SECONDS", 0.001)
+    admin.create_topic(topic, partitions=1)
+    placed: dict[int, Any] = {}
+    numbers = count()
+    outcomes: list[str] = []
+
+    def handle(*_: object) -> None:
+        try:
+            if handler == "send":
+                acting(producer, topic, "send", next(numbers), placed)()
+            elif handler == "flush":
+                producer.flush(30)
+            else:
+                producer.close(30)
+        except ReentrantCall:
+            outcomes.append("told")
+            raise
+        outcomes.append("done")
+
+    def call() -> None:
+        try:
+            acting(producer, topic, act, next(numbers), placed)()
+        except Closed:
+            assert handler == "close"
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with closing(Cluster(cluster.bootstrap_servers)) as shared:
+            producer = Producer(shared, batch_records=3, batch_size=400)
+            for place in count():
+                again = 0
+                for records_before in range(3):  # in an empty batch, and in one that is full
+                    if handler == "close":
+                        producer.close(30)
+                        producer = Producer(shared, batch_records=3, batch_size=400)
+                    for _ in range(records_before):
+                        acting(producer, topic, "send", next(numbers), placed)()
+                    again += interrupted_at(place, call, *OURS, handler=lambda: signal.raise_signal(signal.SIGUSR1))
+                    if producer._outbox.closed is None:
+                        acting(producer, topic, "send", next(numbers), placed)()
+                        producer.flush(30)
+                    assert producer._outbox.buffered == 0
+                if not again:
+                    break
+            producer.close(30)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert set(outcomes) == {"told", "done"}
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition(topic, 0): "earliest"})
+        messages = list(consumer.messages(timeout=1))
+    found = [int(message.value or b"") for message in messages]
+    assert len(found) == len(set(found)), "records are doubled"
+    assert [message.timestamp_us for message in messages] == found
+    assert set(placed) <= set(found), "records are lost whose send returned"
+
+
+def test_a_flush_in_a_signal_handler_above_a_close_that_gives_up_ends(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[None] = []
+    join = BrokerLink.join
+
+    def flush(*_: object) -> None:
+        with pytest.raises(Closed):
+            producer.flush()
+        failed.append(None)
+
+    def interrupted_join(link: BrokerLink, timeout: float | None = None) -> None:
+        if not failed:
+            signal.raise_signal(signal.SIGUSR1)
+        join(link, timeout)
+
+    monkeypatch.setattr(BrokerLink, "join", interrupted_join)
+    before = signal.signal(signal.SIGUSR1, flush)
+    try:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy):
+            producer = Producer(slow)
+            producer.send(made, b"first", partition=0).result(30)
+            proxy.hold_answers()
+            delivery = producer.send(made, b"x", partition=0)
+            with pytest.raises(RequestTimedOut):
+                producer.close(timeout=0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert failed == [None]
+    assert isinstance(delivery.exception(30), Closed)
+
+
 # --- errors, each one sentence ---------------------------------------------------------------------------------------
 
 
@@ -659,6 +759,45 @@ def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: 
     assert isinstance(delivery.exception(30), Closed)
     assert told == [delivery.exception()]
     assert producer._outbox.buffered == 0
+
+
+# --- on a machine without a thread left -------------------------------------------------------------------------------
+
+
+def test_a_send_that_finds_no_thread_for_its_link_is_told_and_the_next_one_starts_it(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("producer-"))
+    with Producer(cluster.bootstrap_servers) as producer:
+        for _ in range(2):
+            with pytest.raises(OutOfThreads, match="this process cannot start a thread now"):
+                producer.send(made, b"refused", partition=0)
+        machine.on = False
+        producer.send(made, b"x", partition=0)
+        producer.flush(30)
+    assert values(read(cluster, made, 1)[0]) == [b"x"]
+
+
+def test_partitions_stay_with_their_leader_until_the_link_to_the_next_one_has_a_thread(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(made, b"x", partition=0).result(30)
+        info = producer._cluster.topic(made)
+        elsewhere = [each._replace(leader=77) for each in info.partitions]
+        producer._cluster.remember(info._replace(partitions=tuple(elsewhere)))
+        machine = NoThreads(monkeypatch, lambda name: name == "producer-77")
+        before = {queue.leader for queue in producer._routes[made].queues}
+        assert producer._lock.run(producer.take_in_topics) == []
+        assert {queue.leader for queue in producer._routes[made].queues} == before
+        producer.send(made, b"y", partition=0).result(30)
+        machine.on = False
+        assert producer._lock.run(producer.take_in_topics) == []
+        assert {queue.leader for queue in producer._routes[made].queues} == {77}
+        assert producer._links[77]._thread.is_alive()
+        producer._cluster.remember(info)
+        producer._lock.run(producer.take_in_topics)
+    assert machine.refused
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------

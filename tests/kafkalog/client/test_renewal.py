@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from broker.local import LocalCluster
-from kafkalog.client import renewal as renewal_module
-from kafkalog.client.cluster import Cluster
 from kafkalog.client.renewal import Renewal
 from kafkalog.errors import BrokerUnreachable
 from kafkalog.wire import transactions_pb2 as pb
-from tests.waiting import waited_for
-
-
-def test_a_transaction_that_is_added_late_is_renewed_at_once_with_the_others(cluster: LocalCluster) -> None:
-    with contextlib.closing(Cluster(cluster.bootstrap_servers)) as client:
-        spied: Any = client
-        call, renewed = spied.call, []
-
-        def seen(method: str, request: Any, **more: Any) -> Any:
-            reply = call(method, request, **more)
-            if method == "Renew":
-                renewed.append((set(request.producer_ids), request.batch_id))
-            return reply
-
-        spied.call = seen
-        renewal = Renewal(client, 7)
-        renewal.start()
-        try:
-            renewal.add({1})
-            waited_for(lambda: renewed == [({1}, 7)])  # again in six hours
-            renewal.add({1})
-            renewal.add({2, 3})
-            waited_for(lambda: renewed == [({1}, 7), ({1, 2, 3}, 7)])
-        finally:
-            renewal.stop()
-        renewal._thread.join(30)
-        assert not renewal._thread.is_alive()
+from tests.threads import NoThreads
 
 
 class Brokers:
@@ -77,33 +46,21 @@ def test_all_brokers_are_told_whichever_is_away_and_as_often_as_the_first_wants_
     within_ms: dict[int, int | None], again: float
 ) -> None:
     brokers: Any = Brokers(within_ms)
-    assert Renewal(brokers, 7)._renew({1}) == again
+    assert Renewal(brokers, 1, 7)._renew() == again
     assert brokers.asked == list(within_ms)
 
 
-def test_transactions_that_keep_coming_put_no_renewal_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(renewal_module, "time", SimpleNamespace(monotonic=lambda: now))
-    brokers: Any = Brokers({0: 30_000})
-    renewal = Renewal(brokers, 7)
-    arrivals = [(0.4, {1}), (0.8, {2}), (1.2, {3}), (2.0, {3}), (40.0, None)]
-    renewed: list[tuple[float, set[int]]] = []
-
-    def get(timeout: float) -> set[int] | None:
-        nonlocal now
-        at, news = arrivals[0]
-        if at > now + timeout:
-            now += timeout
-            raise Empty
-        now = at
-        del arrivals[0]
-        return news
-
-    def renew(producer_ids: set[int]) -> float:
-        renewed.append((round(now, 1), set(producer_ids)))
-        return 30.0
-
-    monkeypatch.setattr(renewal, "_news", SimpleNamespace(get=get))
-    monkeypatch.setattr(renewal, "_renew", renew)
-    renewal._run()
-    assert renewed == [(1.4, {1, 2, 3}), (31.4, {1, 2, 3})]
+def test_without_a_thread_nothing_fails_and_a_later_start_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers: Any = Brokers({})
+    machine = NoThreads(monkeypatch, lambda name: name == "staged-renewal")
+    renewal = Renewal(brokers, 1, 7)
+    renewal.start()
+    renewal.start()
+    assert len(machine.refused) == 2
+    machine.on = False
+    for _ in range(2):  # it is started once
+        renewal.start()
+    assert renewal._thread.is_alive()
+    renewal.stop()
+    renewal._thread.join(30)
+    assert not renewal._thread.is_alive()

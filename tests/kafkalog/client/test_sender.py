@@ -28,6 +28,8 @@ from kafkalog.errors import (
 from kafkalog.records import RecordMetadata, TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
+from tests.threads import NoThreads
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 30.0
@@ -176,6 +178,20 @@ def links() -> Iterator[Links]:
         with made.outbox.lock:
             link.stop()
         link.join()
+
+
+def test_without_a_thread_to_read_acks_nothing_is_sent_until_there_is_one(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = NoThreads(monkeypatch, lambda name: name.endswith("-acks"))
+    part = Part()
+    batch = links.send(links.start(part), links.queue("t"))
+    waited_for(lambda: len(machine.refused) > 1)
+    assert part.connection.is_closed and part.connection.sent.empty()
+    assert not batch.done
+    machine.on = False
+    part.connection.answer(base_offset=5)
+    assert links.outcome(batch) == 5
 
 
 def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(links: Links) -> None:

@@ -14,7 +14,7 @@ from kafkalog.client import session
 from kafkalog.client.config import CONSUMER_SETTINGS
 from kafkalog.client.session import FetchSession, Source
 from kafkalog.connection import Reply
-from kafkalog.errors import BrokerUnreachable, UnknownTopicId
+from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE
@@ -46,7 +46,7 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     now = 0.0
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
-    fetching = FetchSession(cluster, CONSUMER_SETTINGS.parse({"retry.timeout.ms": 1000}))
+    fetching = FetchSession(cluster, CONSUMER_SETTINGS.parse({"retry.timeout.ms": 1000}), lambda: None)
     fetching.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
     for leader_id, now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):  # noqa: B007
         cluster.leader_id = leader_id
@@ -59,7 +59,7 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
 
 def fetching(cluster: Any, **settings: Any) -> FetchSession:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    made = FetchSession(cluster, CONSUMER_SETTINGS.parse(given))
+    made = FetchSession(cluster, CONSUMER_SETTINGS.parse(given), lambda: None)
     made.sources = [Source(TopicPartition("t", number), TOPIC_ID, 0) for number in range(2)]
     return made
 
@@ -71,7 +71,7 @@ def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(mo
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_timeout_ms=1000)
     trouble = BrokerUnreachable(address="here:1", reason="connection refused")
-    waiting._failed(session._NO_BROKER, trouble)
+    waiting._failed(session._ANY_BROKER, trouble)
     waiting._failed(1, trouble)
     now = 0.5
     waiting._refresh()
@@ -173,3 +173,184 @@ def test_a_close_wakes_who_waits_and_who_drives() -> None:
     arrival.notify_all = lambda: woken.append("who waits")
     waiting.close()
     assert woken == ["who drives", "who waits"]
+
+
+def test_a_taking_ends_with_the_rows_or_the_bytes_that_are_enough() -> None:
+    source = Source(TopicPartition("t", 0), TOPIC_ID, 0)
+    batches: list[Any] = [SimpleNamespace(header=SimpleNamespace(length=100, record_count=10)) for _ in range(4)]
+    source.put_back(batches)
+    assert (source.take(1, 1 << 20), source.arrived_bytes) == (batches[:1], 300)
+    assert (source.take(1 << 20, 101), source.arrived_bytes) == (batches[1:3], 100)
+    assert source.take(11, 1 << 20) == batches[3:]
+
+
+def test_who_had_something_is_taken_from_until_it_has_no_more_and_who_reads_one_alone_changes_no_turn() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    first, second = waiting.sources
+    batch: Any = SimpleNamespace(header=SimpleNamespace(length=100, record_count=10))
+    second.put_back([batch])
+    assert waiting._ready([second]) is second
+    first.put_back([batch])
+    assert waiting._ready(waiting.sources) is first
+    first.take(1, 1)
+    assert waiting._ready(waiting.sources) is second
+    first.put_back([batch])
+    assert waiting._ready(waiting.sources) is second, "its turn is not over"
+    second.take(1, 1)
+    assert waiting._ready(waiting.sources) is first
+    waiting.close()
+
+
+def test_more_is_asked_for_once_half_of_what_may_lie_here_is_used_up() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, max_partition_fetch_bytes=1000)
+    source = waiting.sources[0]
+    for length, wants_more in ((500, True), (501, False)):
+        batch: Any = SimpleNamespace(header=SimpleNamespace(length=length, record_count=1))
+        source.put_back([batch])
+        assert waiting._wants_more(source) is wants_more
+        source.take(1, 1)
+    waiting.close()
+
+
+def test_a_request_says_what_is_set_and_has_its_wait_and_the_timeout_to_be_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 10.0))
+    cluster: Any = Unreachable()
+    sizes = {"fetch_min_bytes": 5, "fetch_max_bytes": 7000, "max_partition_fetch_bytes": 6000}
+    waiting = fetching(cluster, **sizes, fetch_max_wait_ms=2000, request_timeout_ms=500)
+    sent: list[pb.RequestHeader] = []
+    link = session._Link(1, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
+
+    def send(pieces: Sequence[bytes | memoryview]) -> None:
+        sent.append(pb.RequestHeader.FromString(b"".join(pieces)[PREFIX_SIZE:]))
+
+    link.connection.send = send  # type: ignore[method-assign]
+    link.next_correlation_id = (1 << 32) - 1  # what the wire holds
+    for _ in range(2):
+        waiting._ask(link, waiting.sources)
+    assert [header.correlation_id for header in sent] == [(1 << 32) - 1, 1]
+    fetch = sent[0].fetch
+    assert (fetch.min_bytes, fetch.max_bytes, fetch.max_wait_ms) == (5, 7000, 2000)
+    assert [part.max_bytes for part in fetch.partitions] == [6000, 6000]
+    assert [asked.deadline for asked in link.asked] == [12.5, 12.5]
+    waiting.close()
+
+
+def test_an_answer_to_another_request_ends_the_connection() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    connection: Any = Answering()
+    link = waiting._links[1] = session._Link(1, connection)
+    asked = session._Asked(2, [waiting.sources[0]], 60.0)
+    link.asked.append(asked)
+    waiting.sources[0].asked = asked
+    with pytest.raises(ProtocolError, match="an answer to a request that was not made"):
+        waiting._receive(link)
+    assert waiting._links == {}
+    assert waiting.sources[0].asked is None
+    waiting.close()
+
+
+def test_pauses_between_tries_grow_to_the_longest_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=250, retry_timeout_ms=60_000)
+    pauses = []
+    for now in (1.0, 2.0, 3.0, 4.0):
+        waiting._failed(1, BrokerUnreachable(address="here:1", reason="connection refused"))
+        pauses.append(round((waiting._troubles[1].retry_at - now) * 1000))
+        assert waiting._is_paused(1)
+    assert pauses == [100, 200, 250, 250]
+    connects: list[int] = []
+    cluster.connect_data = connects.append
+    waiting._ask_all()
+    assert connects == [], "it is not tried before its time"
+    waiting.close()
+
+
+@pytest.mark.parametrize("soonest", ["a try", "the reader's end", "an answer's deadline"])
+def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyPatch, soonest: str) -> None:
+    times = dict.fromkeys(("a try", "the reader's end", "an answer's deadline"), 30.0) | {soonest: 3.0}
+    waits: list[float] = []
+
+    class Poller:
+        def register(self, *_: object) -> None:
+            """Nothing happens on any of them."""
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            waits.append(timeout_ms)
+            return []
+
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(session, "select", SimpleNamespace(poll=Poller, POLLIN=1))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    trouble = waiting._troubles[2] = session._Trouble(0.0, 0.1)
+    trouble.retry_at = times["a try"]
+    connection: Any = SimpleNamespace(has_buffered=False, fileno=lambda: 99, close=lambda: None)
+    link = waiting._links[1] = session._Link(1, connection)
+    link.asked.append(session._Asked(1, [], times["an answer's deadline"]))
+    waiting._drive(True, times["the reader's end"])
+    assert waits == [3001]
+    waiting.close()
+
+
+def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def leader(topic: object, number: int) -> SimpleNamespace:
+        raise LeaderNotAvailable(partition=f"t-{number}", broker_id=1)
+
+    cluster: Any = Unreachable()
+    cluster.leader = leader
+    waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=1000)
+    waiting._ask_all()  # of two partitions
+    waiting._ask_all()
+    assert (waiting._troubles[1].retry_at, waiting._troubles[1].pause) == (0.1, 0.2)
+    now = 0.1
+    waiting._ask_all()
+    assert round(waiting._troubles[1].retry_at, 3) == 0.3
+    waiting.close()
+
+
+def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    refreshed: list[float] = []
+    opened = False
+
+    def leader(topic: object, number: int) -> SimpleNamespace:
+        if not opened:
+            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
+        return SimpleNamespace(broker_id=1)
+
+    cluster: Any = Unreachable()
+    cluster.leader = leader
+    cluster.refresh = lambda names, patient: refreshed.append(now)
+    waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
+    given_up: float | None = None
+    while now < 10 and given_up is None:
+        try:
+            waiting._ask_all()
+        except LeaderNotAvailable:
+            given_up = now
+        now = round(now + 0.1, 1)
+    assert given_up is not None and 3.0 < given_up < 4.0
+    assert refreshed == [0.1, 0.2, 0.5, 0.9, 1.7, 2.7], "a question for each pause"
+    waiting._ask_all()
+    assert list(waiting._troubles) == [-1], "it is tried as long another time"
+    opened = True
+    waiting._ask_all()
+    assert list(waiting._troubles) == [1]
+    waiting.sources = []
+    waiting._ask_all()
+    assert waiting._troubles == {}
+    waiting.close()

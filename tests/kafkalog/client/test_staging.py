@@ -18,25 +18,29 @@ from kafkalog.client import staging
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
-from kafkalog.client.staging import PartStager, discard_parts
+from kafkalog.client.staging import NumberedTransactions, PartStager, discard_parts
 from kafkalog.client.transactions import CommitBatch, Committer, Outcome
 from kafkalog.errors import (
     BrokerUnreachable,
     DeliveryTimedOut,
     InvalidArgument,
     KafkalogError,
+    LeaderNotAvailable,
     StagedOutOfOrder,
     StagedPartLost,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
 )
-from kafkalog.format.batch import producer_id_of, read_header
+from kafkalog.format.batch import read_header
+from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
+from tests.free_ports import free_ports
 from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
 from tests.proxy import proxied
+from tests.threads import NoThreads
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -317,7 +321,7 @@ def test_topics_with_a_transaction_each_share_a_connection_to_each_broker(
             asked.append([each.name for each in found])
             return committer.numbered(topic, found)
 
-        with PartStager(behind, parse_producer({}), numbered, 0, 0) as task:
+        with PartStager(behind, parse_producer({}), NumberedTransactions(topic, numbered), 0, 0) as task:
             task.stage({each: table(rows(0)) for each in topics[:3]})
             task.stage({each: table(rows(1)) for each in topics})
             parts = task.finish()
@@ -458,6 +462,9 @@ class Leader:
         self.is_closed = False
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        if self._leaders.sends_cut:
+            self._leaders.sends_cut -= 1
+            raise CUT
         data = b"".join(pieces)
         header_length, _ = PREFIX.unpack_from(data)
         header = pb.RequestHeader.FromString(data[PREFIX_SIZE : PREFIX_SIZE + header_length])
@@ -487,6 +494,7 @@ class Leaders:
     def __init__(self) -> None:
         self.topics = {"t": info("t")}
         self.answers: list[KafkalogError | None] = []
+        self.sends_cut = 0  # that many sends fail next
         self.sent: list[int] = []
         self.unanswered_most = 0
         self.made: list[Leader] = []
@@ -511,6 +519,9 @@ class Leaders:
         self.made.append(Leader(self))
         return self.made[-1]
 
+    def give_back(self, broker_id: int, connection: Leader) -> None:
+        """Nobody borrows it again."""
+
 
 def staging_to(leaders: Leaders, transaction: Any = "tx", **settings: Any) -> PartStager:
     cluster: Any = leaders
@@ -519,6 +530,19 @@ def staging_to(leaders: Leaders, transaction: Any = "tx", **settings: Any) -> Pa
 
 def one(value: str = "v") -> pa.Table:
     return pa.table({"value": [value], "partition": pa.array([0], pa.int32())})
+
+
+def test_a_task_that_finds_no_thread_for_its_renewal_stages_and_starts_it_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = NoThreads(monkeypatch, lambda name: name == "staged-renewal")
+    with staging_to(Leaders()) as stager:
+        stager.stage({"t": one()})
+        machine.on = False
+        stager.stage({"t": one()})
+        assert stager._renewal._thread.is_alive()
+        assert [part.batches for part in stager.finish()] == [2]
+    assert len(machine.refused) == 2
 
 
 def test_an_ack_ends_the_pauses_and_connections_in_doubt_are_closed() -> None:
@@ -532,6 +556,18 @@ def test_an_ack_ends_the_pauses_and_connections_in_doubt_are_closed() -> None:
     assert leaders.pauses == [first, 2 * first, 4 * first] * 2
     assert leaders.sent == [0] * 4 + [1] * 4
     assert [each.is_closed for each in leaders.made] == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_what_a_failed_send_was_of_is_in_flight_until_it_is_acknowledged(cuts: int) -> None:
+    leaders = Leaders()
+    task = staging_to(leaders)
+    leaders.sends_cut = cuts
+    task.stage({"t": one()})
+    [part] = task.finish()
+    assert leaders.sent == [0]
+    assert part.batches == 1
+    assert not any(part.unacked for part in task._parts.values())
 
 
 def out_of_order(expected: int) -> StagedOutOfOrder:
@@ -576,29 +612,21 @@ def test_what_is_in_flight_is_bounded_by_the_producers_memory() -> None:
     task.finish()
 
 
-def test_a_task_renews_its_transaction_before_it_has_rows_and_numbered_ones_with_their_first_rows() -> None:
-    leaders = Leaders()
-    leaders.topics["s"] = info("s")
-    task, numbered = staging_to(leaders), staging_to(leaders, lambda topics: [each.name for each in topics])
-    assert [task._renewal._news.get_nowait()] == [{producer_id_of("tx")}]
-    for each in (numbered, task):
-        each.stage({"t": one()})
-    numbered.stage({"t": one(), "s": one()})
-    assert [numbered._renewal._news.get_nowait() for _ in range(2)] == [{producer_id_of("t")}, {producer_id_of("s")}]
-
-
 def test_parts_are_discarded_wherever_they_can_be() -> None:
     """Neither a topic that is gone nor a broker that is away keeps the others from being told."""
     told: dict[int, list[bytes]] = {}
 
     class Some:
-        def look_up(self, topics: object) -> None:
+        def look_up(self, topics: object, patient: bool) -> None:
             raise CUT
 
-        def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[None, SimpleNamespace]:
-            if partition.topic == "gone":
-                raise UnknownTopic(topic="gone")
-            return None, SimpleNamespace(broker_id=partition.partition)
+        def known_topic(self, name: str) -> SimpleNamespace | None:
+            return None if name == "gone" else SimpleNamespace(name=name, topic_id=name.encode())
+
+        def leader(self, topic: object, partition: int) -> SimpleNamespace:
+            if partition == 3:
+                raise LeaderNotAvailable(partition="a-3", broker_id=-1)
+            return SimpleNamespace(broker_id=partition)
 
         def call(self, method: str, request: Any, broker_id: int, patient: bool) -> None:
             if broker_id == 1:
@@ -606,9 +634,25 @@ def test_parts_are_discarded_wherever_they_can_be() -> None:
             told[broker_id] = [each for part in request.partitions for each in part.uuids]
 
     cluster: Any = Some()
-    places = [("a", 1), ("gone", 0), ("a", 0), ("a", 2), ("b", 2), ("a", 2)]
-    discard_parts(
-        cluster,
-        [(TopicPartition(*place), place[0].encode(), b"%d" % index) for index, place in enumerate(places)],
-    )
+    places = [("a", 1), ("gone", 0), ("a", 0), ("a", 2), ("b", 2), ("a", 2), ("a", 3)]
+    parts = [(TopicPartition(*place), place[0].encode(), b"%d" % index) for index, place in enumerate(places)]
+    discard_parts(cluster, [*parts, (TopicPartition("b", 0), b"of the old b", b"7")])
     assert told == {0: [b"2"], 2: [b"3", b"5", b"4"]}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown topics", "topics known long ago"])
+def test_no_broker_is_waited_for_to_discard_parts(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    with contextlib.closing(Cluster(f"127.0.0.1:{free_ports(1)}", metadata_max_age_ms=1)) as away:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            raise CUT  # as at the end of the time
+
+        monkeypatch.setattr(away, "pause", pause)
+        names = ["a", "b"]
+        if known:
+            away.remember(*map(info, names))
+            waited_for(lambda: all(away._fresh_topic(name) is None for name in names))
+        discard_parts(away, [(TopicPartition(name, 0), info(name).topic_id, bytes(16)) for name in names])
+        assert pauses == []

@@ -6,6 +6,7 @@ import io
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,8 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog.cli.main import run
-from kafkalog.client.admin import Admin
+from kafkalog.client import transactions
+from kafkalog.client.admin import Admin, AtTimestamp
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
 from kafkalog.client.consumer import Consumer
@@ -40,16 +42,23 @@ from kafkalog.errors import (
     DecisionMoved,
     InvalidArgument,
     KafkalogError,
+    RequestTimedOut,
     RunSuperseded,
     StagedPartLost,
     UnknownTopicId,
     VersionOfAnother,
     VersionWrittenTwice,
 )
-from kafkalog.format.batch import producer_id_of
+from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import Decision, Writer, decision_from_wire, decision_to_wire
+from kafkalog.wire.decisions import (
+    BATCH_WRITE_KEPT_SECONDS,
+    Decision,
+    Writer,
+    decision_from_wire,
+    decision_to_wire,
+)
 from tests.waiting import waited_for
 
 # --- the rules, pure
@@ -108,9 +117,9 @@ def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("recorded_by", "writer", "says"),
     [
-        ("q", "r", "version 5, which query q wrote to topic 'out', and this write comes from query r: to skip"),
-        ("q", "", "which query q wrote to topic 'out', and this write comes from outside any query"),
-        ("", "r", "which a write outside any query wrote to topic 'out', and this write comes from query r"),
+        ("q", "r", "version 5, which query q wrote to topic 'out', and this write belongs to query r. Skipping"),
+        ("q", "", "which query q wrote to topic 'out', and this write belongs to no known query. In foreachBatch, set"),
+        ("", "r", "which a write outside any query wrote to topic 'out', and this write belongs to query r. "),
     ],
 )
 def test_a_version_that_another_query_or_none_recorded_fails_the_write(
@@ -304,8 +313,32 @@ def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost
     assert registry.written == []
 
 
-def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost() -> None:
-    registry = Registry(OPEN, version=9)
+@pytest.mark.parametrize("parts_are_gone", [True, False])
+def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts_are_gone: bool) -> None:
+    """Its committer slept for longer than it is kept; leaders may still know the batch."""
+    mine = replace(OPEN, is_stream=False, version=0)
+    registry = Registry(mine, Decision("tx"), version=-1)
+    committer = committer_over(registry)
+    lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
+
+    def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
+        assert not parts_are_gone or settle(Place("t", b"t" * 16, 0), lost)
+
+    committer._leaders.ask = ask
+    decision, losses = committer.resolve("tx")
+    assert (decision, losses) == (replace(mine, done=True), [])
+    assert registry.written == []
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        Registry(OPEN, version=9),
+        Registry(replace(OPEN, is_stream=False, version=0), Decision("tx"), version=0),  # a read may have none
+    ],
+    ids=["stream", "batch write"],
+)
+def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost(registry: Registry) -> None:
     committer = committer_over(registry)
     lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="gone")
 
@@ -333,6 +366,47 @@ def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_sa
 ) -> None:
     committer = committer_over(Registry(now, version=now.version))
     assert committer._is_decided(_Attempt(BATCH, UUID, False, over)) is recorded
+
+
+class Forgetting(Registry):
+    """The first decision is made, and its answer comes only once it was carried out and forgotten."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slept: float) -> None:
+        super().__init__(Decision("tx"), version=-1)
+        self.now = 0.0
+        self.slept = slept
+        monkeypatch.setattr(transactions, "_seconds_awake_or_not", lambda: self.now)
+
+    def call(self, method: str, request: Any, **how: Any) -> Any:
+        answer = super().call(method, request, **how)
+        if method == "Decide" and len(self.written) == 1:
+            self.now += self.slept
+            self.version = -1
+            raise RequestTimedOut(what="Decide", address="broker 0", timeout_ms=30_000)
+        return answer
+
+
+@pytest.mark.parametrize("slept", [1799.0, 1801.0])
+@pytest.mark.parametrize("timeout_ms", [1, 60_000])
+def test_a_first_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
+    timeout_ms: int, slept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to be made a second time, nor to see whether it was made: its rows are in the topic."""
+    registry = Forgetting(monkeypatch, slept)
+    settings = parse_producer({"transaction.commit.timeout.ms": timeout_ms})
+    committer = Committer(cast(Cluster, registry), settings)
+    committer._leaders.ask = lambda *asked: None  # type: ignore[method-assign, assignment]
+    part = StagedPartition("t", b"t" * 16, 0, b"u" * 16, 0, 1, 100, 1)
+    batch = replace(BATCH, parts=(part,), is_stream=False)
+    if slept > BATCH_WRITE_KEPT_SECONDS / 2:
+        with pytest.raises(CommitTimedOut) as over:
+            committer.commit(batch)
+        assert over.value.facts["decided"] == "unknown"
+        assert len(registry.written) == 1
+    else:
+        with suppress(CommitTimedOut):
+            committer.commit(batch)
+        assert len(registry.written) > 1
 
 
 def test_a_decision_gives_what_follows_all_of_its_time() -> None:
@@ -515,6 +589,20 @@ def test_batches_are_read_whole_in_order_and_once(start_query: StartQuery, clust
     decision = query.committer.decision(query.transactional_id)
     assert (decision.batch_id, decision.done, decision.run_id) == (3, True, "run 1")
     assert [each.partitions for each in decision.topics] == [((0, 2),)]
+
+
+def test_what_is_committed_is_found_by_its_time(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:
+    query = start_query()
+    times = pa.array([1_000_000, 9_000_000], pa.timestamp("us", "UTC"))
+    with PartStager(query.cluster, query.settings, query.transactional_id, 0, 0) as stager:
+        numbers = pa.array([0, 0], pa.int32())
+        stager.stage({topic: pa.table({"value": ["a", "b"], "timestamp": times, "partition": numbers})})
+        parts = stager.finish()
+    query.committer.commit(query.batch(0, parts))
+    at = TopicPartition(topic, 0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        found = admin.list_offsets({at: AtTimestamp(5_000_000)})[at]
+    assert found is not None and found.offset == 1
 
 
 def test_nothing_is_read_of_what_is_not_committed(start_query: StartQuery, cluster: LocalCluster, topic: str) -> None:

@@ -20,7 +20,6 @@ from kafkalog.format.batch import (
     encode_batch,
     header_fault,
     iter_batches,
-    producer_id_of,
     read_header,
     stamp,
 )
@@ -175,14 +174,6 @@ def test_header_read_at_a_position() -> None:
     with pytest.raises(CorruptBatch, match="only 95 of its header's 96 bytes"):
         read_header(row[: 8 + 95], 8)
     assert pickle.loads(pickle.dumps(read_header(row, 8))) == read_header(row, 8)
-
-
-def test_a_transactions_producer_id_is_its_own_and_meets_no_brokers() -> None:
-    ids = [f"spark-stream-{number}" for number in range(1000)] + ["app-ünï/code-t"]
-    found = {producer_id_of(each) for each in ids}
-    assert len(found) == len(ids)
-    assert all(1 << 62 <= each < 1 << 63 for each in found)
-    assert producer_id_of("spark-stream-0") == 0x5EB5B955B3BA3A0B
 
 
 def test_a_staged_batch_carries_its_transaction() -> None:

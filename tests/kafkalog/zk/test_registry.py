@@ -300,7 +300,7 @@ def test_a_topic_whose_id_somebody_removed_is_written_changed_and_deleted_again(
     assert registry.write_states(cluster, A_TOPIC, states) == states
     without_id(cluster)
     assert registry.write_states(cluster, A_TOPIC, states) == states
-    assert caplog.text.count("topic_znode_missing topic=t") == 1
+    assert caplog.text.count("topic_znode_restored topic=t") == 1
     without_id(cluster)
     assert registry.update_topic(cluster, replace(A_TOPIC, config={}))
     without_id(cluster)
@@ -320,6 +320,32 @@ def test_a_topic_whose_id_somebody_removed_amid_its_deletion_can_be_made_again(
     without_id(cluster)
     registry.create_topic(cluster, MADE_ANEW)
     assert registry.read_topic(cluster, "t") == MADE_ANEW
+
+
+def test_a_deletion_leaves_that_of_a_topic_made_anew_to_whoever_began_it(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_session()
+    registry.create_topic(cluster, A_TOPIC)
+    read, reads = registry.read_topic, []
+
+    def counted(session: ZooKeeperSession, name: str) -> TopicRecord | None:
+        reads.append(name)
+        assert len(reads) < 10, "it looks again and again"
+        return read(session, name)
+
+    def another_gets_on() -> None:
+        registry.create_topic(other, MADE_ANEW)  # the rest of the deletion first
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "_take_down", lambda *_: None)  # as if whoever deletes it were stopped
+            registry.delete_topic(other, "t")
+        monkeypatch.setattr(registry, "read_topic", counted)
+
+    amid(monkeypatch, cluster, "multi", another_gets_on)
+    assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
+    left = read(cluster, "t")
+    assert left is not None
+    assert (left.topic_id, left.deleted) == (MADE_ANEW.topic_id, True)
 
 
 def test_a_deletion_that_finds_a_permanent_znode_gone_ends(cluster: ZooKeeperSession) -> None:
@@ -403,10 +429,10 @@ def test_a_topic_that_is_deleted_while_its_id_is_looked_for_is_not_brought_back(
             registry.delete_topic(other, "t")
 
     amid(monkeypatch, cluster, "get", delete)
-    assert not registry._has_id(cluster, A_TOPIC)
+    assert not registry._restore_id(cluster, A_TOPIC)
     topic = registry.read_topic(cluster, "t")
     assert topic is None or topic.deleted
-    assert not registry._has_id(cluster, A_TOPIC)
+    assert not registry._restore_id(cluster, A_TOPIC)
 
 
 @pytest.mark.parametrize("leaves", [False, True])

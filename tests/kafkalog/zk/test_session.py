@@ -53,6 +53,17 @@ def test_a_connect_string_that_is_none_is_refused(text: str) -> None:
         parse_connect(text)
 
 
+def test_a_chroot_behind_each_host_is_refused_and_written_as_it_must_be() -> None:
+    with pytest.raises(InvalidSetting, match=r"the chroot stands once, behind the last host: h1:1,h2:2/a$"):
+        parse_connect("h1:1/a, h2:2/a")
+
+
+def test_a_host_that_has_no_address_is_named() -> None:
+    session = ZooKeeperSession("no-such-host.invalid:1", connection_timeout_ms=1000)
+    with pytest.raises(ZooKeeperUnreachable, match=r"no-such-host\.invalid cannot be resolved"):
+        session.start()
+
+
 def test_znodes_are_made_read_written_and_removed_at_their_version(session: ZooKeeperSession) -> None:
     session.create("/a/b", b"one")
     with pytest.raises(NodeExists):
@@ -157,6 +168,25 @@ def test_an_unreachable_zookeeper_is_told_within_its_time_and_by_its_address() -
             session.start()
         assert time.monotonic() - began < 10
         assert threading.active_count() <= threads
+
+
+def test_a_start_that_gets_a_connection_and_no_answer_leaves_neither_it_nor_a_thread(
+    zookeeper: EmbeddedZooKeeper, proxy: StallingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ZooKeeperSession(f"127.0.0.1:{proxy.port}/never", request_timeout_ms=200)
+    threads = set(threading.enumerate())
+    start = session._client.start
+
+    def start_and_hold(timeout: float) -> None:
+        start(timeout)
+        proxy.hold()
+
+    monkeypatch.setattr(session._client, "start", start_and_hold)
+    with pytest.raises(ZooKeeperUnreachable):
+        session.start()
+    assert not session.connected
+    of_kazoo = [thread for thread in set(threading.enumerate()) - threads if "_pump" not in thread.name]
+    assert of_kazoo == []
 
 
 def test_calls_fail_in_bounded_time_while_it_is_away_and_work_when_it_is_back(tmp_path: Path) -> None:

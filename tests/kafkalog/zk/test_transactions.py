@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,7 +28,13 @@ DECIDED = Decision(
     decided_us=123,
     writers=(Writer(b"u" * 16, "run 1", "session"), Writer(b"v" * 16, "run 2")),
 )
-DAY_US = 24 * 3600 * 1_000_000
+HOUR_US = 3600 * 1_000_000
+
+
+def forgotten(session: ZooKeeperSession) -> list[str]:
+    """Ids of those that were decided when `DECIDED` was, and are forgotten an hour later."""
+    pieces = transactions.forget_expired(session, 124 + HOUR_US)
+    return [decision.transactional_id for piece in pieces for decision in piece]
 
 
 def test_a_decision_is_read_back_with_its_version(session: ZooKeeperSession) -> None:
@@ -134,9 +140,9 @@ def test_a_decision_that_moved_is_not_forgotten(session: ZooKeeperSession) -> No
     assert transactions.read_decision(session, ID) == Decision(ID)
 
 
-def test_only_batch_decisions_that_are_done_for_a_day_expire() -> None:
+def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
     old_batch = replace(DECIDED, is_stream=False, done=True, decided_us=1000)
-    now_us = 1000 + DAY_US + 1
+    now_us = 1000 + HOUR_US + 1
     empty = Decision("raised", 0, decided_us=1000)
     kept = [
         replace(old_batch, is_stream=True),
@@ -152,9 +158,8 @@ def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSess
         transactions.write_decision(
             session, replace(DECIDED, transactional_id=f"old {number}", is_stream=number == 2, done=True)
         )
-    found = transactions.forget_expired(session, 124 + DAY_US)
-    assert [each.transactional_id for each in found] == ["old 0", "old 1"]
-    assert transactions.forget_expired(session, 124 + DAY_US) == []
+    assert sorted(forgotten(session)) == ["old 0", "old 1"]
+    assert forgotten(session) == []
     assert [each.transactional_id for each in transactions.list_decisions(session)] == ["old 2"]
 
 
@@ -171,9 +176,9 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
 ) -> None:
     other = new_session()
     old = replace(DECIDED, is_stream=False, done=True)
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         transactions.write_decision(session, replace(old, transactional_id=name))
-    children, listed = session.children, transactions.list_decisions
+    children, delete_many = session.children, session.delete_many
 
     def and_then_one_goes(path: str) -> list[str]:
         found = children(path)
@@ -181,19 +186,40 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
             other.delete(paths.transaction("b"))
         return found
 
-    def and_then_one_is_used(session: ZooKeeperSession) -> list[Decision]:
-        found = listed(session)
+    def once_one_is_used_and_one_goes(wanted: Sequence[tuple[str, int]]) -> list[bool]:
         transactions.raise_version(other, replace(old, transactional_id="a", version=0))
-        return found
+        other.delete(paths.transaction("d"))
+        return delete_many(wanted)
 
     monkeypatch.setattr(session, "children", and_then_one_goes)
-    monkeypatch.setattr(transactions, "list_decisions", and_then_one_is_used)
-    assert [each.transactional_id for each in transactions.forget_expired(session, 124 + DAY_US)] == ["c"]
-    assert [each.transactional_id for each in listed(session)] == ["a"]
+    monkeypatch.setattr(session, "delete_many", once_one_is_used_and_one_goes)
+    assert forgotten(session) == ["c"]
+    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["a"]
+
+
+def test_many_decisions_are_forgotten_and_listed_in_pieces(
+    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_PIECE", 2)
+    for number in range(5):
+        old = replace(DECIDED, transactional_id=f"{number}", is_stream=number == 4, done=True)
+        transactions.write_decision(session, old)
+    asked: list[int] = []
+    get_many = session.get_many
+    monkeypatch.setattr(session, "get_many", lambda wanted: asked.append(len(wanted)) or get_many(wanted))
+    names = [decision.transactional_id for decision in transactions.list_decisions(session)]
+    assert (names, asked) == (["0", "1", "2", "3", "4"], [2, 2, 1])
+    asked.clear()
+    removed = 0
+    for step, piece in enumerate(transactions.forget_expired(session, 124 + HOUR_US), 1):
+        removed += len(piece)
+        assert sum(asked) == min(2 * step, 5)  # nothing is read before it is its turn
+        assert len(session.children(paths.TRANSACTIONS)) == 5 - removed
+    assert (removed, session.children(paths.TRANSACTIONS)) == (4, ["4"])
 
 
 def test_a_version_that_was_raised_with_nothing_decided_counts_from_when_it_was(session: ZooKeeperSession) -> None:
     transactions.raise_version(session, Decision("raised"))
     [raised] = transactions.list_decisions(session)
-    assert transactions.expired([raised], raised.decided_us + DAY_US) == []
+    assert transactions.expired([raised], raised.decided_us + HOUR_US) == []
     assert abs(raised.decided_us / 1e6 - time.time()) < 3600

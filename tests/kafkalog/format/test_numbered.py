@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from kafkalog.client.numbered import NumberedName, parse, transactional_id
+from kafkalog.format.numbered import NumberedName, parse, transactional_id
 
 ID, OTHER = bytes(range(16)), bytes(16)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 PREFIX = "app-"
 _NAME = re.compile(
-    PREFIX + r"(?P<app_id>.*):(?P<topic>[^:]*):(?P<topic_id>[0-9a-f]{32})(?::(?P<generation>\d+))?", re.DOTALL
+    PREFIX + r"(?P<app_id>.*):(?P<topic>[^:]*):(?P<topic_id>[0-9a-f]{32})(?::(?P<generation>[1-9][0-9]*))?", re.DOTALL
 )
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from broker.threads import Pool
 from kafkalog.errors import OutOfThreads
+from kafkalog.threads import Pool
 from tests.threads import NoThreads
 
 SECONDS = 30
@@ -16,9 +16,9 @@ SECONDS = 30
 def test_without_any_thread_nothing_is_taken_and_nothing_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     machine = NoThreads(monkeypatch, lambda name: name.startswith("pool"))
-    with Pool(2, thread_name_prefix="pool") as pool:
+    with Pool(2, process="this process", thread_name_prefix="pool") as pool:
         for _ in range(3):
-            with pytest.raises(OutOfThreads, match="can't start new thread"):
+            with pytest.raises(OutOfThreads, match="this process cannot start a thread now: can't start new thread"):
                 pool.submit(done.append, "refused")
         machine.on = False
         pool.submit(done.append, "taken").result(SECONDS)
@@ -27,7 +27,7 @@ def test_without_any_thread_nothing_is_taken_and_nothing_is_left_in_the_queue(mo
 
 def test_the_threads_that_are_there_do_what_no_other_can_be_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    with Pool(2, thread_name_prefix="pool") as pool:
+    with Pool(2, process="this process", thread_name_prefix="pool") as pool:
         first = pool.submit(lambda: (begun.set(), may_end.wait(SECONDS)))
         assert begun.wait(SECONDS)
         machine = NoThreads(monkeypatch, lambda name: name.startswith("pool"))

@@ -6,6 +6,7 @@ of a container, ulimit -u, no memory) it raises, and the item stays queued for a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kafkalog.errors import OutOfThreads
@@ -16,9 +17,24 @@ log = get_logger(__name__)
 
 class Pool(ThreadPoolExecutor):
     """Threads, made as they are needed. What is submitted is done by those that are there, if no other can be started;
-    if there is none, `submit` raises OutOfThreads, and nothing of it is left in the queue."""
+    if there is none, `submit` raises OutOfThreads, and nothing of it is left in the queue.
 
-    _is_short = False
+    Args:
+        threads: at most.
+        process: whose they are, as whoever is told of the error knows it.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        process: str,
+        thread_name_prefix: str = "",
+        initializer: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(threads, thread_name_prefix, initializer)
+        self._process = process
+        self._is_short = False
 
     def _adjust_thread_count(self) -> None:
         """Called by `submit`, under its lock, once the item is queued."""
@@ -30,6 +46,6 @@ class Pool(ThreadPoolExecutor):
             self._is_short = True
             if not self._threads:
                 self._work_queue.get_nowait()  # the item: without a thread nobody else takes any
-                raise OutOfThreads(reason=str(error)) from None
+                raise OutOfThreads(process=self._process, reason=str(error)) from None
         else:
             self._is_short = False

@@ -1,0 +1,45 @@
+"""Python workers that Spark ends while they wait for a task, without what PySpark prints of it.
+
+A worker that waits for its next task reads the end of its socket when Spark lets it go, a minute after its last use or
+with the application. PySpark's takes that for a failure and tells it to the socket, which nobody reads any more. Over
+TCP that goes unnoticed; over a Unix socket it is a BrokenPipeError, whose traceback follows the output of a run in
+which nothing went wrong. A worker whose reader has enough, as of a `limit`, ends in the same way.
+
+Spark starts the workers of tasks with the module that `spark.python.daemon.module` names (`daemon.py`). Those that look
+for data sources, plan and commit it starts with PySpark's own, whatever that says; they import this package, and are
+changed from within. Imports nothing heavy: see `__init__.py`.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Worker = Callable[[socket.socket, bool], int]
+_PYSPARKS_DAEMON = "pyspark.daemon"
+
+
+def ending_silently(worker: Worker) -> Worker:
+    """PySpark's function for one task, which does nothing at all if Spark has let go of the worker."""
+
+    def work(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            if not sock.recv(1, socket.MSG_PEEK):
+                return 1  # no further task
+            return worker(sock, authenticated)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+
+    return work
+
+
+def end_silently() -> None:
+    """Have this process, if it is a worker of PySpark's own daemon, end without a word after the task that it is at.
+
+    Its loop looks `worker` up in the main module before each task.
+    """
+    main: Any = sys.modules["__main__"]
+    if getattr(getattr(main, "__spec__", None), "name", None) == _PYSPARKS_DAEMON and hasattr(main, "worker"):
+        main.worker = ending_silently(main.worker)

@@ -1,0 +1,40 @@
+"""Real partitions over a log directory, as requests find them, without ZooKeeper or a port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from broker.replica.partition import Partition
+from broker.storage.directory import LogDirectory
+from kafkalog import errors
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+
+TOPIC_ID = b"0123456789abcdef"
+
+
+class Hosted:
+    """The part of a catalog that requests of data ask."""
+
+    def __init__(self, directory: LogDirectory, **config: Any) -> None:
+        settings = TOPIC_SETTINGS.parse(config)
+        self.partitions = [
+            Partition(
+                "t",
+                TOPIC_ID,
+                number,
+                directory.open_log(TOPIC_ID, number, f"t-{number}", settings, 0),
+                directory,
+                settings,
+                0,
+            )
+            for number in range(2)
+        ]
+        self.hosted = {(TOPIC_ID, partition.number): partition for partition in self.partitions}
+        self.settings = BROKER_SETTINGS.parse()
+        self.clock: Clock = SYSTEM_CLOCK
+
+    def leader_of(self, topic_id: bytes, number: int) -> Partition:
+        if topic_id != TOPIC_ID:
+            raise errors.UnknownTopicId(topic_id=topic_id.hex())
+        return self.partitions[number]

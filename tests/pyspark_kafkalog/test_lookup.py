@@ -1,0 +1,76 @@
+"""What a read makes of what brokers say, with answers as the test says. With real brokers: `test_rules_*.py`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafkalog.client.fetcher import LeaderHint
+from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownPartition
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog import lookup
+from pyspark_kafkalog.lookup import Lookup
+from pyspark_kafkalog.options import parse_source
+
+A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
+
+
+@pytest.fixture
+def looking() -> Lookup:
+    return Lookup(parse_source({"kafkalog.bootstrap.servers": "here:1", "subscribe": "a,b"}))
+
+
+def test_a_wait_is_of_a_millisecond_at_least_and_for_nothing_there_is_none(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr("kafkalog.client.admin.wait_for_records", lambda _, __, ms: waits.append(ms))
+    looking.wait({A0: 1}, 0.0004)
+    looking.wait({A0: 1}, 0.25)
+    looking.wait({}, 0.25)
+    assert waits == [1, 250]
+
+
+def test_a_limit_of_bytes_ends_no_partition_behind_where_it_was_said_to_end(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that came between the look at the ends and that at the bytes are of a later micro-batch."""
+    answers = [{A0: (12, 1000), B0: (7, 3000)}, {A0: (12, 1000), B0: (3, 1500)}]
+    monkeypatch.setattr(looking, "_after_bytes", lambda wanted: answers.pop(0))
+    assert looking.limited_by_bytes({A0: 0, B0: 0}, {A0: 10, B0: 7}, 2000) == {A0: 10, B0: 3}
+
+
+def test_unopened_is_what_nobody_leads_not_what_a_broker_that_is_away_leads(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders = [SimpleNamespace(partition=number, leader=leader) for number, leader in enumerate((-1, 0, 7))]
+    cluster: Any = SimpleNamespace(known_topic={"a": SimpleNamespace(partitions=leaders)}.get)
+    monkeypatch.setattr(lookup, "connected", lambda options: cluster)
+    assert looking.unopened([A0, TopicPartition("a", 1), TopicPartition("a", 2), TopicPartition("a", 3), B0]) == {A0}
+
+
+def test_a_leader_is_told_of_the_topic_that_was_meant_and_none_where_it_is_not_known(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, leads = SimpleNamespace(topic_id=b"1"), SimpleNamespace(broker_id=1)
+    errors: list[KafkalogError] = []
+
+    def leader(*_: object) -> SimpleNamespace:
+        if errors:
+            raise errors.pop()
+        return leads
+
+    cluster: Any = SimpleNamespace(known_topic={"a": topic}.get, leader=leader)
+    monkeypatch.setattr(lookup, "connected", lambda options: cluster)
+    leading: Any = leads
+    assert looking.leader(A0, b"1") == LeaderHint(b"1", leading)
+    assert looking.leader(A0, b"2") is None
+    assert looking.leader(B0, b"1") is None
+    for error in (
+        LeaderNotAvailable(partition="a-0", broker_id=1),
+        UnknownPartition(topic="a", partition=0, partitions=0),
+    ):
+        errors.append(error)
+        assert looking.leader(A0, b"1") is None

@@ -1,0 +1,91 @@
+"""What a task does about answers that end early, go back, or do not come. Over real brokers: `test_rules_*.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, LeaderNotAvailable, RequestTimedOut
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog import reading
+from pyspark_kafkalog.losses import Losses
+from pyspark_kafkalog.offsets import InputRange
+from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.reading import PlannedRange
+
+A0 = TopicPartition("a", 0)
+SCHEMA = StructType([StructField("offset", LongType())])
+
+
+def options(**given: str) -> SourceOptions:
+    texts = {name.replace("__", "."): text for name, text in given.items()}
+    return parse_source({"kafkalog.bootstrap.servers": "here:1", "subscribe": "a", **texts})
+
+
+def range_read(start: int, end: int, fail: bool = True) -> reading._RangeRead:
+    cluster: Any = None
+    return reading._RangeRead(cluster, PlannedRange(InputRange(A0, start, end)), start, end, Losses(fail))
+
+
+def test_a_range_of_which_less_comes_than_was_planned_is_lost_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafkalog.client.fetcher.fetch_range", lambda *_, **__: iter(()))
+    rows: Any = reading.Rows(reading_schema(), "a", 0)
+    with pytest.raises(DataLost, match="a-0 was read to offset 3, not to 9"):
+        list(range_read(3, 9).batches(rows))
+
+
+def reading_schema() -> Any:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(SCHEMA, timezone="UTC")
+
+
+@pytest.mark.parametrize(("ends", "goes_on"), [(7, 7), (2, 4), (4, 4)])
+def test_behind_damage_reading_goes_on_and_never_back(ends: int, goes_on: int) -> None:
+    one = range_read(0, 9, fail=False)
+    one._position = 4
+    one._go_on_behind(CorruptBatch(partition="a-0", offset=1, reason="damaged", end_offset=ends), 0)
+    assert one._position == goes_on
+
+
+def test_damage_of_unknown_length_fails_whatever_fail_on_data_loss_says() -> None:
+    with pytest.raises(CorruptBatch):
+        range_read(0, 9, fail=False)._go_on_behind(CorruptBatch(partition="a-0", offset=1, reason="damaged"), 0)
+
+
+@pytest.mark.parametrize(("given", "request_ms"), [({}, "400"), ({"kafkalog__request__timeout__ms": "300"}, "300")])
+def test_poll_timeout_bounds_every_wait_of_the_client_and_lengthens_none(
+    given: dict[str, str], request_ms: str
+) -> None:
+    settings = reading._task_settings(options(kafkaConsumer__pollTimeoutMs="400", **given))
+    assert settings == {
+        "retry.timeout.ms": "400",
+        "bootstrap.timeout.ms": "400",
+        "request.timeout.ms": request_ms,
+    }
+    assert "retry.timeout.ms" not in reading._task_settings(options(**given))
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "raised"),
+    [
+        (LeaderNotAvailable(partition="a-0", broker_id=1), {"kafkaConsumer__pollTimeoutMs": "400"}, RequestTimedOut),
+        (LeaderNotAvailable(partition="a-0", broker_id=1), {}, LeaderNotAvailable),
+        (DataLost(reason="gone"), {"kafkaConsumer__pollTimeoutMs": "400"}, DataLost),
+    ],
+)
+def test_what_could_have_passed_is_told_as_the_poll_timeout_and_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch, error: KafkalogError, given: dict[str, str], raised: type[KafkalogError]
+) -> None:
+    def fail(*_: object) -> Iterator[Any]:
+        raise error
+        yield
+
+    monkeypatch.setattr(reading, "_read_ranges", fail)
+    with pytest.raises(raised) as told:
+        list(reading.read_ranges(options(**given), SCHEMA, [PlannedRange(InputRange(A0, 0, 1))]))
+    if raised is RequestTimedOut:
+        assert "a read of a-0 (kafkaConsumer.pollTimeoutMs; " in str(told.value)
