@@ -59,7 +59,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         into_topic = {**ours, "topic": "written"}
 
         def renew() -> None:
-            fresh_topic(admin, "written", PARTITIONS)
+            fresh_topic(admin, cluster, "written", PARTITIONS)
             topics.renew()
 
         rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from broker.local import LocalCluster
 from kafkalog import Admin
+
+_UNLINKED_WITHIN_SECONDS = 60.0
 
 
 class NotAvailable(Exception):
@@ -60,11 +63,20 @@ def by_turns(
     return measured
 
 
-def fresh_topic(admin: Admin, name: str, partitions: int) -> None:
-    """Make a topic anew, for one run: what is deleted soon needs no writing back, which the next run would wait for."""
+def fresh_topic(admin: Admin, cluster: LocalCluster, name: str, partitions: int) -> None:
+    """Make a topic anew, for one run: what is deleted soon needs no writing back, which the next run would wait for.
+
+    Returns once the old one's files are gone: brokers unlink them beside everything else, 0.1 s of a core a GB.
+    """
     if name in {topic.name for topic in admin.topics()}:
         admin.delete_topic(name)
     admin.create_topic(name, partitions=partitions)
+    deadline = time.monotonic() + _UNLINKED_WITHIN_SECONDS
+    while any(cluster.root.glob("broker-*/*.deleted")):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"what {name} had is not unlinked within {_UNLINKED_WITHIN_SECONDS:.0f} s")
+        # Brokers tell no client when the files of a deleted topic are gone: that concerns nobody but who measures.
+        time.sleep(0.01)
 
 
 def rate(count: int, times: list[float]) -> float:

@@ -48,7 +48,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 "calls alone": lambda: _calls_alone(values, at_fifty),
             },
             scale,
-            before=lambda: fresh_topic(admin, TOPIC, PARTITIONS),
+            before=lambda: fresh_topic(admin, cluster, TOPIC, PARTITIONS),
         )
         counts["calls alone"] = at_fifty
         yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])

@@ -52,7 +52,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             yield of_core(REUSE, f"micro-batch of {few} partitions", spark, other, stream, scale)
 
         servers = cluster.bootstrap_servers
-        fresh_topic(admin, "idle", PARTITIONS)
+        fresh_topic(admin, cluster, "idle", PARTITIONS)
         for value_bytes in (8, 200):
             work = partial(write, servers=servers, count=count, value_bytes=value_bytes)
             yield of_sql(
@@ -62,7 +62,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 spark,
                 work,
                 scale,
-                before=lambda: fresh_topic(admin, "written", PARTITIONS),
+                before=lambda: fresh_topic(admin, cluster, "written", PARTITIONS),
             )
         idle = partial(idle_cpu, servers=servers, window=max(1.0, 10 * scale))
         yield of_sql(POLLING, "100ms", "an idle stream, of one core", spark, idle, scale, unit="%")

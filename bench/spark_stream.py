@@ -39,7 +39,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         source = {**servers, "subscribe": "trickle", "startingOffsets": "earliest", "maxOffsetsPerTrigger": PARTITIONS}
         sinks = {each: {**servers, "topic": "out", "delivery": each} for each in DELIVERIES}
         with Admin(cluster.bootstrap_servers) as admin:
-            fresh_topic(admin, "out", PARTITIONS)
+            fresh_topic(admin, cluster, "out", PARTITIONS)
         memory = {"partitions": PARTITIONS, "batches": warmups + batches}
         times = by_turns(
             {

@@ -30,7 +30,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             scale,
             runs=RUNS,
             warmups=WARMUPS,
-            before=lambda: fresh_topic(admin, "written", PARTITIONS),
+            before=lambda: fresh_topic(admin, cluster, "written", PARTITIONS),
         )
     at_least_once = {
         "at_least_once": round(rate(count, times["at-least-once"])),
