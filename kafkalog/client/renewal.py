@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 
 from kafkalog.client.cluster import Cluster
-from kafkalog.errors import KafkalogError
+from kafkalog.errors import Closed, KafkalogError
 from kafkalog.log import get_logger
 from kafkalog.wire import transactions_pb2 as pb
 
@@ -26,7 +26,8 @@ _AT_LEAST_SECONDS = 0.1
 
 
 class Renewal:
-    """Renews a write from `start` to `stop`. A renewal that fails is tried again a minute later.
+    """Renews a write from `start` to `stop`, or until the cluster is closed. A renewal that fails is tried again a
+    minute later.
 
     Args:
         family: of the producer ids of the write's transactions.
@@ -58,20 +59,25 @@ class Renewal:
 
     def _run(self) -> None:
         pause = _AT_FIRST_SECONDS
-        while not self._stopped.wait(pause):
-            pause = self._renew()
+        with suppress(Closed):
+            while not self._stopped.wait(pause):
+                pause = self._renew()
 
     def _renew(self) -> float:
         """Ask every broker; the seconds until the next time."""
-        within: list[float] = []
-        with suppress(KafkalogError):
+        try:
             brokers = self._cluster.describe(patient=False).brokers
-            within = [self._renew_at(broker.broker_id) for broker in brokers]
-        return min(within, default=_AGAIN_SECONDS)
+        except Closed:
+            raise
+        except KafkalogError:
+            return _AGAIN_SECONDS
+        return min((self._renew_at(broker.broker_id) for broker in brokers), default=_AGAIN_SECONDS)
 
     def _renew_at(self, broker_id: int) -> float:
         try:
             reply = self._cluster.call("Renew", self._request, broker_id=broker_id, patient=False)
+        except Closed:
+            raise
         except KafkalogError as error:
             log.debug("staged_not_renewed", broker_id=broker_id, reason=str(error))
             return _AGAIN_SECONDS

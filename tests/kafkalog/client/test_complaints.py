@@ -113,6 +113,7 @@ def test_everybody_who_tries_again_says_so_at_the_first_failure(caplog: pytest.L
         delivery.result(60)
         producer.close()
         consumer.close()
+        stager.__exit__(None, None, None)
         shared.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafkalog.client.renewal import Renewal
-from kafkalog.errors import BrokerUnreachable
+from kafkalog.errors import BrokerUnreachable, Closed
 from kafkalog.wire import transactions_pb2 as pb
 from tests.threads import NoThreads
 
@@ -62,5 +62,19 @@ def test_without_a_thread_nothing_fails_and_a_later_start_finds_one(monkeypatch:
         renewal.start()
     assert renewal._thread.is_alive()
     renewal.stop()
+    renewal._thread.join(30)
+    assert not renewal._thread.is_alive()
+
+
+@pytest.mark.parametrize("where", ["describe", "call"])
+def test_a_closed_cluster_ends_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise Closed(what="Cluster")
+
+    brokers: Any = Brokers({0: 100})
+    monkeypatch.setattr(brokers, where, closed)
+    monkeypatch.setattr("kafkalog.client.renewal._AT_FIRST_SECONDS", 0)
+    renewal = Renewal(brokers, 1, 7)
+    renewal.start()
     renewal._thread.join(30)
     assert not renewal._thread.is_alive()

@@ -547,27 +547,27 @@ def test_a_task_that_finds_no_thread_for_its_renewal_stages_and_starts_it_when_t
 
 def test_an_ack_ends_the_pauses_and_connections_in_doubt_are_closed() -> None:
     leaders = Leaders()
-    task = staging_to(leaders)
-    first = leaders.settings.retry_backoff_ms / 1000
-    for _ in range(2):
-        leaders.answers = [CUT, CUT, CUT]
-        task.stage({"t": one()})
-        task.finish()
-    assert leaders.pauses == [first, 2 * first, 4 * first] * 2
-    assert leaders.sent == [0] * 4 + [1] * 4
-    assert [each.is_closed for each in leaders.made] == [True] * 6 + [False]
+    with staging_to(leaders) as task:
+        first = leaders.settings.retry_backoff_ms / 1000
+        for _ in range(2):
+            leaders.answers = [CUT, CUT, CUT]
+            task.stage({"t": one()})
+            task.finish()
+        assert leaders.pauses == [first, 2 * first, 4 * first] * 2
+        assert leaders.sent == [0] * 4 + [1] * 4
+        assert [each.is_closed for each in leaders.made] == [True] * 6 + [False]
 
 
 @pytest.mark.parametrize("cuts", [1, 2])
 def test_what_a_failed_send_was_of_is_in_flight_until_it_is_acknowledged(cuts: int) -> None:
     leaders = Leaders()
-    task = staging_to(leaders)
-    leaders.sends_cut = cuts
-    task.stage({"t": one()})
-    [part] = task.finish()
-    assert leaders.sent == [0]
-    assert part.batches == 1
-    assert not any(part.unacked for part in task._parts.values())
+    with staging_to(leaders) as task:
+        leaders.sends_cut = cuts
+        task.stage({"t": one()})
+        [part] = task.finish()
+        assert leaders.sent == [0]
+        assert part.batches == 1
+        assert not any(part.unacked for part in task._parts.values())
 
 
 def out_of_order(expected: int) -> StagedOutOfOrder:
@@ -576,40 +576,40 @@ def out_of_order(expected: int) -> StagedOutOfOrder:
 
 def test_a_leader_that_has_less_than_it_acknowledged_fails_the_task_at_once_and_one_that_has_not_does_not() -> None:
     leaders = Leaders()
-    task = staging_to(leaders)
-    task.stage({"t": one()})
-    task.finish()
-    leaders.answers = [out_of_order(1)]  # it was restarted with what it had acknowledged: sent again
-    task.stage({"t": one()})
-    task.finish()
-    assert leaders.sent == [0, 1, 1]
-    leaders.answers = [out_of_order(1)]
-    task.stage({"t": one()})
-    with pytest.raises(StagedPartLost, match="has 1 batches of part 5 and had acknowledged 2"):
+    with staging_to(leaders) as task:
+        task.stage({"t": one()})
         task.finish()
-    assert leaders.sent == [0, 1, 1, 2]
+        leaders.answers = [out_of_order(1)]  # it was restarted with what it had acknowledged: sent again
+        task.stage({"t": one()})
+        task.finish()
+        assert leaders.sent == [0, 1, 1]
+        leaders.answers = [out_of_order(1)]
+        task.stage({"t": one()})
+        with pytest.raises(StagedPartLost, match="has 1 batches of part 5 and had acknowledged 2"):
+            task.finish()
+        assert leaders.sent == [0, 1, 1, 2]
 
 
 def test_a_topic_made_anew_with_more_partitions_fails_the_task_that_needs_them() -> None:
     leaders = Leaders()
-    task = staging_to(leaders)
-    task.stage({"t": one()})
-    beyond = pa.table({"value": ["v"], "partition": pa.array([PARTITIONS], pa.int32())})
-    leaders.topics["t"] = info("t", PARTITIONS + 1, b"anew".ljust(16))
-    with pytest.raises(UnknownTopicId):
+    with staging_to(leaders) as task:
+        task.stage({"t": one()})
+        beyond = pa.table({"value": ["v"], "partition": pa.array([PARTITIONS], pa.int32())})
+        leaders.topics["t"] = info("t", PARTITIONS + 1, b"anew".ljust(16))
+        with pytest.raises(UnknownTopicId):
+            task.stage({"t": beyond})
+        leaders.topics["t"] = info("t", PARTITIONS + 1)
         task.stage({"t": beyond})
-    leaders.topics["t"] = info("t", PARTITIONS + 1)
-    task.stage({"t": beyond})
-    assert [part.partition for part in task.finish()] == [0, PARTITIONS]
+        assert [part.partition for part in task.finish()] == [0, PARTITIONS]
 
 
 def test_what_is_in_flight_is_bounded_by_the_producers_memory() -> None:
     leaders = Leaders()
-    task = staging_to(leaders, **{"buffer.memory": 1 << 20, "compression.type": "none"})
-    for _ in range(40):
-        task.stage({"t": one("v" * 100_000)})
-    assert leaders.unanswered_most == 11
-    task.finish()
+    with staging_to(leaders, **{"buffer.memory": 1 << 20, "compression.type": "none"}) as task:
+        for _ in range(40):
+            task.stage({"t": one("v" * 100_000)})
+        assert leaders.unanswered_most == 11
+        task.finish()
 
 
 def test_parts_are_discarded_wherever_they_can_be() -> None:
