@@ -55,7 +55,7 @@ log = get_logger(__name__)
 RUNS_KEPT = 20
 """Of those that a decision names."""
 _ASKED_AGAIN_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
-"""After that the first decision of a batch write is not asked for again: it may have been made, carried out and
+"""After that the decision of a batch write is not asked for again: it may have been made, carried out and
 forgotten, and would be made a second time."""
 _FENCE_SECONDS = 5.0
 """How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
@@ -349,9 +349,7 @@ class Committer:
                 self._remember(decision)
             elif step is Step.PREPARE:
                 self._prepare(decision, batch, commit_uuid, patience)
-                if attempt.over is None:
-                    attempt.asked_at = _seconds_awake_or_not()
-                attempt.over = decision
+                attempt.over, attempt.asked_at = decision, _seconds_awake_or_not()
                 decision = self._write(decided(decision, batch, commit_uuid), patience)
                 if decision.commit_uuid == commit_uuid:
                     patience.progressed()
@@ -373,7 +371,7 @@ class Committer:
         batch, over = attempt.batch, attempt.over
         if attempt.decided is not False or (over is None and not batch.is_stream):
             return attempt.decided
-        if over is not None and _may_be_forgotten(over, attempt.asked_at):
+        if over is not None and _may_be_forgotten(batch.is_stream, attempt.asked_at):
             return None
         patience = Patience(min(_FENCE_SECONDS, self._timeout))
         try:
@@ -487,7 +485,7 @@ class Committer:
                 if not error.retriable:
                     raise
                 self._pause(patience, error)
-                if _may_be_forgotten(decision, began):
+                if _may_be_forgotten(decision.is_stream, began):
                     raise OutOfPatience(error) from error
 
     def _patience(self) -> Patience:
@@ -674,10 +672,10 @@ _OUTCOMES = {
 }
 
 
-def _may_be_forgotten(decision: Decision, asked_at: float) -> bool:
-    """Whether a decision may have been written, carried out and forgotten since it was first asked for."""
-    is_first = decision.version == NO_VERSION and not decision.is_stream
-    return is_first and _seconds_awake_or_not() - asked_at > _ASKED_AGAIN_SECONDS
+def _may_be_forgotten(is_stream: bool, asked_at: float) -> bool:
+    """Whether a decision may have been written, carried out and forgotten since it was first asked for. What stands in
+    its place may even have the version that it was to be written over, if a leader raised one since."""
+    return not is_stream and _seconds_awake_or_not() - asked_at > _ASKED_AGAIN_SECONDS
 
 
 def _seconds_awake_or_not() -> float:
@@ -690,8 +688,9 @@ def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
 
 
 def _unless_forgotten(now: Decision, decision: Decision) -> Decision:
-    """What stands where an open decision stood. A batch write's that is not there any more was done."""
-    if now.version == NO_VERSION and not decision.is_stream:
+    """What stands where an open decision stood. A batch write's that is not there any more was done, also where a
+    leader has raised the version of nothing since."""
+    if now.batch_id == NO_BATCH and not decision.is_stream:
         return replace(decision, done=True, applied=())
     return now
 

@@ -9,6 +9,8 @@ from tests.model.transactions import RULES, Model, World, explore
 WORLDS = {
     "a task that is late, and a reaper": World(length=2, reaps=1),
     "a write that takes long": World(length=2, leaders=2, overdue=1),
+    "a write to two topics that takes long": World(length=2, parts=2, by_topic=True, overdue=2),
+    "a batch write": World(leaders=2, closes=True, restarts=0, timeouts=2, one_off=True),
     "a disk that goes bad": World(parts=2, damages=1),
     "a disk that goes bad amid an apply": World(parts=2, damages=1, kills=1, restarts=0),
     "a speculative twin": World(length=2, twins=2, restarts=0),
@@ -35,6 +37,10 @@ WITHOUT = {
     "prepare_checks_parts": ("a task that is late, and a reaper", "lost: decided"),
     "keep_prepared": ("a task that is late, and a reaper", "lost: decided"),
     "parts_live_with_write": ("a write that takes long", "expired while its write went on"),
+    "renewed_by_family": ("a write to two topics that takes long", "expired while its write went on"),
+    "gone_was_done": ("a batch write", "although it is there: a retry doubles it"),
+    "outlives_late_requests": ("a batch write", "decided a second time"),
+    "not_asked_again_late": ("a batch write", "decided a second time"),
     "whole_set_checked": ("a disk that goes bad", "half of batch 0 is shown"),
     "lost_hides_nothing": ("a disk that goes bad amid an apply", "hides the partition for good"),
     "raise_version_first": ("prepared sets that time out", "lost: decided"),
@@ -72,6 +78,7 @@ WITHOUT = {
 
 ENDS = {
     "a zombie over three batches": {"end", "superseded"},
+    "a batch write": {"end", "unknown"},
     "a disk that goes bad": {"end", "lost"},
     "a disk that goes bad amid an apply": {"end", "lost"},
     "a copy of the checkpoint": {"end", "superseded", "copied"},

@@ -22,6 +22,7 @@ RULES = {
     "prepare_checks_parts": "prepare refuses missing or short parts",
     "keep_prepared": "the reaper of old parts leaves prepared ones alone",
     "parts_live_with_write": "a part does not expire while a task of its write runs",
+    "renewed_by_family": "tasks renew all that is staged of their write, not only what is for topics that they met",
     "raise_version_first": "a leader raises the version before it drops a prepared set that timed out",
     "drop_only_on_news": "a set is dropped only when a newer version records another uuid for its batch or a later one",
     "cas_on_version": "a decision is written only over exactly the version that was prepared at",
@@ -43,6 +44,9 @@ RULES = {
     "done_before_next": "a batch is decided only after the one before is done",
     "abort_spares_prepared": "discard never removes a prepared part",
     "streams_never_expire": "the znode of a stream is not forgotten",
+    "gone_was_done": "an open decision of a batch write that is not there any more was done",
+    "outlives_late_requests": "a batch write's decision is not forgotten while a request for it may be on its way",
+    "not_asked_again_late": "nor is it asked for again once it may be forgotten: whether it was made is not known then",
     "query_beside_version": "a numbered write skips a version only where the same query recorded it",
     "only_last_is_skipped": "a query's numbered write below the recorded version fails",
     "one_write_a_run": "a second write of a version in one run fails",
@@ -68,6 +72,8 @@ class World:
     batches: int = 1  # of the query
     restarts: int = 1  # drivers after the first, over the same checkpoint
     copies: int = 0  # drivers over a copy of the checkpoint; of numbered writes: of another query under the same name
+    one_off: bool = False  # a batch write: its decision is forgotten once it is done
+    by_topic: bool = False  # each part is of another topic and staged by a task of its own
     numbered: bool = False  # the driver writes versions in foreachBatch: what was written is skipped
     writes: int = 1  # of each run and batch, under one name: a driver each, one after the other in any order
     restored: bool = False  # the copies of numbered writes are older checkpoints of the same query
@@ -115,7 +121,7 @@ class Leader(NamedTuple):
 class Driver(NamedTuple):
     phase: str = "absent"
     batch: int = 0
-    staged: tuple[int, ...] = ()  # by task attempt: batches sent of each part
+    staged: tuple[int, ...] = ()  # by task attempt: batches sent of each part; by_topic: by part
     task: int = 0  # the attempt whose message counts
     version: int = -1
     target: tuple[int, int] = (-1, -1)  # what is rolled forward: driver, batch
@@ -174,7 +180,8 @@ class Model:
         return State(Znode(), (Leader(),) * world.leaders, drivers, frozenset(), 0, (), *budget, world.forgets)
 
     def _at_batch(self, batch: int, recorded: bool = False) -> Driver:
-        return Driver("stage", batch, (0,) * self.world.twins, recorded=recorded and not self.world.forgetful)
+        tasks = self.world.parts if self.world.by_topic else self.world.twins
+        return Driver("stage", batch, (0,) * tasks, recorded=recorded and not self.world.forgetful)
 
     # --- drivers
 
@@ -208,15 +215,27 @@ class Model:
             return
         yield from self._task_steps(state, number, driver)
         if phase == "stage":
-            for task, sent in enumerate(driver.staged):
-                if sent == self.world.length:
-                    yield self._read(state, number, driver._replace(task=task), to)
+            ready = [task for task, sent in enumerate(driver.staged) if sent == self.world.length]
+            if self.world.by_topic:
+                ready = [0] if len(ready) == len(driver.staged) else []
+            for task in ready:
+                yield self._read(state, number, driver._replace(task=task), to)
         elif phase == "prepare":
             wanted = {("prepared", number, batch, driver.version, leader) for leader in range(self.world.leaders)}
             if wanted <= state.network:
                 decide = ("decide", number, batch, driver.version)
                 asked = driver.version if self.world.gives_up else -2
                 yield f"decides at {driver.version}", to("decide", frozenset({decide}), asked=asked)
+        elif phase == "decide" and self.world.one_off and self._is_gone(state):  # an hour has passed
+            if self.has("not_asked_again_late"):
+                yield "does not know", to("unknown")
+            else:
+                yield "asks again", to("decide", frozenset({("decide", number, batch, driver.version)}))
+        elif phase == "apply" and self.world.one_off and self._is_gone(state):
+            if self.has("gone_was_done"):
+                yield "finds it done and forgotten", self._returned(state, number, driver)
+            else:
+                yield self._read(state, number, driver, to)
         elif phase == "decide":  # answered or not: it reads again, and finds its uuid or another version
             now = state.znode
             undecided = now.batch < batch and (now.batch < 0 or now.done)
@@ -226,6 +245,8 @@ class Model:
             elif not self.has("reread_after_unknown") and (now.uuid, now.batch) != (number, batch):
                 applies = frozenset(("apply", number, batch, leader) for leader in range(self.world.leaders))
                 yield "takes it for decided", to("apply", applies, target=(number, batch))
+            elif self.world.one_off and now.version == driver.version:
+                return  # asked again until it is refused: only then it is known
             elif not self.has("done_before_next") and (now.uuid, now.batch) == (number, batch):
                 yield "returns undone", self._returned(state, number, driver)
             else:
@@ -269,6 +290,10 @@ class Model:
         else:
             fenced = to("given up")
             yield "gives up and raises the version", fenced._replace(znode=now._replace(version=now.version + 1))
+
+    def _is_gone(self, state: State) -> bool:
+        """Whether the decision was made and is forgotten; a version that a leader raised since may stand there."""
+        return bool(state.deciders) and state.znode.batch < 0
 
     def _is_applied(self, state: State, batch: int) -> bool:
         """Whether every leader can acknowledge it: what is synced stays, so when it is asked does not matter."""
@@ -330,15 +355,14 @@ class Model:
             leaders = []
             for leader in state.leaders:
                 parts = dict(leader.parts)
-                for part in range(self.world.parts):
-                    name = self._part(number, driver.batch, task, part)
+                for part in [task] if self.world.by_topic else range(self.world.parts):
+                    attempt = 0 if self.world.by_topic else task
+                    name = self._part(number, driver.batch, attempt, part)
                     contents = parts.get(name, ())
                     if sent > len(contents):
-                        if self.world.overdue and driver.phase == "stage":
-                            raise Violation(f"a part of batch {driver.batch} expired while its write went on")
                         break  # StagedOutOfOrder: what was there is gone; the task fails
                     if sent == len(contents):
-                        parts[name] = (*contents, (number, task))
+                        parts[name] = (*contents, (number, attempt))
                 else:
                     leaders.append(leader._replace(parts=frozenset(parts.items())))
             if len(leaders) == len(state.leaders):
@@ -422,6 +446,8 @@ class Model:
                 deciders = (*deciders, run)
             if batch < now.batch:
                 raise Violation(f"batch {batch} is decided after batch {now.batch}")
+            if self.world.one_off and self._is_gone(state):
+                raise Violation(f"batch {batch} is decided a second time: what was staged of it may be gone")
             writers = (driver,) if self.world.numbered else ()
             decided = Znode(now.version + 1, batch, driver, run, False, replaced, writers)
             network, leaders = state.network, state.leaders
@@ -432,8 +458,19 @@ class Model:
                 leaders = tuple(self._tidied(leader, batch) for leader in leaders)
             changed = {"deciders": deciders, "network": network, "leaders": leaders}
             yield f"{message}", state._replace(znode=decided, **changed)
+            if self.world.one_off:
+                yield (
+                    f"{message}, and again later",
+                    state._replace(znode=decided, **changed | {"network": state.network}),
+                )
         if self.world.expires and now.done and not self.has("streams_never_expire"):
             yield "expires", state._replace(znode=Znode())
+        if self.world.one_off and now.done:
+            is_late = any(message[0] == "decide" for message in state.network)
+            if not is_late:
+                yield "is forgotten", state._replace(znode=Znode())
+            elif not self.has("outlives_late_requests"):
+                yield "is forgotten too soon", state._replace(znode=Znode())
 
     def _tidied(self, leader: Leader, batch: int) -> Leader:
         return leader._replace(
@@ -468,14 +505,16 @@ class Model:
     def _prepare(self, state: State, leader: Leader, message: Any, to: Any) -> Iterator[tuple[str, State]]:
         _, number, batch, task, version, at = message
         known = next((each for each in leader.prepared if each[:2] == (number, batch)), None)
+        driver = state.drivers[number]
+        waits = (driver.phase, driver.batch, driver.version) == ("prepare", batch, version)
         if known is None and self.has("prepare_checks_parts"):
             parts = dict(leader.parts)
             if any(len(parts.get(name, ())) < self.world.length for name in self._names((number, batch, task, 0))):
+                if waits and self.world.one_off and self._is_gone(state):
+                    raise Violation(f"batch {batch} is taken for lost although it is there: a retry doubles it")
                 return  # refused: whoever waits for it fails
         kept = max(version, known[3]) if known is not None and self.has("keep_newer_version") else version
         prepared = (leader.prepared - {known}) | {(number, batch, task, kept)}
-        driver = state.drivers[number]
-        waits = (driver.phase, driver.batch, driver.version) == ("prepare", batch, version)
         ack = frozenset({("prepared", number, batch, version, at)}) if waits else frozenset()
         after = to(ack, prepared=prepared)
         yield f"{message}", after._replace(network=after.network - {message}) if self.world.tidy else after
@@ -634,6 +673,8 @@ class Model:
         if state.overdue and leader.parts and leader.applying is None:
             kept = spared | {name for name in dict(leader.parts) if self._is_renewed(state, name)}
             parts = frozenset(part for part in leader.parts if part[0] in kept)
+            if any(self._is_being_staged(state, name) for name, _ in leader.parts - parts):
+                raise Violation("a part expired while its write went on")
             if parts != leader.parts:
                 yield "lets old parts expire", to(parts=parts, world={"overdue": state.overdue - 1})
         if state.damages:
@@ -652,9 +693,16 @@ class Model:
                 yield "loses power, and has back what it dropped", to(**fields | {"parts": parts, "prepared": back})
 
     def _is_renewed(self, state: State, name: tuple[int, int, int, int]) -> bool:
-        """Whether a task of the write that a part belongs to runs."""
+        """Whether a task asks for a part to be kept."""
         driver = state.drivers[name[0]]
-        return self.has("parts_live_with_write") and (driver.phase, driver.batch) == ("stage", name[1])
+        if self.world.by_topic and not self.has("renewed_by_family") and driver.staged[name[3]] == self.world.length:
+            return False  # the tasks that still run have no rows for its topic
+        return self.has("parts_live_with_write") and self._is_being_staged(state, name)
+
+    def _is_being_staged(self, state: State, name: tuple[int, int, int, int]) -> bool:
+        """Whether the write that a part belongs to is still being staged."""
+        driver = state.drivers[name[0]]
+        return (driver.phase, driver.batch) == ("stage", name[1])
 
     def _restarted(self, leader: Leader, log: tuple[Any, ...]) -> dict[str, Any]:
         mark = (-1, 0)

@@ -313,11 +313,12 @@ def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost
     assert registry.written == []
 
 
+@pytest.mark.parametrize("raised", [-1, 0], ids=["nothing", "a version that a leader raised since"])
 @pytest.mark.parametrize("parts_are_gone", [True, False])
-def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts_are_gone: bool) -> None:
+def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts_are_gone: bool, raised: int) -> None:
     """Its committer slept for longer than it is kept; leaders may still know the batch."""
-    mine = replace(OPEN, is_stream=False, version=0)
-    registry = Registry(mine, Decision("tx"), version=-1)
+    mine = replace(OPEN, is_stream=False, version=3)
+    registry = Registry(mine, Decision("tx", raised), version=raised)
     committer = committer_over(registry)
     lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
 
@@ -369,10 +370,12 @@ def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_sa
 
 
 class Forgetting(Registry):
-    """The first decision is made, and its answer comes only once it was carried out and forgotten."""
+    """The first decision is made, and its answer comes only once it was carried out and forgotten, and what was there
+    before it is there again: nothing, or a version that a leader raised."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slept: float) -> None:
-        super().__init__(Decision("tx"), version=-1)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slept: float, before: int) -> None:
+        super().__init__(Decision("tx", before), version=before)
+        self.before = before
         self.now = 0.0
         self.slept = slept
         monkeypatch.setattr(transactions, "_seconds_awake_or_not", lambda: self.now)
@@ -381,18 +384,19 @@ class Forgetting(Registry):
         answer = super().call(method, request, **how)
         if method == "Decide" and len(self.written) == 1:
             self.now += self.slept
-            self.version = -1
+            self.version = self.before
             raise RequestTimedOut(what="Decide", address="broker 0", timeout_ms=30_000)
         return answer
 
 
 @pytest.mark.parametrize("slept", [1799.0, 1801.0])
 @pytest.mark.parametrize("timeout_ms", [1, 60_000])
-def test_a_first_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
-    timeout_ms: int, slept: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [-1, 0])
+def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
+    before: int, timeout_ms: int, slept: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither to be made a second time, nor to see whether it was made: its rows are in the topic."""
-    registry = Forgetting(monkeypatch, slept)
+    registry = Forgetting(monkeypatch, slept, before)
     settings = parse_producer({"transaction.commit.timeout.ms": timeout_ms})
     committer = Committer(cast(Cluster, registry), settings)
     committer._leaders.ask = lambda *asked: None  # type: ignore[method-assign, assignment]
