@@ -16,6 +16,7 @@ What goes wrong with one topic concerns that topic alone: it is logged once, and
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -88,7 +89,7 @@ class Catalog:
         self._undone: Mapping[str, str] = {}  # paths that could not be dealt with, and why; tried again
         # Topics that are not in line with what was read of them, and each one's first partition that was not looked at.
         # The thread's own; others only ask whether a topic is in it.
-        self._to_host: dict[str, int] = {}
+        self._to_host: OrderedDict[str, int] = OrderedDict()
         self._read_later: set[str] = set()  # paths of states that changed while their topics' logs were being opened
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._recovering = threading.Lock()  # one `recover` at a time; before _changed
@@ -433,7 +434,7 @@ class Catalog:
         if paths.TOPICS in dirty:
             names = set(registry.topic_names(self.session, self._path_changed))
             changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
-        to_host = dict(self._to_host)
+        to_host = OrderedDict(self._to_host)
         for name in sorted(changed):
             with self._sparing_others(paths.topic(name), is_last=False):
                 record = registry.read_topic(self.session, name, self._path_changed)
@@ -458,9 +459,11 @@ class Catalog:
                 end = count = len(topics[name].replicas)
                 with self._sparing_others(paths.topic(name)):
                     topics[name], end = self._host(topics[name], start)
-                del self._to_host[name]
-                if end < count:
-                    self._to_host[name] = end  # after the others
+                if end < count:  # after the others; never absent meanwhile, for other threads look (`is_behind`)
+                    self._to_host[name] = end
+                    self._to_host.move_to_end(name)
+                else:
+                    del self._to_host[name]
                 if self.clock.monotonic() >= turn_end:
                     break
         finally:  # without ZooKeeper too: what is open is known

@@ -206,8 +206,9 @@ def _bounded(seconds: float, left: float) -> float:
 def _once_opened(
     topic: TopicRecord, version: int, added: range, catalog: Catalog, seconds_left: float
 ) -> pb.TopicDescription:
-    """Describe a topic once the change that made its znode's version is seen here and the partitions that it added are
-    opened (or failed here, which is told to whoever uses them), or the time for that is over."""
+    """Describe a topic once the change that made its znode's version is seen here, its settings are passed on to the
+    logs here, and the partitions that it added are opened (or failed here, which is told to whoever uses them), or the
+    time for that is over."""
 
     def current() -> TopicRecord | None:
         seen = catalog.topics.get(topic.name)

@@ -117,6 +117,7 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
     described = segment.load_index() and segment.end_offset <= next_segment
     if not described:
         segment.start_over()
+    described_to = segment.size
     if described and segment.size == size:
         if segment.end_offset == next_segment:
             return
@@ -127,7 +128,8 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
         segment.recover(size, next_segment, next_segment, _places(checkpoint, segment))
         segment.size = size
         segment.close()
-        log.warning("index_rebuilt", partition=label, base_offset=segment.base_offset, bytes=size)
+        event = "index_completed" if described_to else "index_rebuilt"
+        log.warning(event, partition=label, base_offset=segment.base_offset, bytes=size - described_to)
     _tell_damage(segment, label)
     _unless_full(segment.save_index)
 
@@ -209,10 +211,10 @@ def _open_last(
             segment.cut(found.end_position)
         elif described < size:
             segment.sync()  # a killed process leaves bytes that only the page cache has
-        if found.damaged:
-            _unless_full(segment.save_index)
     except OSError as error:  # whichever: what the page cache has of it is not to be believed at a second try
         faults.fail(error, "fdatasync of what was recovered")
+    if found.damaged:
+        _unless_full(segment.save_index)
     return indexed_offset, found.tail_damaged
 
 

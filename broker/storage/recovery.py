@@ -232,17 +232,15 @@ def _resynchronise(
         if chain.is_believed and chain.first_good is not None:
             believed = chain.first_good if believed is None else min(believed, chain.first_good)
         chains.setdefault(position + candidate.length, []).append(chain)
-    if believed is not None:
-        return _Resynchronised(believed, 0)
     if header is not None and size % ALIGNMENT == 0 and _checksum(read, running_to, size, running) == header.crc:
-        return _Resynchronised(None, header.last_offset_delta + 1)
-    return _Resynchronised(None, 0)
+        return _Resynchronised(None, header.last_offset_delta + 1)  # whatever looked like a batch is inside its body
+    return _Resynchronised(believed, 0)
 
 
 def _continued(
     read: Read, before: list[_Chain], position: int, header: BatchHeader, size: int, known: Places
 ) -> _Chain:
-    """The chain that a batch is the last one of, of those that it is linked to."""
+    """The chains that end where a batch begins, and to which it is linked, with it; without any, a chain of its own."""
     end = position + header.length
     first_good = min((each.first_good for each in before if each.first_good is not None), default=None)
     if first_good is None and _body_is_good(read, position, header):

@@ -525,5 +525,7 @@ def _reason(error: KafkalogError) -> str:
 
 def _unregistered(broker_id: int) -> BrokerUnreachable:
     if broker_id == -1:  # as topics are told, where there is none
-        return BrokerUnreachable(address="its leader", reason="no broker has opened its log yet")
+        return BrokerUnreachable(
+            address="the partition's leader", reason="it has none; no broker has opened its log yet"
+        )
     return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster (any more)")

@@ -374,24 +374,19 @@ class FetchSession:
             topic = self._cluster.topic(partition.topic, patient=False)
             if topic.topic_id == topic_id:
                 broker_id = self._cluster.leader(topic, partition.partition).broker_id
-                self._led_by(source, broker_id)
+                source.broker_id = broker_id
                 return broker_id
             source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
         except UnknownTopic as error:
             source.error = error
         except LeaderNotAvailable as error:
-            self._led_by(source, error.facts["broker_id"])
-            if not self._is_paused(error.facts["broker_id"]):
-                self._failed(error.facts["broker_id"], error)
+            source.broker_id = error.facts["broker_id"]
+            if not self._is_paused(source.broker_id):
+                self._failed(source.broker_id, error)
         except TRY_AGAIN as error:
             if not self._is_paused(_ANY_BROKER):
                 self._failed(_ANY_BROKER, error)
         return None
-
-    def _led_by(self, source: Source, broker_id: int) -> None:
-        if source.broker_id != broker_id:
-            self._troubles.pop(source.broker_id, None)  # it does not matter here any more; another time it may
-        source.broker_id = broker_id
 
     def _refresh(self) -> None:
         with self.lock:

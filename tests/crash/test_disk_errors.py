@@ -12,7 +12,7 @@ import pytest
 
 from broker.storage.disk import Buffer
 from kafkalog.clock import ManualClock
-from kafkalog.errors import DiskFull, OutOfFiles, StorageFailed, from_wire
+from kafkalog.errors import CorruptBatch, DiskFull, OutOfFiles, StorageFailed, from_wire
 from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.workload import PATH, Workload, check_survivor, open_directory, open_log
@@ -417,3 +417,39 @@ def test_names_that_an_opening_changed_and_could_not_sync_are_synced_by_the_next
     assert not disk.count
     open_log(directory)
     assert dropped not in disk.after_power_cut(random.Random(0), 0.0).names(log.directory)
+
+
+def test_an_index_of_damage_that_no_descriptor_is_left_for_is_saved_by_a_later_opening() -> None:
+    """Nothing is wrong with the disk, so the directory stays in service."""
+    written = MemoryDisk()
+    directory = open_directory(written)
+    log = open_log(directory)
+    for offset in range(3):
+        log.append([numbered(offset)])
+    end = log.view.size_bytes
+    folder = log.directory
+    directory.close()
+    written.bytes_of(folder / f"{0:020d}.log")[end // 3 + 3] ^= 1
+    written.unlink(folder / f"{0:020d}.index")
+    disk = FewFiles(1 << 60, 0)
+    disk.root = written.after_kill().root
+    refused = False
+
+    def no_index(path: Path, doing: str) -> None:
+        nonlocal refused
+        if doing == "create" and ".index" in path.name and not refused:
+            refused = True
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    disk._try = no_index  # type: ignore[method-assign]
+    directory = open_directory(disk)
+    with pytest.raises(OutOfFiles):
+        open_log(directory)
+    assert refused
+    assert directory.failed is None
+    reopened = open_log(directory)
+    with pytest.raises(CorruptBatch):
+        reopened.read(1, 100)
+    with reopened.read(2, 1000) as found:
+        assert found.length
+    directory.close()

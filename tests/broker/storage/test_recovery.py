@@ -185,6 +185,16 @@ def test_a_body_that_holds_batches_is_skipped_to_its_own_end() -> None:
     assert result.damaged == (Damage(1, 2, SIZE, SIZE + len(outer)),)
 
 
+def test_a_body_that_ends_with_a_batch_at_the_end_of_the_segment_is_skipped() -> None:
+    """It chains to the end of the segment, but so does the batch that holds it."""
+    outer = batch_of(bytes(segment([2])), 1)
+    outer[3] ^= 1  # its header is bad, its body whole
+    found, result = scanned(segment([0]) + outer)
+    assert found == [0]
+    assert result.damaged == (Damage(1, 2, SIZE, SIZE + len(outer)),)
+    assert (result.end_offset, result.tail_damaged) == (2, True)
+
+
 @pytest.mark.parametrize(("offset", "epoch"), [(2, 1), (1, 3)], ids=["to an older epoch", "to the same offset"])
 def test_what_goes_back_is_no_link_of_a_chain(offset: int, epoch: int) -> None:
     data = segment([0, 7], epoch=1) + segment([1], epoch=2) + segment([offset], epoch=epoch)

@@ -64,6 +64,18 @@ def fetching(cluster: Any, **settings: Any) -> FetchSession:
     return made
 
 
+def test_a_partition_that_moves_leaves_the_trouble_of_those_that_stay_with_its_leader() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all()
+    trouble = waiting._troubles[1]
+    cluster.leader = lambda topic, number: SimpleNamespace(broker_id=(2, 1)[number])
+    waiting._ask_all()
+    assert waiting._troubles.keys() == {1, 2}
+    assert waiting._troubles[1] is trouble
+    waiting.close()
+
+
 def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails a later time is tried as long as what never failed."""
     now = 0.0
