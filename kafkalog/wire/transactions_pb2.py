@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kafkalog.wire import dataport_pb2 as kafkalog_dot_wire_dot_dataport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kafkalog/wire/transactions.proto\x12\rkafkalog.wire\x1a\x1ckafkalog/wire/dataport.proto\"\xac\x01\n\x0ePrepareRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\x11\x12\x33\n\npartitions\x18\x06 \x03(\x0b\x32\x1f.kafkalog.wire.PreparePartition\"a\n\x10PreparePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x05parts\x18\x03 \x03(\x0b\x32\x19.kafkalog.wire.StagedPart\"I\n\nStagedPart\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\x04\"D\n\x0cPrepareReply\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .kafkalog.wire.PreparedPartition\"n\n\x11PreparedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x12\n\nunfinished\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x08\"\x9d\x01\n\x0c\x41pplyRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x37\n\npartitions\x18\x05 \x03(\x0b\x32#.kafkalog.wire.TransactionPartition\";\n\x14TransactionPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\"A\n\nApplyReply\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.AppliedPartition\"\x81\x01\n\x10\x41ppliedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x12\n\nend_offset\x18\x02 \x01(\x03\x12\x12\n\nunfinished\x18\x03 \x01(\x08\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x0e\n\x06queued\x18\x05 \x01(\x08\"\xaf\x01\n\x0eReleaseRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x03\x12\x37\n\npartitions\x18\x03 \x03(\x0b\x32#.kafkalog.wire.TransactionPartition\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x15\n\rbelow_version\x18\x05 \x01(\x11\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x0e\n\x0cReleaseReply\"E\n\x0e\x44iscardRequest\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.DiscardPartition\"F\n\x10\x44iscardPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05uuids\x18\x03 \x03(\x0c\"\x0e\n\x0c\x44iscardReply\"0\n\x0cRenewRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\r\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x03\"%\n\nRenewReply\x12\x17\n\x0frenew_within_ms\x18\x01 \x01(\r\"-\n\x11ListStagedRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"9\n\x0fListStagedReply\x12&\n\x04sets\x18\x01 \x03(\x0b\x32\x18.kafkalog.wire.StagedSet\"\xd8\x01\n\tStagedSet\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x18\n\x10transactional_id\x18\x04 \x01(\t\x12\x13\n\x0bproducer_id\x18\x05 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x07 \x01(\x0c\x12\x0f\n\x07version\x18\x08 \x01(\x11\x12\r\n\x05parts\x18\t \x01(\r\x12\x0e\n\x06length\x18\n \x01(\x04\x12\x11\n\tstaged_us\x18\x0b \x01(\x03\"\xf5\x02\n\x08\x44\x65\x63ision\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x11\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\x12+\n\x06topics\x18\x08 \x03(\x0b\x32\x1b.kafkalog.wire.DecidedTopic\x12\x15\n\rreplaced_runs\x18\t \x03(\t\x12\x11\n\tis_stream\x18\n \x01(\x08\x12\x12\n\ndecided_us\x18\x0b \x01(\x03\x12\x10\n\x08query_id\x18\x0c \x01(\t\x12\x11\n\tforgotten\x18\r \x01(\x08\x12&\n\x07writers\x18\x0e \x03(\x0b\x32\x15.kafkalog.wire.Writer\x12,\n\x07\x61pplied\x18\x0f \x03(\x0b\x32\x1b.kafkalog.wire.DecidedTopic\"A\n\x06Writer\x12\x13\n\x0b\x63ommit_uuid\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"`\n\x0c\x44\x65\x63idedTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12/\n\npartitions\x18\x03 \x03(\x0b\x32\x1b.kafkalog.wire.DecidedRange\"+\n\x0c\x44\x65\x63idedRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"1\n\x14ReadDecisionsRequest\x12\x19\n\x11transactional_ids\x18\x01 \x03(\t\":\n\rDecideRequest\x12)\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.kafkalog.wire.Decision\"\x1e\n\x0b\x44\x65\x63ideReply\x12\x0f\n\x07version\x18\x01 \x01(\x11\"\x16\n\x14ListDecisionsRequest\"7\n\tDecisions\x12*\n\tdecisions\x18\x01 \x03(\x0b\x32\x17.kafkalog.wire.Decisionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kafkalog/wire/transactions.proto\x12\rkafkalog.wire\x1a\x1ckafkalog/wire/dataport.proto\"\xac\x01\n\x0ePrepareRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\x11\x12\x33\n\npartitions\x18\x06 \x03(\x0b\x32\x1f.kafkalog.wire.PreparePartition\"a\n\x10PreparePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x05parts\x18\x03 \x03(\x0b\x32\x19.kafkalog.wire.StagedPart\"I\n\nStagedPart\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\x04\"D\n\x0cPrepareReply\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .kafkalog.wire.PreparedPartition\"n\n\x11PreparedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x12\n\nunfinished\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x08\"\x9d\x01\n\x0c\x41pplyRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x37\n\npartitions\x18\x05 \x03(\x0b\x32#.kafkalog.wire.TransactionPartition\";\n\x14TransactionPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\"A\n\nApplyReply\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.AppliedPartition\"\x81\x01\n\x10\x41ppliedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x12\n\nend_offset\x18\x02 \x01(\x03\x12\x12\n\nunfinished\x18\x03 \x01(\x08\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x0e\n\x06queued\x18\x05 \x01(\x08\"\xaf\x01\n\x0eReleaseRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x03\x12\x37\n\npartitions\x18\x03 \x03(\x0b\x32#.kafkalog.wire.TransactionPartition\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x15\n\rbelow_version\x18\x05 \x01(\x11\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x0e\n\x0cReleaseReply\"E\n\x0e\x44iscardRequest\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.DiscardPartition\"F\n\x10\x44iscardPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05uuids\x18\x03 \x03(\x0c\"\x0e\n\x0c\x44iscardReply\"6\n\x0cRenewRequest\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x03\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\rJ\x04\x08\x01\x10\x02\"%\n\nRenewReply\x12\x17\n\x0frenew_within_ms\x18\x01 \x01(\r\"-\n\x11ListStagedRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"9\n\x0fListStagedReply\x12&\n\x04sets\x18\x01 \x03(\x0b\x32\x18.kafkalog.wire.StagedSet\"\xd8\x01\n\tStagedSet\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x18\n\x10transactional_id\x18\x04 \x01(\t\x12\x13\n\x0bproducer_id\x18\x05 \x01(\x03\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x07 \x01(\x0c\x12\x0f\n\x07version\x18\x08 \x01(\x11\x12\r\n\x05parts\x18\t \x01(\r\x12\x0e\n\x06length\x18\n \x01(\x04\x12\x11\n\tstaged_us\x18\x0b \x01(\x03\"\xf5\x02\n\x08\x44\x65\x63ision\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x11\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ommit_uuid\x18\x04 \x01(\x0c\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\x12+\n\x06topics\x18\x08 \x03(\x0b\x32\x1b.kafkalog.wire.DecidedTopic\x12\x15\n\rreplaced_runs\x18\t \x03(\t\x12\x11\n\tis_stream\x18\n \x01(\x08\x12\x12\n\ndecided_us\x18\x0b \x01(\x03\x12\x10\n\x08query_id\x18\x0c \x01(\t\x12\x11\n\tforgotten\x18\r \x01(\x08\x12&\n\x07writers\x18\x0e \x03(\x0b\x32\x15.kafkalog.wire.Writer\x12,\n\x07\x61pplied\x18\x0f \x03(\x0b\x32\x1b.kafkalog.wire.DecidedTopic\"A\n\x06Writer\x12\x13\n\x0b\x63ommit_uuid\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"`\n\x0c\x44\x65\x63idedTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12/\n\npartitions\x18\x03 \x03(\x0b\x32\x1b.kafkalog.wire.DecidedRange\"+\n\x0c\x44\x65\x63idedRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"1\n\x14ReadDecisionsRequest\x12\x19\n\x11transactional_ids\x18\x01 \x03(\t\":\n\rDecideRequest\x12)\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.kafkalog.wire.Decision\"\x1e\n\x0b\x44\x65\x63ideReply\x12\x0f\n\x07version\x18\x01 \x01(\x11\"\x16\n\x14ListDecisionsRequest\"7\n\tDecisions\x12*\n\tdecisions\x18\x01 \x03(\x0b\x32\x17.kafkalog.wire.Decisionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,31 +61,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DISCARDREPLY']._serialized_start=1369
   _globals['_DISCARDREPLY']._serialized_end=1383
   _globals['_RENEWREQUEST']._serialized_start=1385
-  _globals['_RENEWREQUEST']._serialized_end=1433
-  _globals['_RENEWREPLY']._serialized_start=1435
-  _globals['_RENEWREPLY']._serialized_end=1472
-  _globals['_LISTSTAGEDREQUEST']._serialized_start=1474
-  _globals['_LISTSTAGEDREQUEST']._serialized_end=1519
-  _globals['_LISTSTAGEDREPLY']._serialized_start=1521
-  _globals['_LISTSTAGEDREPLY']._serialized_end=1578
-  _globals['_STAGEDSET']._serialized_start=1581
-  _globals['_STAGEDSET']._serialized_end=1797
-  _globals['_DECISION']._serialized_start=1800
-  _globals['_DECISION']._serialized_end=2173
-  _globals['_WRITER']._serialized_start=2175
-  _globals['_WRITER']._serialized_end=2240
-  _globals['_DECIDEDTOPIC']._serialized_start=2242
-  _globals['_DECIDEDTOPIC']._serialized_end=2338
-  _globals['_DECIDEDRANGE']._serialized_start=2340
-  _globals['_DECIDEDRANGE']._serialized_end=2383
-  _globals['_READDECISIONSREQUEST']._serialized_start=2385
-  _globals['_READDECISIONSREQUEST']._serialized_end=2434
-  _globals['_DECIDEREQUEST']._serialized_start=2436
-  _globals['_DECIDEREQUEST']._serialized_end=2494
-  _globals['_DECIDEREPLY']._serialized_start=2496
-  _globals['_DECIDEREPLY']._serialized_end=2526
-  _globals['_LISTDECISIONSREQUEST']._serialized_start=2528
-  _globals['_LISTDECISIONSREQUEST']._serialized_end=2550
-  _globals['_DECISIONS']._serialized_start=2552
-  _globals['_DECISIONS']._serialized_end=2607
+  _globals['_RENEWREQUEST']._serialized_end=1439
+  _globals['_RENEWREPLY']._serialized_start=1441
+  _globals['_RENEWREPLY']._serialized_end=1478
+  _globals['_LISTSTAGEDREQUEST']._serialized_start=1480
+  _globals['_LISTSTAGEDREQUEST']._serialized_end=1525
+  _globals['_LISTSTAGEDREPLY']._serialized_start=1527
+  _globals['_LISTSTAGEDREPLY']._serialized_end=1584
+  _globals['_STAGEDSET']._serialized_start=1587
+  _globals['_STAGEDSET']._serialized_end=1803
+  _globals['_DECISION']._serialized_start=1806
+  _globals['_DECISION']._serialized_end=2179
+  _globals['_WRITER']._serialized_start=2181
+  _globals['_WRITER']._serialized_end=2246
+  _globals['_DECIDEDTOPIC']._serialized_start=2248
+  _globals['_DECIDEDTOPIC']._serialized_end=2344
+  _globals['_DECIDEDRANGE']._serialized_start=2346
+  _globals['_DECIDEDRANGE']._serialized_end=2389
+  _globals['_READDECISIONSREQUEST']._serialized_start=2391
+  _globals['_READDECISIONSREQUEST']._serialized_end=2440
+  _globals['_DECIDEREQUEST']._serialized_start=2442
+  _globals['_DECIDEREQUEST']._serialized_end=2500
+  _globals['_DECIDEREPLY']._serialized_start=2502
+  _globals['_DECIDEREPLY']._serialized_end=2532
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=2534
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=2556
+  _globals['_DECISIONS']._serialized_start=2558
+  _globals['_DECISIONS']._serialized_end=2613
 # @@protoc_insertion_point(module_scope)

@@ -146,12 +146,12 @@ class DiscardReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("family", "batch_id")
-    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("batch_id", "family")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    family: int
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
-    def __init__(self, family: _Optional[int] = ..., batch_id: _Optional[int] = ...) -> None: ...
+    family: int
+    def __init__(self, batch_id: _Optional[int] = ..., family: _Optional[int] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("renew_within_ms",)
