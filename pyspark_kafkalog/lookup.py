@@ -148,12 +148,14 @@ class Lookup:
     def unopened(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
         """Those whose logs no broker had open when their topics were last asked for. Asks nobody."""
         known_topic = connected(self.options).known_topic
-        leaders = {
-            name: {each.partition: each.leader for each in topic.partitions}
+        without_leader = {
+            TopicPartition(name, each.partition)
             for name in {partition.topic for partition in partitions}
             if (topic := known_topic(name)) is not None
+            for each in topic.partitions
+            if not each.has_leader
         }
-        return {each for each in partitions if leaders.get(each.topic, {}).get(each.partition) == -1}
+        return without_leader.intersection(partitions)
 
     def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
         """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""

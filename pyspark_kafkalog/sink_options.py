@@ -21,11 +21,8 @@ from pyspark_kafkalog.options import (
 
 
 class TxnVersion(NamedTuple):
-    """Which write of an application's this is.
-
-    The recorded version is skipped once for each run of the query that recorded it. A plain job also skips lower ones.
-    All others up to it fail (`kafkalog/client/transactions.py:next_step`).
-    """
+    """Which write of an application's this is. Which versions are skipped:
+    `kafkalog/client/transactions.py:CommitBatch.skip_if_recorded`."""
 
     app_id: str
     version: int

@@ -49,9 +49,7 @@ class Transaction:
         stays: its decision is kept for ever, for the same batch may come again after any time: a stream's, and that of
             a user's version. Others are forgotten an hour after they are done.
         run_id: empty where it is not known: then no other run's end is seen, and none is ended.
-        skip_if_recorded: the write is numbered by its user. The recorded number is skipped once for each run of the
-            query that recorded it. A plain job also skips lower ones. All others up to it fail
-            (`kafkalog/client/transactions.py:next_step`).
+        skip_if_recorded: the write is numbered by its user, as `CommitBatch.skip_if_recorded`.
         query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and where it is not known.
         session_id: of the query's run, as `MicroBatch.session_id`.
     """

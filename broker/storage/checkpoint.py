@@ -42,11 +42,12 @@ class Checkpoint(NamedTuple):
         """Everything before it was synced, or is not to be read any more."""
         return max(self.start_offset, self.recovery_point)
 
-    @property
-    def places(self) -> frozenset[tuple[int, int]]:
-        """(position, offset) of the recovery point, if both are known."""
-        place = self.recovery_position, self.recovery_point
-        return frozenset({place} if self.recovery_position >= 0 else ())
+    def places_in(self, base_offset: int) -> frozenset[tuple[int, int]]:
+        """(position, offset) of the recovery point, if its position is known and it may be in the segment that begins
+        at an offset: it is in the segment of the record before it."""
+        if self.recovery_position < 0 or self.recovery_point <= base_offset:
+            return frozenset()
+        return frozenset({(self.recovery_position, self.recovery_point)})
 
 
 def seal(facts: dict[str, Any]) -> bytes:

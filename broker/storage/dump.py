@@ -236,8 +236,8 @@ class _EnoughForNow(Exception):
 
 
 class _OfflineSegment:
-    """A segment file, read as recovery would. Of the saved index and the checkpoint no more is believed than where,
-    behind damage, a batch may start.
+    """A segment file, read as recovery would. Of the saved index only places where batches start are believed; of the
+    checkpoint also that everything before its recovery point was synced.
 
     Attributes:
         end_position, torn_bytes: known once `walk` is through.
@@ -305,9 +305,7 @@ class _OfflineSegment:
         data = read_whole(self._disk, self.path.with_suffix(INDEX_SUFFIX))
         decoded = decode_index(data, self.base_offset, 1) if data is not None else None
         known = places(decoded[0], decoded[1].damaged) if decoded is not None else set()
-        if self._checkpoint.recovery_point > self.base_offset:
-            known |= self._checkpoint.places
-        return known
+        return known | self._checkpoint.places_in(self.base_offset)
 
     def is_noise(self) -> bool:
         """Whether there is no batch in it, nor what a write cut short leaves: the beginning of one, or zeros. Known

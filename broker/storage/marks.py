@@ -9,9 +9,11 @@ Marks outlive the batches they speak of (retention deletes those): they are save
 (`producers.py`). A mark is needed as long as a set of its batch is prepared here: then an apply may come, again too,
 and only the mark keeps it from appending twice. Without a set an apply appends nothing, with or without a mark; the
 mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared,
-nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is an hour
-after its last append where the transaction is done and was a write of its own, that no other batch will follow; after
-`KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`. Saved form, little-endian:
+nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is after
+`DONE_KEPT_US` without an append where the transaction is done and was a write of its own, that no other batch will
+follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`.
+
+Saved form, little-endian:
 
     u32 mark_count
     for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
@@ -25,9 +27,10 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
+from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS
 
 KEPT_US = 30 * 86_400 * 1_000_000
-DONE_KEPT_US = 3_600_000_000
+DONE_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 MARKS_MAX = 10_000
 _COUNT = struct.Struct("<I")
 _MARK = struct.Struct("<qqqqqiiII")

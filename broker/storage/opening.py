@@ -219,8 +219,7 @@ def _open_last(
 
 
 def _places(checkpoint: Checkpoint, segment: Segment) -> Places:
-    """The recovery point, if it may be in a segment: it is in that of the record before it."""
-    return checkpoint.places if checkpoint.recovery_point > segment.base_offset else frozenset()
+    return checkpoint.places_in(segment.base_offset)
 
 
 def _tell_damage(segment: Segment, label: str) -> None:

@@ -22,7 +22,7 @@ from kafkalog.cli.output import (
     print_none,
     print_table,
 )
-from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownPartition, UnknownTopic
+from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
 
 def _partitions_of(topic: TopicDescription) -> str:
     """How many partitions a topic has, and how many of them cannot be used yet."""
-    unopened = sum(partition.leader == -1 for partition in topic.partitions)
+    unopened = sum(not partition.has_leader for partition in topic.partitions)
     said = counted(len(topic.partitions), "partition")
     return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"
 
@@ -116,7 +116,7 @@ def _description(topic: TopicDescription, unserved: Mapping[TopicPartition, Kafk
         "partitions": [
             {
                 "partition": partition.partition,
-                "leader": None if partition.leader < 0 else partition.leader,
+                "leader": partition.leader if partition.has_leader else None,
                 "leader_epoch": partition.leader_epoch,
                 "replicas": list(partition.replicas),
                 "isr": list(partition.isr),
@@ -157,8 +157,7 @@ def recover(
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         for number in partitions:
-            if number >= len(description.partitions):
-                raise UnknownPartition(topic=topic, partition=number, partitions=len(description.partitions))
+            description.partition(number)  # UnknownPartition
         lost = [
             error
             for (_, number), error in admin.unserved([topic]).items()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client import arguments
-from kafkalog.client.cluster import Cluster, ClusterInfo, TopicInfo, topic_info
+from kafkalog.client.cluster import NO_LEADER, Cluster, ClusterInfo, TopicInfo, topic_info
 from kafkalog.client.groups import (
     GroupInfo,
     GroupSummary,
@@ -172,7 +172,7 @@ def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callabl
             cluster.refresh(names)
             raise LeaderNotAvailable(
                 partition=error.facts.get("partition", error.facts.get("topic_id", "asked for")),
-                broker_id=error.facts.get("broker_id", -1),
+                broker_id=error.facts.get("broker_id", NO_LEADER),
             ) from None
 
     return cluster.retrying(attempt_and_refresh)

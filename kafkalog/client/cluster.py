@@ -54,14 +54,21 @@ class BrokerInfo(NamedTuple):
     version: str
 
 
+NO_LEADER = -1
+
+
 class PartitionInfo(NamedTuple):
-    """A partition; `leader` is a broker's id, -1 if there is none."""
+    """A partition; `leader` is a broker's id, NO_LEADER if there is none: no broker has opened its log yet."""
 
     partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+
+    @property
+    def has_leader(self) -> bool:
+        return self.leader != NO_LEADER
 
 
 class TopicInfo(NamedTuple):
@@ -524,7 +531,7 @@ def _reason(error: KafkalogError) -> str:
 
 
 def _unregistered(broker_id: int) -> BrokerUnreachable:
-    if broker_id == -1:  # as topics are told, where there is none
+    if broker_id == NO_LEADER:
         return BrokerUnreachable(
             address="the partition's leader", reason="it has none; no broker has opened its log yet"
         )

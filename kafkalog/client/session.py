@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.fetcher import TRY_AGAIN, FetchedBatch, PartitionReader, split_body
 from kafkalog.config import Values
@@ -40,8 +40,7 @@ log = get_logger(__name__)
 _POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
 _CORRELATION_ID_MAX = (1 << 32) - 1
-_NO_BROKER = -1  # leads what nobody has opened yet
-_ANY_BROKER = -2  # in trouble when none tells who leads; apart from _NO_BROKER, which is no answer's fault
+_ANY_BROKER = -2  # key of failures to find out who leads; those of partitions without a leader are under NO_LEADER
 
 _Taken = TypeVar("_Taken")
 
@@ -80,7 +79,7 @@ class Source:
         self.failure: KafkalogError | None = None
         self.asked: _Asked | None = None
         self.reset_to: int | None = None
-        self.broker_id = _NO_BROKER
+        self.broker_id = NO_LEADER
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
         """The next batches that have arrived: one, and more until there are that many records or bytes."""
@@ -361,7 +360,8 @@ class FetchSession:
                 self._failed(broker_id, error)
 
     def _forget_troubles_of_others(self) -> None:
-        """Of brokers that lead nothing here any more: who waits would look up for them again and again."""
+        """Forget the retry times of brokers that lead nothing here any more: each would wake the driving thread for
+        nothing."""
         with self.lock:
             leaders = {source.broker_id for source in self.sources}
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kafkalog.client.cluster import NO_LEADER, PartitionInfo
 from kafkalog.client.fetcher import LeaderHint
 from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownPartition
 from kafkalog.records import TopicPartition
@@ -45,8 +46,8 @@ def test_a_limit_of_bytes_ends_no_partition_behind_where_it_was_said_to_end(
 def test_unopened_is_what_nobody_leads_not_what_a_broker_that_is_away_leads(
     looking: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaders = [SimpleNamespace(partition=number, leader=leader) for number, leader in enumerate((-1, 0, 7))]
-    cluster: Any = SimpleNamespace(known_topic={"a": SimpleNamespace(partitions=leaders)}.get)
+    partitions = [PartitionInfo(number, leader, 0, (), ()) for number, leader in enumerate((NO_LEADER, 0, 7))]
+    cluster: Any = SimpleNamespace(known_topic={"a": SimpleNamespace(partitions=partitions)}.get)
     monkeypatch.setattr(lookup, "connected", lambda options: cluster)
     assert looking.unopened([A0, TopicPartition("a", 1), TopicPartition("a", 2), TopicPartition("a", 3), B0]) == {A0}
 

@@ -50,6 +50,13 @@ def test_document_of_another_shape_is_no_checkpoint(tmp_path: Path) -> None:
     assert read_label(disk, tmp_path) == "flights-7"
 
 
+def test_the_recovery_point_is_in_the_segment_of_the_record_before_it() -> None:
+    checkpoint = Checkpoint(3, 9, 40)
+    assert checkpoint.places_in(8) == {(40, 9)}
+    assert checkpoint.places_in(9) == frozenset()
+    assert Checkpoint(3, 9).places_in(8) == frozenset()  # its position is not known
+
+
 def test_atomic_write_replaces_the_file_and_what_an_earlier_one_left(tmp_path: Path) -> None:
     path = tmp_path / "x"
     (tmp_path / "x.tmp").write_bytes(b"left over")
