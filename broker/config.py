@@ -58,8 +58,8 @@ def _named(path: str) -> str | None:
 def _check_broker(values: Values) -> tuple[str, str] | None:
     if _is_every_address(values.host if values.advertised_host is None else values.advertised_host):
         return ("host" if values.advertised_host is None else "advertised.host"), (
-            "clients would be told to connect to it, which leads each of them to its own machine: set advertised.host to a "
-            "name or an address at which they reach this one"
+            "a client that connects to it reaches its own machine; set advertised.host to a name or address at which "
+            "clients reach this one"
         )
     if values.queued_max_request_bytes < values.request_max_bytes:
         return "queued.max.request.bytes", f"it must be at least request.max.bytes ({values.request_max_bytes})"

@@ -185,7 +185,7 @@ class Broker:
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Values:
     """The broker's settings from a `name=value` file. Raises InvalidSetting, UnknownSetting."""
     try:
-        text = path.read_text("utf-8-sig")  # with or without the mark that editors of Windows put first
+        text = path.read_text("utf-8-sig")  # with or without a byte order mark
     except OSError as error:
         raise InvalidSetting(name="config file", value=str(path), reason=error.strerror or str(error)) from None
     except UnicodeDecodeError:

@@ -474,12 +474,12 @@ class QueryNotKnown(KafkalogError):
 
 
 class VersionWrittenTwice(KafkalogError):
-    """A second numbered write to a topic in one micro-batch: to skip it would lose its rows."""
+    """A second numbered write to a topic in one micro-batch. Skipping it could lose its rows."""
 
     code = 153
     message = (
-        "run {run} has another write of version {version} of txnAppId '{app_id}' to topic '{topic}', so to skip this "
-        "one could lose its rows. Two writes to one topic need a txnAppId each: the one whose rows are in the topic "
+        "run {run} has another write of version {version} of txnAppId '{app_id}' to topic '{topic}'. Skipping the "
+        "write could lose its rows. Two writes to one topic need a txnAppId each: the one whose rows are in the topic "
         "keeps this name, the other gets a new one. If this is the same write, tried again, let the query fail: once "
         "restarted it skips what is written"
     )
@@ -546,8 +546,8 @@ class ReentrantCall(KafkalogError):
 
     code = 161
     message = (
-        "a signal handler interrupted a call of this producer and then called the producer, which has to finish the "
-        "first call before: set a flag in the handler, and flush in the main program"
+        "a signal handler interrupted a call of this producer and then called the producer; the interrupted call must "
+        "end first: set a flag in the handler, and call flush() in the main program"
     )
 
 

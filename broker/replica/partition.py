@@ -191,7 +191,7 @@ class Partition:
             self.log.staged.discard(uuids)
 
     def renew(self, write: Write) -> None:
-        """Keep the parts of some writes, for a task of them runs."""
+        """Keep the parts of a write: one of its tasks runs."""
         with self._hosted():
             self.log.staged.renew(write)
 

@@ -46,7 +46,7 @@ _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_SECONDS = 10.0
 _FORGET_EVERY_SECONDS = 600.0
 _FORGET_SECONDS = 1.0
-"""Of each look, for decisions to be forgotten: of 100,000 they take a minute of ZooKeeper's time."""
+"""How long each look forgets decisions for, at most. 100,000 of them take ZooKeeper a minute."""
 
 _Key = tuple[bytes, int, bytes]
 """Topic id, partition and commit uuid: a prepared set."""

@@ -670,7 +670,7 @@ class Log:
         log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
 
     def _unlink_soon(self) -> None:
-        """No lock held."""
+        """Have the directory's thread unlink the segments that were cut off. Called without a lock."""
         if self._deleted:
             self._home.unlink_soon(self.directory.name, self._unlink_deleted)
 

@@ -75,7 +75,7 @@ def check_packages() -> Iterator[Finding]:
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        advice = "install it (pip install): Spark finds the format where the package is"
+        advice = "install it from a checkout (docs/SPARK.md): Spark finds the format where the package is"
         yield Finding(DISTRIBUTION, "warning", "not installed", advice)
         return
     yield Finding(DISTRIBUTION, "ok", metadata.version(DISTRIBUTION))
@@ -294,8 +294,9 @@ def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Fi
 def _check_unregistered(
     bootstrap: str, registered: Collection[int], replicas: Mapping[int, int], zookeeper: str
 ) -> Iterator[Finding]:
-    """Brokers that are down or out of service: those that have partitions, and those that answer at the address given.
-    A broker that is not registered can be asked only there, because ZooKeeper has no address of it any more."""
+    """Brokers that are not registered, and have partitions or answer. Only if one has partitions, or no broker is
+    registered, each --bootstrap address is asked for its broker's status: ZooKeeper has no address of such a broker any
+    more."""
     from kafkalog.client.admin import Admin
     from kafkalog.client.config import parse_bootstrap
     from kafkalog.connection import format_address

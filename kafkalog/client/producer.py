@@ -94,8 +94,8 @@ class Producer:
 
     One that is never closed is flushed when the interpreter ends, for 10 seconds at most; a kill loses what lingers.
 
-    Not for signal handlers: one that interrupted a call of the producer gets ReentrantCall where that call has to end
-    first, and what is in hand is neither sent nor lost by it. Set a flag there, and flush in the main program. (A
+    Do not call it from a signal handler: set a flag there, and flush in the main program. If the handler interrupted a
+    call of this producer that must end first, its own call raises ReentrantCall; buffered records stay buffered. (A
     SystemExit that is raised there and interrupts close() has it give up what is not acknowledged.)
 
     With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
@@ -281,6 +281,7 @@ class Producer:
                 was sent.
             BufferExhausted: the memory stayed full for max.block.ms; the rows before were sent.
             Closed: the producer is closed.
+            ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
         from kafkalog.client import tables
 

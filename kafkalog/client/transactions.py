@@ -152,8 +152,8 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
         raise CheckpointCopied(
             batch_id=batch.batch_id,
             transactional_id=batch.transactional_id,
-            reason=f"batch {decision.batch_id} is in the topic already, written by {_run(decision)}; to skip this "
-            "one would lose its rows",
+            reason=f"batch {decision.batch_id} is in the topic already, written by {_run(decision)}. "
+            "Skipping the write could lose its rows",
         )
     if _is_of_another_input(decision, batch):
         raise CheckpointCopied(
@@ -449,8 +449,8 @@ class Committer:
         return done
 
     def _now(self, decision: Decision, patience: Patience) -> Decision:
-        """What became of an open decision. That of a batch write may be gone, which says that it was done, for no open
-        one is forgotten. A read that has none may only be older, so it is the next version that is asked for."""
+        """What became of an open decision. If a batch write's is gone, it was done: open decisions are never forgotten.
+        A read that finds none may be stale, so the decision is written over its own version instead."""
         if decision.is_stream:
             return self._read(decision.transactional_id, patience, decision.version)
         return _unless_forgotten(self._write(decision, patience), decision)

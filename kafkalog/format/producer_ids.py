@@ -1,7 +1,8 @@
 """Producer ids: those that brokers hand out, and those that follow from a transaction's name. Pure, but for chance.
 
     bits 62     0: handed out by a broker, the rest is random; 1: a transaction's
-         31-61  a transaction's: its family, of the SHA-256 of its name; of a numbered write, of the application's
+         31-62  a transaction's: its family, bit 62 included; from the SHA-256 of its name, or for a numbered write of
+                the application's
           0-30  a transaction's: its own within the family
 
 What tasks stage of one write they stage for one family: that of the write's only transaction, or, of a numbered write,

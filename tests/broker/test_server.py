@@ -286,7 +286,7 @@ def test_a_config_file_is_read_and_its_mistakes_are_named(tmp_path: Path) -> Non
         read_config(config)
     with pytest.raises(errors.InvalidSetting, match="No such file"):
         read_config(tmp_path / "none")
-    config.write_bytes(b"\xef\xbb\xbfbroker.id=7\r\n")  # as editors of Windows write it
+    config.write_bytes(b"\xef\xbb\xbfbroker.id=7\r\n")  # with a byte order mark, as editors on Windows write it
     assert read_config(config).broker_id == 7
     for again in ("broker.id=2", "broker_id=1"):
         config.write_text(f"broker.id=1\nlog.dir=/somewhere\n{again}\n")
