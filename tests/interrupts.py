@@ -44,7 +44,11 @@ def interrupted_at(
         nonlocal left, raised
         if left == 0 and not raised:
             raised = True
-            handler()
+            try:
+                handler()
+            except Interrupted as error:
+                error.add_note(f"at {frame.f_code.co_qualname}:{frame.f_lineno}")  # one of hundreds of places
+                raise
         left -= 1
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -69,8 +73,11 @@ def interrupted_at(
     sys.settrace(trace)
     try:
         call()
-    except (Interrupted, ReentrantCall):
+    except Interrupted:
         pass
+    except ReentrantCall:
+        if handler is interrupt:  # which called nothing
+            raise
     finally:
         sys.settrace(kept)
     return raised

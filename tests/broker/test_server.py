@@ -39,6 +39,7 @@ from tests.broker.data_port_client import DataPortClient, a_batch
 from tests.broker.stub import BrokerStub
 from tests.free_ports import free_ports
 from tests.kafkalog.zk.expiry import expire
+from tests.waiting import waited_for
 
 
 @pytest.mark.parametrize("setting", ["grpc.port", "data.port"])
@@ -410,18 +411,6 @@ def test_settings_of_the_table_start_a_broker_without_a_file(tmp_path: Path, chr
     broker.stop()  # again: nothing happens
 
 
-class SlowUnlinks(Disk):
-    """An unlink of a segment waits until all may go on."""
-
-    began, may_go_on = threading.Event(), threading.Event()
-
-    def unlink(self, path: Path) -> None:
-        if path.suffix == ".log":
-            self.began.set()
-            assert self.may_go_on.wait(60)
-        super().unlink(path)
-
-
 def test_a_start_waits_for_no_unlink_of_a_topic_that_was_deleted_meanwhile(
     start_broker: StartBroker, chroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,12 +422,20 @@ def test_a_start_waits_for_no_unlink_of_a_topic_that_was_deleted_meanwhile(
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
         registry.delete_topic(session, "t")
+    began, may_go_on = threading.Event(), threading.Event()
+
+    class SlowUnlinks(Disk):
+        def unlink(self, path: Path) -> None:
+            if path.suffix == ".log":
+                began.set()
+                assert may_go_on.wait(60)
+            super().unlink(path)
+
     monkeypatch.setattr(directory, "Disk", SlowUnlinks)
     try:
         running = start_broker()
-        assert SlowUnlinks.began.wait(30)
-        assert not SlowUnlinks.may_go_on.is_set()
+        assert began.wait(30)
         running.stub.DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30)
     finally:
-        SlowUnlinks.may_go_on.set()
-    assert running.broker.catalog.wait_until(lambda: not list((tmp_path / "broker-0").glob("*.deleted")), 30)
+        may_go_on.set()
+    waited_for(lambda: not list((tmp_path / "broker-0").glob("*.deleted")))

@@ -16,6 +16,7 @@ from tests.crash.workload import PATH
 
 _LIVES = 8
 _STEPS_MAX = 300
+_STOPS = 0.005  # of all acts; one life in five ends in a stop
 
 
 class _Crash(BaseException):
@@ -25,18 +26,21 @@ class _Crash(BaseException):
 class History:
     """One log's lives, as a seed has them.
 
+    Args:
+        tidied: segments are rolled by age, the directory is tidied, and some lives end in a stop.
+
     Attributes:
         kept: value by offset of what a power cut must leave.
         written: the same of what a kill must leave.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tidied: bool = True) -> None:
+        self._tidied = tidied
         self._chance = random.Random(seed)
         self._disk = MemoryDisk()
         self._clock = ManualClock()
         self._steps_left: int | None = None
         self._next_value = 0
-        self._found: dict[int, bytes | None] = {}
         self.kept: dict[int, bytes] = {}
         self.written: dict[int, bytes] = {}
 
@@ -46,15 +50,19 @@ class History:
             self._disk.before = self._count_step
             directory = LogDirectory(PATH, disk=self._disk, clock=self._clock)
             segment_bytes, interval = self._chance.choice([4096, 8192, 1 << 20]), self._chance.choice([64, 512])
-            settings = topic(segment_bytes=segment_bytes, index_interval_bytes=interval)
+            segment_ms = 60_000 if self._tidied else 86_400_000
+            settings = topic(segment_bytes=segment_bytes, segment_ms=segment_ms, index_interval_bytes=interval)
             log = directory.open_log(TOPIC_ID, 0, "t-0", settings, life)
             self._check(log)
             self._steps_left = self._chance.randint(5, _STEPS_MAX)
             try:
-                while True:
-                    self._act(log)
+                while not (self._tidied and self._chance.random() < _STOPS):
+                    self._act(directory, log)
+                directory.close()
+                self.kept = dict(self.written)
             except _Crash:
-                self._steps_left = None
+                pass
+            self._steps_left = None
             image = self._disk.after_kill()
             if self._chance.random() < 0.7:
                 image = image.after_power_cut(self._chance, self._chance.choice([0.0, 0.3, 0.7, 0.95]))
@@ -67,8 +75,8 @@ class History:
             if not self._steps_left:
                 raise _Crash
 
-    def _act(self, log: Log) -> None:
-        what = self._chance.choices(["append", "flush", "checkpoint", "wait"], [10, 1, 1, 1])[0]
+    def _act(self, directory: LogDirectory, log: Log) -> None:
+        what = self._chance.choices(["append", "flush", "checkpoint", "tidy"], [10, 1, 1, 1])[0]
         if what == "append":
             first, count = self._next_value, self._chance.choice([1, 2, 3])
             size = self._chance.choice([20, 20, 200, 700])
@@ -82,6 +90,8 @@ class History:
             log.checkpoint()
         else:
             self._clock.advance(20)
+            if self._tidied:
+                directory.tidy()
         self.kept |= {offset: value for offset, value in self.written.items() if offset < log.flushed_offset}
 
     def _check(self, log: Log) -> None:

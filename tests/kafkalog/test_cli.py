@@ -475,20 +475,6 @@ def test_a_partition_that_is_lost_between_two_looks_has_a_row_with_its_error() -
     ]
 
 
-def test_a_topic_that_is_deleted_while_it_is_read_is_one_sentence(topic: str, cluster: LocalCluster) -> None:
-    with Producer(cluster.bootstrap_servers) as producer:
-        for number in range(2):
-            producer.send(topic, b"%d" % number, partition=number)
-    with running("consume", topic, "--from-beginning") as consumer:
-        assert consumer.stdout is not None and consumer.stderr is not None
-        assert sorted(consumer.stdout.readline() for _ in range(2)) == ["0\n", "1\n"]
-        with Admin(cluster.bootstrap_servers) as admin:
-            admin.delete_topic(topic)
-        assert consumer.wait(60) == 1
-        said = [line for line in consumer.stderr if line.startswith("kafkalog: ")]
-    assert len(said) == 1 and " topic " in said[0], said
-
-
 def test_offsets_tell_start_end_and_a_groups_lag(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -1473,15 +1459,3 @@ def test_an_error_of_a_file_names_it_and_loses_no_output(
     assert main.run([]) == 1
     assert sys.stdout is stdout
     assert capsys.readouterr().err == "kafkalog: /data/f: No space left on device\n"
-
-
-def test_a_java_that_hangs_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def hangs(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("java", 60)
-
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/bin/java")
-    monkeypatch.setattr(doctor.subprocess, "run", hangs)
-    [found] = doctor.check_java()
-    assert (found.check, found.state) == ("java", "failed")
-    assert "/bin/java does not run" in found.found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -122,20 +123,23 @@ def test_a_broker_forgets_many_decisions_over_several_looks(
     monkeypatch.setattr(transactions, "_PIECE", 1)
     monkeypatch.setattr(resolver, "_FORGET_SECONDS", 0.0)
     monkeypatch.setattr(resolver, "_EVERY_SECONDS", 0.01)
-    session = ZooKeeperSession(chroot)
-    session.start()
-    try:
-        for number in range(5):
+    left, none_left = [5], threading.Event()
+    forget_expired = resolver.Resolver._forget_expired
+
+    def noted(self: resolver.Resolver) -> None:
+        forget_expired(self)
+        left.append(len(self._catalog.session.children(paths.TRANSACTIONS)))
+        if not left[-1]:
+            none_left.set()
+
+    monkeypatch.setattr(resolver.Resolver, "_forget_expired", noted)
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        for number in range(left[0]):
             transactions.write_decision(session, replace(DECIDED, transactional_id=f"{number}", done=True))
-        changed = threading.Event()
-        start_broker()
-        while True:
-            changed.clear()
-            if not session.children(paths.TRANSACTIONS, lambda _: changed.set()):
-                break
-            assert changed.wait(30)
-    finally:
-        session.close()
+    start_broker()
+    assert none_left.wait(30)
+    assert left[: left.index(0) + 1] == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_decision_that_zookeeper_would_not_take_is_refused_and_holds_nobody_else_up(broker: RunningBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,13 +69,15 @@ def test_without_a_thread_nothing_fails_and_a_later_start_finds_one(monkeypatch:
 
 @pytest.mark.parametrize("where", ["describe", "call"])
 def test_a_closed_cluster_ends_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(1)
+
     def closed(*_: object, **__: object) -> None:
+        assert next(calls) == 1, "asked again"
         raise Closed(what="Cluster")
 
     brokers: Any = Brokers({0: 100})
     monkeypatch.setattr(brokers, where, closed)
     monkeypatch.setattr("kafkalog.client.renewal._AT_FIRST_SECONDS", 0)
-    renewal = Renewal(brokers, 1, 7)
-    renewal.start()
-    renewal._thread.join(30)
-    assert not renewal._thread.is_alive()
+    monkeypatch.setattr("kafkalog.client.renewal._AGAIN_SECONDS", 0)
+    Renewal(brokers, 1, 7)._run()
+    assert next(calls) == 2
