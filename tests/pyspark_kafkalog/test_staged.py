@@ -202,6 +202,27 @@ def test_what_all_tasks_staged_is_committed_by_transaction_with_its_parts_in_ord
     ]
 
 
+def test_tasks_that_met_two_counts_of_a_topic_commit_nothing_of_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forgotten count refuses its commit too, but only after those of topics whose names sort before."""
+    committing = Committing()
+    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    options = parse_sink({"kafkalog.bootstrap.servers": "here:1", "txnAppId": "app", "txnVersion": "3"})
+
+    def staged_of(topic: str, part: int, generation: int) -> StagedBatch:
+        name = numbered_id("app", topic, topic.encode() * 16, generation)
+        transaction = Transaction(name, 3, "run", True, skip_if_recorded=True)
+        return StagedBatch(transaction, (part_of(topic, part),))
+
+    before = Staged((staged_of("a", 0, 0), staged_of("b", 0, 0)))
+    after = Staged((staged_of("a", 1, 0), staged_of("b", 1, 1)))  # the count in b was forgotten between the tasks
+    for messages in ([before, after], [after, before]):
+        with pytest.raises(CountMoved, match="app-app:b:"):
+            staged.commit(messages, options)
+    assert committing.done == []
+    staged.commit([before], options)
+    assert [batch.parts for batch in committing.done[1:]] == [[part_of("a", 0)], [part_of("b", 0)]]
+
+
 def test_a_failed_write_has_all_parts_discarded_and_asks_nobody_about_none(monkeypatch: pytest.MonkeyPatch) -> None:
     committing = Committing()
     monkeypatch.setattr(staged, "_committer", lambda options: committing)
