@@ -43,7 +43,7 @@ def test_what_is_published_is_of_partitions_that_are_there_and_are_what_they_wer
     session._publish({A0: 5, B0: 3}, {A0: 9})
     session._again = {A0: 0}
     session._publish({A0: 5, B0: 3}, {A0: 9, B0: 3})
-    session._is_unread = True
+    session._again, session._is_unread = {}, True
     session._publish({A0: 5}, {A0: 9})
     assert told == [{A0: 5}, {B0: 3}, {}]
 
