@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from tests.java import QUICK
@@ -32,6 +33,8 @@ def pytest_configure() -> None:
     # So does one that is started by nohup with a hangup. It still does: only a handler is not inherited.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+    hypothesis.settings.register_profile("busy", deadline=None)  # an example waits while others have the processor
+    hypothesis.settings.load_profile("busy")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)
 

@@ -8,6 +8,7 @@ rules are those of `tests/model/transactions.py`, where each is shown to be need
 from __future__ import annotations
 
 import enum
+import math
 import shlex
 import threading
 import time
@@ -54,9 +55,10 @@ log = get_logger(__name__)
 
 RUNS_KEPT = 20
 """Of those that a decision names."""
-_ASKED_AGAIN_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
-"""After that the decision of a batch write is not asked for again: it may have been made, carried out and
-forgotten, and would be made a second time."""
+_ASKED_FOR_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
+"""How long after its prepare began a decision may be asked for. Later, what it was to be written over may be there
+again: it was made, carried out and forgotten, and would be made a second time; or what was prepared was given up by
+raising the version of nothing, and that was forgotten. A stream that has decided before has a version that stays."""
 _FENCE_SECONDS = 5.0
 """How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
 
@@ -266,14 +268,14 @@ class _Attempt:
     Attributes:
         decided: whether its batch is recorded, as last seen (`is_recorded`).
         over: what its decision was last to be written over.
-        asked_at: when that was asked for first, by `_seconds_awake_or_not`.
+        until: until when that may be asked for, by `_seconds_awake_or_not`.
     """
 
     batch: CommitBatch
     commit_uuid: bytes
     decided: bool | None = False
     over: Decision | None = None
-    asked_at: float = 0.0
+    until: float = math.inf
 
 
 class Committer:
@@ -348,9 +350,13 @@ class Committer:
                 decision = self._roll_forward(decision, patience)
                 self._remember(decision)
             elif step is Step.PREPARE:
+                until = _asked_until(is_kept=batch.is_stream and decision.batch_id != NO_BATCH)
                 self._prepare(decision, batch, commit_uuid, patience)
-                attempt.over, attempt.asked_at = decision, _seconds_awake_or_not()
-                decision = self._write(decided(decision, batch, commit_uuid), patience)
+                if _seconds_awake_or_not() > until:
+                    decision = self._read(batch.transactional_id, patience)
+                    continue  # what was prepared may have been given up: leaders look again
+                attempt.over, attempt.until = decision, until
+                decision = self._write(decided(decision, batch, commit_uuid), patience, until)
                 if decision.commit_uuid == commit_uuid:
                     patience.progressed()
             elif step is Step.CLAIM:
@@ -371,7 +377,7 @@ class Committer:
         batch, over = attempt.batch, attempt.over
         if attempt.decided is not False or (over is None and not batch.is_stream):
             return attempt.decided
-        if over is not None and _may_be_forgotten(batch.is_stream, attempt.asked_at):
+        if _seconds_awake_or_not() > attempt.until:
             return None
         patience = Patience(min(_FENCE_SECONDS, self._timeout))
         try:
@@ -453,13 +459,14 @@ class Committer:
         A read that finds none may be stale, so the decision is written over its own version instead."""
         if decision.is_stream:
             return self._read(decision.transactional_id, patience, decision.version)
-        return _unless_forgotten(self._write(decision, patience), decision)
+        until = _asked_until(is_kept=False)
+        return _unless_forgotten(self._write(decision, patience, until), decision)
 
     def _write_done(self, decision: Decision, patience: Patience) -> Decision:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
-        now = decision
+        now, until = decision, _asked_until(is_kept=decision.is_stream)
         while now.commit_uuid == decision.commit_uuid and now.is_open:
-            now = _unless_forgotten(self._write(replace(now, done=True, applied=()), patience), decision)
+            now = _unless_forgotten(self._write(replace(now, done=True, applied=()), patience, until), decision)
         return now
 
     # --- decisions
@@ -468,13 +475,12 @@ class Committer:
         request = pb.DecideRequest(decision=decision_to_wire(decision))
         return int(self._cluster.call("Decide", request, patient=False).version)
 
-    def _write(self, decision: Decision, patience: Patience) -> Decision:
+    def _write(self, decision: Decision, patience: Patience, until: float = math.inf) -> Decision:
         """Write a decision over the version that it names; what stands there after that, this one or another's.
 
         While it is unknown whether it was written it is asked for again: that is refused if it was. Nothing else tells,
-        for a read that has it not may be older.
+        for a read that has it not may be older. Raises OutOfPatience if it is not known by `until`, either.
         """
-        began = _seconds_awake_or_not()
         while True:
             try:
                 return replace(decision, version=self._decide(decision))
@@ -485,7 +491,7 @@ class Committer:
                 if not error.retriable:
                     raise
                 self._pause(patience, error)
-                if _may_be_forgotten(decision.is_stream, began):
+                if _seconds_awake_or_not() > until:
                     raise OutOfPatience(error) from error
 
     def _patience(self) -> Patience:
@@ -672,10 +678,9 @@ _OUTCOMES = {
 }
 
 
-def _may_be_forgotten(is_stream: bool, asked_at: float) -> bool:
-    """Whether a decision may have been written, carried out and forgotten since it was first asked for. What stands in
-    its place may even have the version that it was to be written over, if a leader raised one since."""
-    return not is_stream and _seconds_awake_or_not() - asked_at > _ASKED_AGAIN_SECONDS
+def _asked_until(is_kept: bool) -> float:
+    """Until when a decision may be asked for from now on; `is_kept`: what it is to be written over is not forgotten."""
+    return math.inf if is_kept else _seconds_awake_or_not() + _ASKED_FOR_SECONDS
 
 
 def _seconds_awake_or_not() -> float:

@@ -39,7 +39,8 @@ WITHOUT = {
     "parts_live_with_write": ("a write that takes long", "expired while its write went on"),
     "renewed_by_family": ("a write to two topics that takes long", "expired while its write went on"),
     "gone_was_done": ("a batch write", "although it is there: a retry doubles it"),
-    "outlives_late_requests": ("a batch write", "decided a second time"),
+    "outlives_late_requests": ("a batch write", "lost: decided"),
+    "decided_soon": ("a batch write", "lost: decided"),
     "not_asked_again_late": ("a batch write", "decided a second time"),
     "whole_set_checked": ("a disk that goes bad", "half of batch 0 is shown"),
     "lost_hides_nothing": ("a disk that goes bad amid an apply", "hides the partition for good"),
@@ -78,7 +79,7 @@ WITHOUT = {
 
 ENDS = {
     "a zombie over three batches": {"end", "superseded"},
-    "a batch write": {"end", "unknown"},
+    "a batch write": {"end", "unknown", "late"},
     "a disk that goes bad": {"end", "lost"},
     "a disk that goes bad amid an apply": {"end", "lost"},
     "a copy of the checkpoint": {"end", "superseded", "copied"},

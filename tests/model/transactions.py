@@ -47,6 +47,7 @@ RULES = {
     "gone_was_done": "an open decision of a batch write that is not there any more was done",
     "outlives_late_requests": "a batch write's decision is not forgotten while a request for it may be on its way",
     "not_asked_again_late": "nor is it asked for again once it may be forgotten: whether it was made is not known then",
+    "decided_soon": "a first decision is asked for soon after it was prepared, while a version raised since is there",
     "query_beside_version": "a numbered write skips a version only where the same query recorded it",
     "only_last_is_skipped": "a query's numbered write below the recorded version fails",
     "one_write_a_run": "a second write of a version in one run fails",
@@ -226,6 +227,8 @@ class Model:
                 decide = ("decide", number, batch, driver.version)
                 asked = driver.version if self.world.gives_up else -2
                 yield f"decides at {driver.version}", to("decide", frozenset({decide}), asked=asked)
+        elif phase == "late":
+            yield self._read(state, number, driver, to)
         elif phase == "decide" and self.world.one_off and self._is_gone(state):  # an hour has passed
             if self.has("not_asked_again_late"):
                 yield "does not know", to("unknown")
@@ -465,7 +468,10 @@ class Model:
                 )
         if self.world.expires and now.done and not self.has("streams_never_expire"):
             yield "expires", state._replace(znode=Znode())
-        if self.world.one_off and now.done:
+        if self.world.one_off and (now.done or now.batch < 0 <= now.version):
+            if self.has("decided_soon"):
+                late = [each._replace(phase="late") if each.phase == "prepare" else each for each in state.drivers]
+                state = state._replace(drivers=tuple(late))
             is_late = any(message[0] == "decide" for message in state.network)
             if not is_late:
                 yield "is forgotten", state._replace(znode=Znode())

@@ -6,7 +6,7 @@ import io
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -411,6 +411,41 @@ def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
         with suppress(CommitTimedOut):
             committer.commit(batch)
         assert len(registry.written) > 1
+
+
+@pytest.mark.parametrize(
+    ("slept", "decision", "is_stream", "prepares"),
+    [
+        (1799.0, Decision("tx"), False, 1),
+        (1801.0, Decision("tx"), False, 2),
+        (1801.0, Decision("tx"), True, 2),
+        (1801.0, Decision("tx", 0), True, 2),
+        (1801.0, replace(RECORDED, batch_id=4), True, 1),  # it is never forgotten
+    ],
+)
+def test_what_was_prepared_long_ago_for_a_first_decision_is_prepared_again(
+    slept: float, decision: Decision, is_stream: bool, prepares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gave it up meanwhile raised a version that is forgotten by now; leaders have nothing of it any more."""
+    registry = Registry(decision, version=decision.version)
+    seconds, prepared = 0.0, 0
+    monkeypatch.setattr(transactions, "_seconds_awake_or_not", lambda: seconds)
+
+    def prepare(*_: object) -> None:
+        nonlocal seconds, prepared
+        seconds += slept
+        prepared += 1
+        if prepared == 2:
+            raise StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="gone")
+
+    committer = committer_over(registry)
+    committer._prepare = prepare
+    committer._roll_forward = lambda decision, patience: replace(decision, done=True)
+    part = StagedPartition("t", b"t" * 16, 0, UUID, 0, 1, 1, 1)
+    with pytest.raises(StagedPartLost) if prepares == 2 else nullcontext():
+        committer.commit(replace(BATCH, parts=[part], is_stream=is_stream))
+    assert prepared == prepares
+    assert len(registry.written) == 2 - prepares
 
 
 def test_a_decision_gives_what_follows_all_of_its_time() -> None:

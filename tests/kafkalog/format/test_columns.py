@@ -76,7 +76,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(records=RECORDS, codec=st.sampled_from(list(CODECS)), same_time=st.booleans())
 def test_records_come_back_as_they_were(records: list[Any], codec: str, same_time: bool) -> None:
     if same_time:
