@@ -273,7 +273,6 @@ class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,name-defined
     settings = settings(
         max_examples=80,
         stateful_step_count=40,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,  # but other modules loaded before, other examples: Hypothesis takes numbers from them
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.client import encoder
@@ -41,7 +41,6 @@ def read_back(body: encoder.Body, codec: int) -> dict[str, list]:
     return columns
 
 
-@settings(deadline=None)  # the first call imports a good deal
 @given(
     st.lists(st.tuples(MAYBE_BYTES, st.integers(0, 1 << 40), MAYBE_BYTES, HEADERS), min_size=1, max_size=30),
     st.sampled_from(list(CODECS.values())),
@@ -66,7 +65,6 @@ def test_every_record_reads_back(records: list[tuple], codec: int, with_keys: bo
         assert not body.attributes & HAS_HEADERS
 
 
-@settings(deadline=None)  # the first call imports a good deal
 @given(
     st.lists(st.tuples(BYTES, st.integers(0, 1 << 40), BYTES), min_size=1, max_size=60),
     st.booleans(),
