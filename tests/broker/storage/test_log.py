@@ -456,6 +456,24 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
     directory.close()
 
 
+def test_lookup_by_time_does_not_go_on_past_damage_that_ends_a_segment(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(4):
+        log.append([numbered(offset, size=1500, timestamps_us=100 * offset)])
+    log.flush()
+    assert log.view.bases == (0, 2)
+    for base in log.view.bases:
+        with open(log.directory / f"{base:020d}.log", "r+b") as file:
+            file.seek(-100, os.SEEK_END)  # in the body of its last batch
+            file.write(b"\xff" * 8)
+    for _ in range(2):
+        for when, damaged in ((1, 1), (100, 1), (201, 3), (300, 3)):
+            with pytest.raises(CorruptBatch) as caught:
+                log.offset_for_timestamp(when)
+            assert (caught.value.facts["offset"], caught.value.facts["end_offset"]) == (damaged, damaged + 1)
+        assert [log.offset_for_timestamp(when) for when in (0, 101, 301)] == [(0, 0), (2, 200), None]
+
+
 def test_read_of_a_log_that_is_deleted_meanwhile_finds_it_closed_not_damaged(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 60)
@@ -813,6 +831,28 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
     assert log.view.size_bytes == 0
     with pytest.raises(OffsetOutOfRange):
         log.truncate_to(-1)
+
+
+def test_what_rolls_knew_of_a_tail_that_was_cut_off_is_not_saved_for_that_of_its_successor(tmp_path: Path) -> None:
+    """A producer whose records were cut off would be answered that they are there, and they would not be written."""
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    for offset in range(60):
+        log.append([numbered(offset, producer=(7, 0, offset))])
+    assert len(log.view.segments) > 3, "rolls that no flush has saved anything of"
+    assert log.truncate_to(10) == 10
+    log.flush()
+    for offset in range(10, 60):
+        log.append([numbered(offset, producer=(8, 0, offset - 10))])
+    log.flush()
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert log.end_offset == 60
+    (appended,) = log.append([numbered(60, producer=(7, 0, 10))])
+    assert isinstance(appended, Appended) and appended.base_offset == 60 and not appended.duplicate
+    assert read_all(log)[60] == b"%020d" % 60
+    directory.close()
 
 
 def test_retention_deletes_what_a_truncation_left_before_the_start(directory: LogDirectory, clock: ManualClock) -> None:
