@@ -67,6 +67,28 @@ def test_a_decision_is_open_from_its_batch_until_that_is_done() -> None:
     assert not Decision("tx").is_open
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_one_run"),
+    [
+        (("run", "s"), ("run", "t"), True),  # where both are known, the ids count
+        (("run", "s"), ("next", "s"), False),
+        (("", "s"), ("run", "s"), True),
+        (("", "s"), ("", "s"), True),
+        (("", "s"), ("run", "t"), False),
+        (("", "s"), ("run", ""), False),
+        (("", ""), ("run", "s"), False),
+        (("", ""), ("run", ""), False),  # two sessions that are not known are not one
+        (("", ""), ("", ""), False),
+    ],
+)
+def test_writes_are_of_one_run_only_where_something_known_says_so(
+    one: tuple[str, str], other: tuple[str, str], is_one_run: bool
+) -> None:
+    """Otherwise a write whose run is not known would fail with VersionWrittenTwice instead of being skipped."""
+    first, second = Writer(b"u" * 16, *one), Writer(b"v" * 16, *other)
+    assert first.is_in_run_of(second) is second.is_in_run_of(first) is is_one_run
+
+
 def test_a_batch_is_done_once_its_last_partition_is_known_to_have_it() -> None:
     decision = replace(DECISION, done=False)
     assert with_applied(decision, lambda topic_id, number: False) == decision
