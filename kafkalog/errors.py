@@ -139,10 +139,19 @@ class OffsetOutOfRange(KafkalogError):
 
 
 class CorruptBatch(KafkalogError):
-    """Bytes that fail their check: in the log (offsets known), or in a request."""
+    """Bytes that fail their check: in the log (offsets known), or in a request.
+
+    Of damage in the log whose end is known, the fact `end_offset` is the first offset after it.
+    """
 
     code = 21
     message = "corrupt batch in {partition} at {offset}: {reason}"
+
+    def _sentence(self) -> str:
+        sentence = super()._sentence()
+        if "end_offset" in self.facts:
+            sentence += f"; reading can go on at offset {self.facts['end_offset']}"
+        return sentence
 
 
 class NoCommittedOffset(KafkalogError):

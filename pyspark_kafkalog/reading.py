@@ -138,6 +138,7 @@ class _RangeRead:
         self._position = start
         self._end = end
         self._lost: KafkalogError | None = None
+        self._suspected: int | None = None  # the position at which damage was met once
         if start > end and not (self._from_first and planned.is_piece):
             raise InvalidArgument(
                 reason=f"the start offset {start} of {self._partition} is greater than its end offset {end}"
@@ -177,6 +178,9 @@ class _RangeRead:
             behind = lost.facts.get("end_offset")
             if self._losses.fail or behind is None:
                 raise lost
+            if self._suspected != self._position:  # fetched again first: the bytes may have changed on the way
+                self._suspected = self._position
+                return
             self._losses.found(str(lost))
             self._position = max(self._position, behind)
         elif lost.facts["end_offset"] < self._end:

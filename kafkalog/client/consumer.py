@@ -420,7 +420,8 @@ class Consumer:
 
         Raises:
             OffsetOutOfRange: the position is not in the log (any more), with auto.offset.reset=error.
-            CorruptBatch: what comes next is damaged; `seek` behind it to go on.
+            CorruptBatch: what comes next is damaged; `seek` to the error's `facts["end_offset"]` to go on, if it has it
+                (the message names it too).
             PartitionLost, FileRefused: a partition is not served, and will not be until somebody sees to it; `failures`
                 has it, like all of these.
             UnknownTopic, UnknownTopicId: the topic was deleted.

@@ -32,7 +32,7 @@ from kafkalog.errors import (
     TooManyConnections,
     UnknownTopicId,
 )
-from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
 from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
@@ -114,7 +114,8 @@ class PartitionReader:
         """The whole batches of this partition's part of an answer; the next offset moves behind them.
 
         Raises:
-            CorruptBatch: the first batch is damaged. If a later one is, those before it are returned.
+            CorruptBatch: the first batch is damaged. If a later one is, those before it are returned. Its fact
+                `end_offset` is where to go on, if that is known.
             KafkalogError: what the broker answered.
         """
         if answer.HasField("error"):
@@ -133,7 +134,11 @@ class PartitionReader:
                 if fault is None and header.end_offset <= offset and found:
                     fault = f"it goes back, behind offset {offset}"
                 if fault is not None:
-                    raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault)
+                    facts: dict[str, int] = {}
+                    end_offset = damage_end(header, data, position)
+                    if end_offset is not None and end_offset > offset:  # else the same batch would come again
+                        facts["end_offset"] = end_offset
+                    raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault, **facts)
                 position += header.length
                 if header.end_offset > offset:
                     found.append(FetchedBatch(header, batch, max(offset, header.base_offset)))
@@ -197,7 +202,7 @@ def fetch_range(
 
     Raises:
         OffsetOutOfRange: records of the range are not in the log (any more): told with the first answer that says so.
-        CorruptBatch: they are damaged there; those before were handed out.
+        CorruptBatch: they are damaged there; those before were handed out. As of `PartitionReader.take`.
         DataLost: what came does not follow what was handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
     """

@@ -188,6 +188,26 @@ def body_fault(header: BatchHeader, batch: bytes | memoryview) -> str | None:
     return None
 
 
+def damage_end(header: BatchHeader, data: bytes | memoryview, position: int) -> int | None:
+    """The end offset of a batch, at a position of some bytes, whose header is good and whose body is damaged.
+
+    `last_offset_delta` is under the checksum that does not match, so it is not believed by itself. The header of the
+    batch behind it has a checksum of its own, and its base offset is the end. Where that batch is not in `data`,
+    `last_offset_delta` is believed if `record_count` says the same: one flipped bit cannot change both alike.
+
+    Returns:
+        None if it is not known; or if the checksum matches: such a batch is not damaged, but of a newer version.
+    """
+    end = position + header.length
+    if crc32c(data[position + CRC_FROM : end]) == header.crc:
+        return None
+    if len(data) - end >= HEADER_SIZE:
+        following = BatchHeader._make(HEADER.unpack_from(data, end))
+        if header_fault(following, data[end : end + STAMPED_SIZE]) is None:
+            return following.base_offset
+    return header.end_offset if header.record_count == header.last_offset_delta + 1 else None
+
+
 def check_batch(batch: bytes | memoryview, where: str = "a request") -> BatchHeader:
     """The header of a batch that starts at 0 and is whole and undamaged.
 

@@ -47,7 +47,10 @@ def reading_schema() -> Any:
 def test_behind_damage_reading_goes_on_and_never_back(ends: int, goes_on: int) -> None:
     one = range_read(0, 9, fail=False)
     one._position = 4
-    one._go_on_behind(CorruptBatch(partition="a-0", offset=1, reason="damaged", end_offset=ends), 0)
+    damage = CorruptBatch(partition="a-0", offset=1, reason="damaged", end_offset=ends)
+    one._go_on_behind(damage, 0)
+    assert one._position == 4  # it is looked at again
+    one._go_on_behind(damage, 0)
     assert one._position == goes_on
 
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafkalog.cli.main import run
+from kafkalog.client.fetcher import FetchedBatch, PartitionReader
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -26,6 +27,7 @@ from kafkalog.errors import (
     UnknownTopic,
     ZooKeeperNotAsked,
 )
+from kafkalog.format.batch import read_header
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.lookup import Lookup
 from pyspark_kafkalog.offsets import LATEST
@@ -651,6 +653,31 @@ def test_a_damaged_range_fails_or_is_jumped_over(
         assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1, 4, 5]]
     [told] = [message for message in caplog.messages if message.startswith("data_lost")]
     assert "damaged on disk" in told
+
+
+def test_damage_that_a_second_fetch_does_not_meet_leaves_no_record_out(
+    live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = live.topic(0)
+    for _ in range(6):
+        live.append(topic, 1)
+    take = PartitionReader.take
+    changed: set[int] = set()
+
+    def changed_on_the_way(reader: PartitionReader, answer: Any, data: memoryview) -> list[FetchedBatch]:
+        """Each batch comes damaged once."""
+        if reader.offset in changed:
+            return take(reader, answer, data[: read_header(data).length])
+        changed.add(reader.offset)
+        damaged = bytearray(data)
+        damaged[120] ^= 1
+        return take(reader, answer, memoryview(damaged))
+
+    monkeypatch.setattr(PartitionReader, "take", changed_on_the_way)
+    with caplog.at_level(logging.WARNING):
+        assert live.read(subscribe=topic, failOnDataLoss="false") == [list(range(6))]
+    assert changed == set(range(6))
+    assert not [message for message in caplog.messages if message.startswith("data_lost")]
 
 
 def test_a_loss_that_does_not_fail_a_read_is_told_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from broker.local import LocalCluster
+from tests.damage import flip
 from tests.pyspark_kafkalog.live import Live
 
 
@@ -157,3 +159,33 @@ def test_a_query_goes_on_with_what_is_there_when_losses_do_not_fail_it(query: Ca
     stream.run()
     assert sorted(stream.read) == [(0, 0), (0, 1), (0, 2), (0, 6), (0, 7), (2, 1)]
     assert json.loads(stream.logged()[-1]) == {topic: {"0": 8, "1": 0, "2": 2}}
+
+
+# --- damage on a broker's disk ---------------------------------------------------------------------------------------
+
+
+def test_a_bit_that_flips_in_a_body_fails_a_read_or_is_gone_on_behind(
+    spark: SparkSession, query: Callable[..., Query], live: Live, cluster: LocalCluster
+) -> None:
+    topic = live.topic(0)
+    for _ in range(7):
+        live.append(topic, 1)
+    for batch, byte in ((1, 40), (3, 120), (4, 120), (6, 120)):  # 40: its record_count; 6: the last one
+        flip(cluster, topic, batch, byte)
+    reading = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1"}
+    corrupt = f"corrupt batch in {topic}-0 at 1: .* go on at offset 2"
+
+    def batch_read(**options: str) -> list[int]:
+        frame = spark.read.format("kafkalog").options(**live.options(subscribe=topic, **options)).load()
+        return [row["offset"] for row in frame.select("offset").collect()]
+
+    with pytest.raises(Exception, match=corrupt):
+        batch_read()
+    assert batch_read(failOnDataLoss="false") == [0, 2, 5]
+    strict = query(**reading)
+    with pytest.raises(StreamingQueryException, match=corrupt):
+        strict.run()
+    assert strict.read == [(0, 0)]
+    lenient = query(**reading, failOnDataLoss="false")
+    lenient.run()
+    assert lenient.read == [(0, 2), (0, 5)]

@@ -332,6 +332,30 @@ def test_a_flipped_bit_anywhere_is_noticed_and_what_is_before_it_is_handed_out()
                 reader.take(answer(), memoryview(damaged)[good:])
 
 
+@pytest.mark.parametrize("offset", [3, 5])
+def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> None:
+    data = bytearray(batches(3, 4, 5))
+    at, end = len(batches(3)), len(batches(3, 4))
+    data[end - 30] ^= 1
+    for to in (len(data), end):  # where the next batch is in the answer, and where it is not
+        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, offset)
+        with pytest.raises(CorruptBatch) as raised:
+            reader.take(answer(), memoryview(data)[at:to])
+        assert raised.value.facts["end_offset"] == 7
+        assert (
+            str(raised.value) == "corrupt batch in t-0 at 3: its checksum does not match; reading can go on at offset 7"
+        )
+
+
+def test_an_end_that_lies_before_what_was_asked_for_is_no_place_to_go_on() -> None:
+    data = bytearray(batches(3))
+    data[-30] ^= 1
+    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 3)
+    with pytest.raises(CorruptBatch) as raised:
+        reader.take(answer(), memoryview(data))
+    assert "end_offset" not in raised.value.facts
+
+
 def test_batches_that_go_back_are_refused() -> None:
     reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
     assert taken(reader, batches(3) + batches(2)) == [(0, 3)]

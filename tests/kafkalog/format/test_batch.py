@@ -17,6 +17,7 @@ from kafkalog.format.batch import (
     STAMPED_SIZE,
     body_fault,
     check_batch,
+    damage_end,
     encode_batch,
     header_fault,
     iter_batches,
@@ -108,6 +109,36 @@ def test_any_flipped_bit_is_found() -> None:
             damaged[at] ^= 1 << bit
             with pytest.raises(CorruptBatch):
                 check_batch(bytes(damaged))
+
+
+def test_of_a_batch_with_any_bit_of_its_body_flipped_the_end_is_known_or_not_told() -> None:
+    batch, following = bytearray(encoded([b"some value", b"another"])), bytearray(encoded([b"one"]))
+    stamp(batch, 10, 1, 9)
+    stamp(following, 12, 1, 9)
+    header = read_header(batch)
+    for at in range(28, len(batch)):
+        for bit in range(8):
+            damaged = bytearray(batch)
+            damaged[at] ^= 1 << bit
+            header = read_header(damaged)
+            assert damage_end(header, bytes(damaged + following), 0) == 12
+            assert damage_end(header, bytes(following + damaged + following), len(following)) == 12
+            # The last one, or before a bad header: the end is in the damaged bytes 40 to 48 alone.
+            alone = None if 40 <= at < 48 else 12
+            for behind in (b"", following[:95], bytes(96), b"\xff" * 96):
+                assert damage_end(header, bytes(damaged + behind), 0) == alone
+
+
+@pytest.mark.parametrize("filling", [b"\x00", b"\xff"])
+def test_of_a_body_that_is_overwritten_with_its_header_the_end_is_not_guessed(filling: bytes) -> None:
+    batch = bytearray(encoded([b"some value"]))
+    batch[32:] = filling * (len(batch) - 32)
+    assert damage_end(read_header(batch), bytes(batch), 0) is None
+
+
+def test_a_batch_of_a_newer_version_is_not_damaged() -> None:
+    batch = forged(magic=2)
+    assert damage_end(read_header(batch), batch, 0) is None
 
 
 def test_batch_cut_at_any_length_is_found() -> None:
