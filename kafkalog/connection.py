@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import (
     BrokerBusy,
+    BrokerNotAsked,
     BrokerUnreachable,
     Closed,
     InternalError,
@@ -367,33 +368,35 @@ class ControlConnection:
         """One call of the service.
 
         Raises:
-            BrokerUnreachable, RequestTimedOut, ProtocolError: the call did not get through.
+            BrokerNotAsked: the connection was closed before the call.
+            BrokerUnreachable, RequestTimedOut, ProtocolError: the call did not get through, or no answer came back: the
+                broker may have heard it. So it is where the connection is closed during the call.
             KafkalogError: the error that the broker answered with.
         """
         import grpc
 
         with self._lock:
-            if self._is_closed:
-                raise BrokerUnreachable(address=self.address, reason="the connection was closed here")
             callable = self._method(method)
             self._calls += 1
         try:
             return callable(request, timeout=timeout_ms / 1000)
         except grpc.RpcError as error:
             raise self._translated(method, error, timeout_ms) from None
+        except ValueError:  # gRPC's for a closed channel, before it begins a call
+            if not self._is_closed:
+                raise
+            raise self._not_asked() from None  # `close` came since the lock was released
         finally:
             with self._lock:
                 self._calls -= 1
 
     def begin(self, method: str, request: Any, timeout_ms: int, done: Callable[[], None]) -> PendingCall:
-        """Begin a call of the service. Raises BrokerUnreachable.
+        """Begin a call of the service. Raises BrokerNotAsked.
 
         Args:
             done: called from another thread, once there is a result or the call was cancelled.
         """
         with self._lock:
-            if self._is_closed:
-                raise BrokerUnreachable(address=self.address, reason="the connection was closed here")
             future = self._method(method).future(request, timeout=timeout_ms / 1000)
             self._calls += 1
 
@@ -406,13 +409,19 @@ class ControlConnection:
         return PendingCall(future, lambda error: self._translated(method, error, timeout_ms))
 
     def _method(self, name: str) -> Any:
-        """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it."""
+        """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it. Raises
+        BrokerNotAsked."""
+        if self._is_closed:
+            raise self._not_asked()
         known = self._methods.get(name)
         if known is None:
             if self._channel is None:
                 self._channel = self._new_channel()
             known = self._methods[name] = METHODS[name].on(self._channel)
         return known
+
+    def _not_asked(self) -> BrokerNotAsked:
+        return BrokerNotAsked(address=self.address, reason="the connection was closed here")
 
     def _new_channel(self) -> grpc.Channel:
         import grpc

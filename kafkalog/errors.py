@@ -359,6 +359,13 @@ class BrokerUnreachable(KafkalogError):
     message = "no broker reachable at {address}: {reason}"
 
 
+class BrokerNotAsked(BrokerUnreachable):
+    """The request was not sent, and never will be: as if it had not been made."""
+
+    code = 133
+    message = "no broker reachable at {address}: {reason} (the request was not sent)"
+
+
 class ZooKeeperUnreachable(KafkalogError):
     """No answer came. Whether a write that it was asked for happened, or happens yet, is unknown."""
 

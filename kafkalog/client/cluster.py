@@ -18,6 +18,7 @@ from kafkalog.config import Values
 from kafkalog.connection import ControlConnection, DataConnection, PendingCall, after_fork, format_address
 from kafkalog.errors import (
     BrokerBusy,
+    BrokerNotAsked,
     BrokerStopping,
     BrokerUnreachable,
     Closed,
@@ -260,19 +261,12 @@ class Cluster:
         failures: list[KafkalogError] = []
         for address in addresses:
             try:
-                control = self._connected(address)
-            except _ELSEWHERE as error:
-                failures.append(error)
-                continue
-            try:
-                return control.call(method, request, self.settings.request_timeout_ms)
-            except (BrokerUnreachable, RequestTimedOut, ZooKeeperUnreachable) as error:
-                if not isinstance(error, ZooKeeperUnreachable):  # one that is silent would keep the next calls too
-                    self._forget(address, control)
+                return self._call_at(address, method, request)
+            except _NotSure as error:
                 if not repeatable:
-                    raise _NotSure(error) from None
-                failures.append(error)
-            except _REFUSED as error:
+                    raise
+                failures.append(error.cause)
+            except _ELSEWHERE as error:
                 failures.append(error)
         if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
@@ -281,6 +275,22 @@ class Cluster:
                 raise failure
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
+
+    def _call_at(self, address: tuple[str, int], method: str, request: Any) -> Any:
+        """Call the broker at an address. Raises _NotSure where it may have heard the call and did not answer it."""
+        while True:
+            control = self._connected(address)
+            try:
+                return control.call(method, request, self.settings.request_timeout_ms)
+            except BrokerNotAsked:
+                continue  # another thread has closed that connection (`_forget`): on the next one
+            except ZooKeeperUnreachable as error:
+                raise _NotSure(error) from None
+            except (BrokerUnreachable, RequestTimedOut) as error:
+                if self._stopped.is_set():  # `close` ended the call
+                    raise Closed(what="client") from None
+                self._forget(address, control)  # one that is silent would keep the next calls too
+                raise _NotSure(error) from None
 
     def _known_address(self, broker_id: int) -> tuple[str, int] | None:
         with self._lock:
@@ -322,6 +332,8 @@ class Cluster:
         return kept
 
     def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:
+        """Close a connection, and end the calls of other threads on it. It is taken out first: a thread that finds it
+        closed gets another one."""
         with self._lock:
             if self._control.get(address) is control:
                 del self._control[address]
@@ -520,7 +532,7 @@ class Cluster:
 
 
 class _NotSure(Exception):
-    """A call that must not be repeated may have been heard."""
+    """A call was not answered, and may have been heard."""
 
     def __init__(self, cause: KafkalogError) -> None:
         self.cause = cause

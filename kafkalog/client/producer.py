@@ -427,7 +427,7 @@ class Producer:
                 now = time.monotonic()
                 batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
                 self._outbox.started(batch)
-                self._links[queue.leader].has_work(queue, batch.linger_until)
+                self.has_work(queue, batch.linger_until)
             batch.charged += charge
             batch.size_limit = wanted
             return batch
@@ -447,7 +447,7 @@ class Producer:
         return False
 
     def _hurry(self, queue: PartitionQueue) -> None:
-        self._links[queue.leader].has_work(queue, 0.0)
+        self.has_work(queue, 0.0)
         self._outbox.close_batch(queue)
 
     def _make_whole(self, error: BaseException) -> None:
@@ -466,10 +466,9 @@ class Producer:
             for queue in route.queues:
                 if queue.cut_open_batch():
                     self._outbox.forget(queue.drop_open_batch())
-                if not queue.is_idle:
-                    for batch in queue.unsent_batches():
-                        self._outbox.started(batch)
-                    self._links[queue.leader].has_work(queue, 0.0)
+                for batch in queue.unsent_batches():
+                    self._outbox.started(batch)
+                self.has_work(queue, 0.0)
         self._outbox.count_again()
 
     def _close_batches(self) -> None:
@@ -578,8 +577,7 @@ class Producer:
             if queue.leader != each.leader:
                 self._links[queue.leader].drop(queue)
                 queue.leader = each.leader
-                if not queue.is_idle:
-                    self._links[each.leader].has_work(queue, 0.0)
+                self.has_work(queue, 0.0)
         route.count = len(info.partitions)
         for queue in route.queues[route.count :]:  # of a topic made anew with fewer; a send may still hold one
             number = queue.topic_partition.partition
@@ -610,6 +608,11 @@ class Producer:
     def topics(self) -> list[str]:
         """Lock held: the topics that were sent to."""
         return list(self._routes)
+
+    def has_work(self, queue: PartitionQueue, at: float) -> None:
+        """Lock held: have the link of a queue's leader look at it at a time (monotonic), if anything is in it."""
+        if not queue.is_idle:
+            self._links[queue.leader].has_work(queue, at)
 
     def take_in_topics(self) -> Failed:
         """Lock held: the cluster was asked anew. Returns what has no partition any more.

@@ -53,6 +53,12 @@ class Owner(Protocol):
     def topics(self) -> list[str]:
         """The topics that were sent to. Lock held."""
 
+    def has_work(self, queue: PartitionQueue, at: float) -> None:
+        """Have the link of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock held.
+
+        A link calls this when it is done with batches of a queue. The queue may have another leader by then, whose link
+        sends nothing of it until these batches are answered or back in the queue."""
+
 
 class _Contents(NamedTuple):
     """What a batch held when it was taken to be sent. Another thread may give the batch up, and empty it, while it is
@@ -403,10 +409,12 @@ class BrokerLink:
         """acks=0: done once handed over, and never sent again: part of it may have arrived."""
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
         with self._outbox.lock:
+            now = time.monotonic()
             for request in requests:
                 for batch in request.batches:
                     request.queue.dropped(batch)
                     outcomes.append((batch, error))
+                self._owner.has_work(request.queue, now)
             called = self._outbox.finish(outcomes)
         self._outbox.call_back(called)
 
@@ -417,6 +425,7 @@ class BrokerLink:
             self._stale = True
             for queue, batches in _by_queue(requests).items():
                 failed += queue.unsent(batches, error, now)
+                self._owner.has_work(queue, now)
             self._held_up(error, requests[0].batches[0])
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
@@ -429,6 +438,7 @@ class BrokerLink:
             for batch, error in refused:
                 failed += batch.queue.refused(batch, error, now)
                 failed += batch.queue.unsent(held[batch.queue], error, now)
+                self._owner.has_work(batch.queue, now)
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
@@ -456,7 +466,7 @@ class BrokerLink:
         now = time.monotonic()
         for queue, batches in _by_queue(lost).items():
             failed += queue.lost(batches, error, now)
-            self.has_work(queue, now)
+            self._owner.has_work(queue, now)
         if not self._stopping:  # else it was us
             log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
             if lost:
@@ -525,8 +535,7 @@ class BrokerLink:
             outcomes += self._take_answer(request, reply, now)
             touched[request.queue] = None
         for queue in touched:
-            if not queue.is_idle:
-                self.has_work(queue, now)
+            self._owner.has_work(queue, now)
         if fault is not None:
             outcomes += self._lose(connection, fault)
         return self._outbox.finish(outcomes)

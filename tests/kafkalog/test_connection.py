@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from kafkalog import Admin, connection
 from kafkalog.connection import _ABANDONED, ControlConnection, DataConnection
 from kafkalog.errors import (
     BrokerBusy,
+    BrokerNotAsked,
     BrokerUnreachable,
     Closed,
     KafkalogError,
@@ -346,11 +348,52 @@ DESCRIBE = broker_pb2.DescribeClusterRequest()
 def test_a_connection_that_was_closed_opens_no_other_channel() -> None:
     closed = channel_to(1)
     closed.close()
-    with pytest.raises(BrokerUnreachable, match="the connection was closed here"):
+    with pytest.raises(BrokerNotAsked, match="the connection was closed here"):
         closed.call("DescribeCluster", DESCRIBE, 100)
-    with pytest.raises(BrokerUnreachable, match="the connection was closed here"):
+    with pytest.raises(BrokerNotAsked, match="the connection was closed here"):
         closed.begin("DescribeCluster", DESCRIBE, 100, lambda: None)
     assert closed._channel is None
+
+
+@pytest.mark.parametrize("expected", [BrokerNotAsked, ValueError])
+def test_a_close_that_overtakes_a_call_is_told_as_such_and_no_other_mistake_is(expected: type[Exception]) -> None:
+    overtaken: Any = channel_to(1)
+    method = overtaken._method
+
+    def and_before_the_call(name: str) -> Callable[..., object]:
+        on_channel = method(name)
+
+        def called(request: object, timeout: float) -> object:
+            if expected is ValueError:
+                raise ValueError("a mistake of ours")
+            overtaken.close()
+            return on_channel(request, timeout=timeout)
+
+        return called
+
+    overtaken._method = and_before_the_call
+    with pytest.raises(expected):
+        overtaken.call("DescribeCluster", DESCRIBE, 30_000)
+    assert overtaken._calls == 0
+    overtaken.close()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_call_that_a_close_ends_may_have_been_heard(is_begun: bool) -> None:
+    heard, done = threading.Event(), threading.Event()
+    with server(lambda accepted: heard.set()) as port, ThreadPoolExecutor(1) as pool:
+        silent = channel_to(port)
+        if is_begun:
+            ended = silent.begin("DescribeCluster", DESCRIBE, 30_000, done.set).result
+        else:
+            ended = pool.submit(silent.call, "DescribeCluster", DESCRIBE, 30_000).result
+            done.set()
+        assert heard.wait(30)
+        silent.close()
+        assert done.wait(30)
+        with pytest.raises(BrokerUnreachable) as raised:
+            ended()
+    assert not isinstance(raised.value, BrokerNotAsked)
 
 
 def test_a_fork_closes_the_channel_that_no_call_is_under_way_on(cluster: LocalCluster) -> None:

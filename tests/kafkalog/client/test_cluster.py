@@ -13,6 +13,7 @@ from kafkalog.client import cluster as cluster_module
 from kafkalog.client.cluster import BrokerInfo, Cluster, PartitionInfo, TopicInfo
 from kafkalog.errors import (
     BrokerBusy,
+    BrokerNotAsked,
     BrokerUnreachable,
     Closed,
     RequestTimedOut,
@@ -76,6 +77,8 @@ class Control:
         return self.network.description()
 
     def call(self, method: str, request: object, timeout_ms: int) -> object:
+        if self not in self.network.open:
+            raise BrokerNotAsked(address=str(self.address), reason="the connection was closed here")
         self.network.calls.append((method, self.address))
         if self.address not in self.network.brokers:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
@@ -257,6 +260,41 @@ def test_a_channel_that_failed_late_takes_out_nothing_of_its_successor(network: 
     network.calls.clear()
     connected.describe()
     assert network.open == [successor], "it is used on"
+
+
+@pytest.mark.parametrize("how", [{"patient": False, "broker_id": 1}, {"repeatable": False}])
+def test_a_call_that_finds_its_connection_closed_by_another_thread_is_made_on_the_next(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    [first] = network.open
+    call = Control.call
+
+    def overtaken(self: Control, method: str, request: object, timeout_ms: int) -> object:
+        forgotten: Any = first
+        connected._forget(ONE, forgotten)
+        return call(self, method, request, timeout_ms)
+
+    monkeypatch.setattr(Control, "call", overtaken)
+    assert connected.call("Change", None, **how) == ("Change", ONE)
+    assert network.calls == [("Change", ONE)], "it was heard once"
+
+
+@pytest.mark.parametrize("how", [{"patient": False, "broker_id": 1}, {"repeatable": False}, {}])
+@pytest.mark.parametrize("was_sent", [False, True])
+def test_a_call_that_the_close_of_its_cluster_ends_says_so(
+    connected: Cluster, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], was_sent: bool
+) -> None:
+    call = Control.call
+
+    def ended(self: Control, method: str, request: object, timeout_ms: int) -> object:
+        connected.close()
+        if was_sent:
+            raise BrokerUnreachable(address="one:1", reason="the connection was closed here")
+        return call(self, method, request, timeout_ms)
+
+    monkeypatch.setattr(Control, "call", ended)
+    with pytest.raises(Closed):
+        connected.call("Change", None, **how)
 
 
 def test_a_topic_is_looked_for_at_every_broker_whichever_is_away(network: Network, connected: Cluster) -> None:

@@ -86,7 +86,10 @@ class Connection:
 
 
 class Part:
-    """Cluster and producer as a link knows them: one connection, and what `on_connect` and `on_refresh` do."""
+    """Cluster and producer as a link knows them: one connection, what `on_connect` and `on_refresh` do, and the link
+    of the leader."""
+
+    leader: BrokerLink
 
     def __init__(self, **settings: object) -> None:
         self.settings = CLIENT_SETTINGS.parse(settings)
@@ -114,6 +117,10 @@ class Part:
     def topics(self) -> list[str]:
         return []
 
+    def has_work(self, queue: PartitionQueue, at: float) -> None:
+        if not queue.is_idle:
+            self.leader.has_work(queue, at)
+
 
 class Links:
     """Links that share an outbox, as a producer's do."""
@@ -124,7 +131,8 @@ class Links:
 
     def make(self, part: Part, acks: int = 1) -> BrokerLink:
         stand_in: Any = part
-        return BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+        part.leader = BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+        return part.leader
 
     def start(self, part: Part, acks: int = 1) -> BrokerLink:
         link = self.make(part, acks)
@@ -401,6 +409,51 @@ def test_after_a_failure_it_is_asked_who_leads(links: Links, happens: str) -> No
     assert asked.wait(LIMIT / 3)
     part.connection.answer(3)
     assert links.outcome(batch) == 3
+
+
+@pytest.mark.parametrize("happens", ["no connection", "not encoded", "lost", "refused", "handed over"])
+def test_what_a_link_leaves_of_a_partition_that_has_another_leader_since_is_sent_by_the_leaders_link(
+    links: Links, monkeypatch: pytest.MonkeyPatch, happens: str
+) -> None:
+    acks = 0 if happens == "handed over" else 1
+    before, after = Part(), Part()
+    former, leading = links.start(before, acks), links.start(after, acks)
+    queue = links.queue("t")
+    queue._window = 2
+
+    def move() -> None:  # as a producer does, while the former link has batches in hand
+        before.on_connect = lambda: None
+        with links.outbox.lock:
+            former.drop(queue)
+            before.leader = leading
+            leading.has_work(queue, 0.0)
+        asleep(leading)
+        if happens == "no connection":
+            raise GONE
+
+    def fail_first(*_: object) -> object:
+        monkeypatch.undo()
+        raise ValueError("a defect")
+
+    if happens == "not encoded":
+        monkeypatch.setattr(sender, "encode_records", fail_first)
+    if happens not in ("lost", "refused"):
+        before.on_connect = move
+    with links.outbox.lock:
+        *_, last = [links.add(queue, b"x") for _ in range(3)]
+        former.has_work(queue, 0.0)
+    if happens in ("lost", "refused"):
+        sent = [before.connection.sent.get(timeout=LIMIT) for _ in range(2)]
+        move()
+        if happens == "lost":
+            before.connection.answers.put(GONE)
+        for request in sent if happens == "refused" else []:
+            before.connection.sent.put(request)
+            before.connection.answer(error=NotLeader(broker_id=1, partition="t-0"))
+    for _ in range({"not encoded": 2, "handed over": 0}.get(happens, 3)):
+        after.connection.answer(3)
+    assert links.outcome(last) == (3 if acks else -1)
+    assert after.connects == 1
 
 
 def test_a_producer_id_that_can_not_be_had_is_asked_for_again_after_a_pause(links: Links) -> None:
