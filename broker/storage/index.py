@@ -56,6 +56,21 @@ class Damage(NamedTuple):
     end_position: int
 
 
+def united(damaged: Iterable[Damage]) -> tuple[Damage, ...]:
+    """Damaged ranges in order, those that overlap as one: damage that was found before may have grown since. Ranges
+    that only touch stay apart."""
+    found: list[Damage] = []
+    for each in sorted({*damaged}):
+        last = found[-1] if found else None
+        if last is not None and (each.start_offset < last.end_offset or each.position < last.end_position):
+            end_offset = max(last.end_offset, each.end_offset)
+            end_position = max(last.end_position, each.end_position)
+            found[-1] = last._replace(end_offset=end_offset, end_position=end_position)
+        else:
+            found.append(each)
+    return tuple(found)
+
+
 class Index:
     """The entries. One writer; readers need no lock: an entry counts only once its offset is there, put last."""
 

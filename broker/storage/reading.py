@@ -204,7 +204,9 @@ class Reader:
                     break
                 examined = bad.position
                 self._examine(segment, file, examined, limit, limit_offset)
-        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch holds it", end_offset=limit_offset)
+        behind = segment.index.at_or_after(offset + 1)  # a batch starts there: what is lost ends there at the latest
+        end_offset = limit_offset if behind is None else min(behind[1], limit_offset)
+        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch holds it", end_offset=end_offset)
 
     def _examine(
         self, segment: Segment, file: SharedFile, position: int, limit: int, limit_offset: int

@@ -15,7 +15,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
 from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
-from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places
+from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places, united
 from broker.storage.recovery import Places, Read, Scan, scan
 from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_fault
 
@@ -290,7 +290,7 @@ class Segment:
         self.leader_epoch = 0
         damaged, self.damaged = self.damaged, ()
         self.recover(position, offset, offset, places(self.index, damaged, position) | {(position, offset)})
-        self.damaged = tuple(sorted({*damaged, *self.damaged}))
+        self.damaged = united([*damaged, *self.damaged])
         if self.last_append_us >= 0:
             self.first_append_us = kept_first_append_us
 
@@ -350,7 +350,8 @@ class Segment:
         return None
 
     def examine(self, file: SharedFile, position: int, limit: int, limit_offset: int) -> list[Damage]:
-        """Find out what around a bad header cannot be read, and remember it; returns what was not known.
+        """Find out what around a bad header cannot be read, and remember it; returns what was not known. What has grown
+        takes the place of what was known of it.
 
         Args:
             limit, limit_offset: a place where a batch starts or the log ends.
@@ -369,9 +370,9 @@ class Segment:
             known=self._known(start) | {(limit, limit_offset)},
             on_batch=lambda header, position: None,
         )
-        new = [damage for damage in found.damaged if self.damage_at(damage.start_offset) is None]
-        self.damaged = tuple(sorted({*self.damaged, *new}))
-        return new
+        known, damaged = self.damaged, united([*self.damaged, *found.damaged])
+        self.damaged = damaged
+        return [damage for damage in damaged if damage not in known]
 
     def batches(self, file: SharedFile, position: int, limit: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
         """(position, header, bytes) of the whole batches from a batch's start on; bodies are not checked.

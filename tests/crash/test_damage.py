@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from broker.storage.directory import LogDirectory, folder_name
+from broker.storage.index import Damage
 from broker.storage.log import Appended, Log
+from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, check_batch, iter_batches, stamp
@@ -332,6 +334,74 @@ def test_a_segment_whose_index_tells_its_beginning_is_read_from_there_on() -> No
         disk.bytes_of(segment(0))[at[offset] : at[offset] + HEADER_SIZE + 8] = bytes(HEADER_SIZE + 8)
     found = served(open_log(disk)[1])
     assert [offset for offset, found_value in found.items() if found_value is None] == [2, 5]
+
+
+def destroy(disk: MemoryDisk, at: dict[int, int], *offsets: int) -> None:
+    for offset in offsets:
+        disk.bytes_of(segment(0))[at[offset] : at[offset] + HEADER_SIZE] = b"\xff" * HEADER_SIZE
+
+
+def skipped_over(log: Log) -> list[int]:
+    """The offsets left out by whoever goes on where the error says."""
+    left_out: list[int] = []
+    offset = log.start_offset
+    while offset < log.end_offset:
+        try:
+            with log.read(offset, 1) as one:
+                offset = check_batch(one.read()).end_offset
+        except CorruptBatch as error:
+            left_out += range(offset, error.facts["end_offset"])
+            offset = error.facts["end_offset"]
+    return left_out
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    "steps", [[(5,), (6,)], [(5,), (6, 7)], [(5,), (4,)], [(5,), (4, 6)], [(5, 6), (7,)], [(5,), (6,), (7,)]], ids=str
+)
+def test_damage_that_grows_costs_only_what_it_hits(steps: list[tuple[int, ...]], restart: bool) -> None:
+    """In one interval of the index, of a segment that is appended to; its index is saved with what is known."""
+    disk, at, directory = half_synced(index_interval_bytes=1 << 16)
+    log = directory.logs()[0]
+    hit: list[int] = []
+    for offsets in steps:
+        destroy(disk, at, *offsets)
+        hit = sorted({*hit, *offsets})
+        assert skipped_over(log) == hit
+        if restart:
+            directory.close()
+            directory, log = open_log(disk)
+        expected = {offset: None if offset in hit else value(offset) for offset in range(SYNCED + UNSYNCED)}
+        assert served(log) == expected
+    assert log.view.segments[0].damage_at(hit[0]) == Damage(hit[0], hit[-1] + 1, at[hit[0]], at[hit[-1] + 1])
+    assert len(log.view.segments[0].damaged) == 1
+
+
+def test_damage_that_grew_is_one_range_after_a_truncation_too() -> None:
+    disk, at, directory = half_synced(index_interval_bytes=1 << 16)
+    log = directory.logs()[0]
+    destroy(disk, at, 5)
+    assert skipped_over(log) == [5]
+    destroy(disk, at, 6)
+    assert log.truncate_to(SYNCED) == SYNCED
+    assert log.view.segments[0].damaged == (Damage(5, 7, at[5], at[7]),)
+    assert skipped_over(log) == [5, 6]
+
+
+def test_a_record_that_no_batch_holds_leads_on_at_the_next_entry_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a disk gives one thing and then another: what a reader could not read, the scan finds whole."""
+    disk, at, directory = half_synced(index_interval_bytes=3 * 64)
+    (log,) = directory.logs()
+    destroy(disk, at, 5)
+    monkeypatch.setattr(Segment, "examine", lambda *given: [])
+    offsets = log.view.segments[0].index.offsets
+    with pytest.raises(CorruptBatch, match="no batch holds it") as caught:
+        log.read(5, 1)
+    assert caught.value.facts["end_offset"] == min(offset for offset in offsets if offset > 5) < log.end_offset
+    destroy(disk, at, 17)
+    with pytest.raises(CorruptBatch, match="no batch holds it") as caught:
+        log.read(17, 1)
+    assert caught.value.facts["end_offset"] == log.end_offset
 
 
 def look_alikes(base_offset: int, count: int) -> Iterator[bytes]:

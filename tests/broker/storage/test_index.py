@@ -3,7 +3,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 
-from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index
+import pytest
+
+from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, united
 
 BASE = 100
 
@@ -17,6 +19,29 @@ def make_index() -> Index:
 
 
 SUMMARY = Summary(BASE, 9500, 195, 33, 7, 8, 2, (Damage(110, 112, 1000, 1300), Damage(150, 151, 5000, 5000)))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        ([], []),
+        ([(5, 6, 50, 60), (5, 8, 50, 80)], [(5, 8, 50, 80)]),
+        ([(5, 6, 50, 60), (4, 6, 40, 60)], [(4, 6, 40, 60)]),
+        ([(5, 8, 50, 80), (6, 7, 60, 70)], [(5, 8, 50, 80)]),
+        ([(5, 8, 50, 80), (7, 9, 70, 90)], [(5, 9, 50, 90)]),
+        ([(5, 6, 50, 60), (8, 9, 80, 90), (5, 9, 50, 90)], [(5, 9, 50, 90)]),
+        ([(5, 6, 50, 60), (6, 7, 60, 70)], [(5, 6, 50, 60), (6, 7, 60, 70)]),
+        ([(5, 5, 50, 60), (5, 6, 50, 70)], [(5, 6, 50, 70)]),
+        ([(5, 9, 50, 50), (5, 6, 50, 60)], [(5, 9, 50, 60)]),
+        ([(5, 9, 50, 50), (9, 10, 50, 60)], [(5, 9, 50, 50), (9, 10, 50, 60)]),
+    ],
+    ids=str,
+)
+def test_damage_that_overlaps_is_one_range(
+    damaged: list[tuple[int, int, int, int]], expected: list[tuple[int, int, int, int]]
+) -> None:
+    for given in (damaged, [*reversed(damaged)], [*damaged, *damaged]):
+        assert united(Damage._make(each) for each in given) == tuple(expected)
 
 
 def test_entry_before_an_offset_is_never_behind_it() -> None:
