@@ -309,8 +309,8 @@ class OutOfFiles(DiskFull):
 
 
 class FileRefused(KafkalogError):
-    """Of a log that is to be opened, a file or folder may not be used, or something else has its name. It concerns one
-    log alone, and says nothing of the disk."""
+    """Of a log that is to be opened, or of what is to be deleted, a file or folder may not be used, or something else
+    has its name. It concerns one log alone, and says nothing of the disk."""
 
     code = 110
     message = "the broker cannot use a file of {directory}: {reason}"

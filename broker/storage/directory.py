@@ -16,7 +16,7 @@ the truth, so nothing of it is read or written until the broker starts anew. So 
 in its place. A log whose files somebody removed or moved away is lost alone (`on_lost`): each round of tidying looks
 for that, and whoever does not find a file has it looked for at once. What lacks space to be written, or a
 descriptor or memory to be opened, fails alone and may be tried again; and so does what concerns one name alone, where
-logs are opened and made.
+logs are opened and made, and where logs and segments are deleted.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class LogDirectory:
         self._threads: list[threading.Thread] = []
         self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[tuple[str, Callable[[], bool]] | None] = queue.SimpleQueue()
+        self._asked_to_remove: set[tuple[str, Callable[[], bool]]] = set()  # what is in it
         self._timer = threading.Condition()  # guards _timed, _deadlines, _stopping and _chores; after any log's locks
         self._timed: dict[Flushable, _Deadline] = {}
         self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a log that passed early
@@ -206,7 +207,7 @@ class LogDirectory:
                 elif is_log_folder(name.removesuffix(_NEW)) and name.endswith(_NEW):
                     self._remove_folder(self.path / name)
                 elif is_log_folder(name.removesuffix(_DELETED)) and name.endswith(_DELETED):
-                    self._to_remove.put((name, partial(self._remove_deleted, self.path / name)))
+                    self._put_to_remove((name, partial(self._remove_deleted, self.path / name)))
             self.was_clean = _CLEAN in names or not self.existing()
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)
@@ -412,10 +413,16 @@ class LogDirectory:
 
     def unlink_soon(self, name: str, unlink: Callable[[], bool]) -> None:
         if self._threads:
-            self._to_remove.put((name, unlink))
+            self._put_to_remove((name, unlink))
         else:
             while unlink():
                 pass
+
+    def _put_to_remove(self, asked: tuple[str, Callable[[], bool]]) -> None:
+        """Queue a removal, once: one that is refused for days is asked for again by each retention."""
+        if asked not in self._asked_to_remove:
+            self._asked_to_remove.add(asked)
+            self._to_remove.put(asked)
 
     def _unlink_loop(self) -> None:
         told = set()
@@ -423,16 +430,17 @@ class LogDirectory:
             if self._stopping or self.failed is not None:
                 continue  # the next start removes it
             name, unlink = asked
+            self._asked_to_remove.discard(asked)  # first: what is asked for from now on may come too late for this call
             try:
                 if unlink():
-                    self._to_remove.put(asked)
+                    self._put_to_remove(asked)
                 told.discard(name)
             except Exception as error:
                 if name not in told and self.failed is None:
                     told.add(name)
                     log.warning("not_unlinked", folder=name, reason=str(error))
                 self._wait_stopping(_REMOVAL_RETRY_SECONDS)
-                self._to_remove.put(asked)
+                self._put_to_remove(asked)
 
     def _forget_missing(self, key: tuple[bytes, int]) -> None:
         self._missing.discard(key)

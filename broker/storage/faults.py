@@ -47,8 +47,9 @@ class Faults:
         self.fail(error, doing)
 
     def refuse_to_open(self, error: OSError, doing: str) -> NoReturn:
-        """As `refuse`, where a log is opened, made or deleted: FileRefused if it is about one name, which concerns this
-        log alone. A sync that failed must not be tried again: it would succeed, and the bytes not be on the disk."""
+        """As `refuse`, where a log is opened, made or deleted, or a segment of it: FileRefused if it is about one name,
+        which concerns this log alone. A sync that failed must not be tried again: it would succeed, and the bytes not
+        be on the disk."""
         if is_of_a_name(error):
             reason = f"{doing} for {self._label}: {error.strerror}: {error.filename}"
             raise FileRefused(directory=str(self._home.path), reason=reason) from error

@@ -658,14 +658,20 @@ class Log:
             self._unlink_oldest(durable=True)
 
     def _unlink_oldest(self, durable: bool = False) -> None:
-        """Unlink a segment that no reader is led to any more; under `_save_lock`."""
+        """Unlink a segment that no reader is led to any more; under `_save_lock`.
+
+        Args:
+            durable: only its absence says that it was deleted. Else it can wait, where its name alone is refused.
+        """
         segment = self._deleted[0]
         try:
             segment.delete()
             if durable:
                 self._disk.sync_dir(self.directory)
         except OSError as error:
-            self._faults.fail(error, "deleting a segment")
+            if durable:
+                self._faults.fail(error, "deleting a segment")
+            self._faults.refuse_to_open(error, "deleting a segment")
         self._deleted.popleft()
         log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
 

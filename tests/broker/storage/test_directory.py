@@ -391,6 +391,57 @@ def test_an_unlink_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest
     directory.close()
 
 
+@pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "as it runs"])
+def test_a_segment_that_may_not_be_unlinked_keeps_nothing_from_being_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
+) -> None:
+    monkeypatch.setattr("broker.storage.directory._REMOVAL_RETRY_SECONDS", 0.01)
+
+    class Immutable(Disk):
+        """As `chattr +i` makes a file."""
+
+        name = f"{0:020d}.log"
+        refused = 0
+
+        def unlink(self, path: Path) -> None:
+            if path.name == self.name:
+                self.refused += 1
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            super().unlink(path)
+
+    disk = Immutable()
+    directory = LogDirectory(tmp_path, disk=disk)
+    if not at_start:
+        directory.start()
+    log = a_log_of_segments(directory)
+    kept = (log.directory / disk.name).read_bytes()
+    cut_to = log.view.segments[2].base_offset
+    if at_start:
+        disk.name = "none"
+        log.delete_before(cut_to)
+        directory.close()
+        disk.name = f"{0:020d}.log"
+        (log.directory / disk.name).write_bytes(kept)  # as a stop before the unlink leaves it
+        directory = LogDirectory(tmp_path, disk=disk)
+        directory.start()
+        log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    else:
+        log.delete_before(cut_to)
+    waited_for(lambda: disk.refused >= 3 or directory.failed is not None)
+    other = directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0)
+    for each in (log, other):
+        each.append([numbered(0)])
+        each.flush()
+    assert log.start_offset == cut_to
+    log.delete_before(log.view.segments[-1].base_offset)
+    log.delete_before(log.end_offset)
+    assert directory._to_remove.qsize() <= 1, "it is asked for once more with each deletion"
+    disk.name = "none"
+    waited_for(lambda: segment_names(log) == [log.view.segments[-1].path.name])
+    assert directory.failed is None
+    directory.close()
+
+
 def test_folders_of_many_logs_are_synced_together_and_again_if_that_failed(tmp_path: Path) -> None:
     class CountingDisk(Disk):
         synced = 0
