@@ -19,12 +19,15 @@ Only fields under the header's checksum are believed before the body's checksum 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from broker.storage.checksums import Checksums
 from broker.storage.index import Damage
 from kafkalog.format.batch import (
     ALIGNMENT,
@@ -93,7 +96,7 @@ def scan(
         known: where batches are known to start; of the recovery point, an index, or damage found before.
         on_batch: called with the header and position of every good batch, in order.
     """
-    read = _Window(read, size).read
+    unbuffered, read = read, _Window(read, size).read
     damaged: list[Damage] = []
     open_damage: tuple[int, int] | None = None  # offset and position where it begins
     least = offset  # no batch from here on has a smaller base offset
@@ -121,7 +124,8 @@ def scan(
         first = position if header is not None else position + ALIGNMENT
         offset_is_known = open_damage is None
         open_damage = open_damage or (offset, position)
-        found = _resynchronise(read, position, first, size, least, limit, leader_epoch, known)
+        checksums = Checksums(unbuffered, position)
+        found = _resynchronise(read, checksums, position, first, size, least, limit, leader_epoch, known)
         if found.position is None:
             if offset_is_known:
                 tail_end = least + found.records_at_end
@@ -197,22 +201,89 @@ class _Resynchronised(NamedTuple):
     records_at_end: int
 
 
-class _Chain(NamedTuple):
-    """Batches that follow each other without a gap: the last of them, the first with a good body, and whether they lead
-    over a known place."""
+class _Chain:
+    """Batches that follow each other without a gap; the last of them stands at `position`.
 
-    position: int
-    header: BatchHeader
-    first_good: int | None
-    is_believed: bool
+    A body is looked at only where it decides something: a payload may hold any number of headers that lead nowhere.
+
+    Attributes:
+        is_believed: they lead over a known place.
+    """
+
+    def __init__(
+        self, checksums: Checksums, before: list[_Chain], position: int, header: BatchHeader, size: int, known: Places
+    ) -> None:
+        """The chains that end where a batch begins, and to which it is linked, with it; without any, a chain of its
+        own."""
+        self._checksums = checksums
+        self._position = position
+        self._header = header
+        earlier = [found for each in before if (found := each.first_good()) is not None]
+        self._first_good = min(earlier, default=None)
+        self.end = end = position + header.length
+        self.is_believed: bool = (
+            any(each.is_believed for each in before)
+            or (position, header.base_offset) in known
+            or (end, header.end_offset) in known
+            or (end == size and self._ends_well)
+        )
+
+    @cached_property
+    def _ends_well(self) -> bool:
+        """Whether the body of the last batch is good."""
+        start = self._position + CRC_FROM
+        return _makes_sense(self._header) and self._checksums.of(start, self.end) == self._header.crc
+
+    def first_good(self) -> int | None:
+        """Where the first batch with a good body stands."""
+        if self._first_good is None and self._ends_well:
+            return self._position
+        return self._first_good
+
+    def links(self, after: BatchHeader) -> bool:
+        """Whether the last batch is followed by that which stands behind it."""
+        before = self._header
+        if after.leader_epoch < before.leader_epoch or after.base_offset <= before.base_offset:
+            return False
+        return after.base_offset == before.end_offset or not self._ends_well
+
+
+class _OpenChains:
+    """The chains that end at a position or behind it; a few, for a segment has millions of batches."""
+
+    def __init__(self) -> None:
+        self._by_end: dict[int, list[_Chain]] = {}
+        self._ends: list[int] = []  # a heap
+
+    def add(self, chain: _Chain) -> None:
+        if chain.end not in self._by_end:
+            self._by_end[chain.end] = []
+            heapq.heappush(self._ends, chain.end)
+        self._by_end[chain.end].append(chain)
+
+    def take(self, position: int) -> list[_Chain]:
+        """Those that end at a position. Those that end before it are forgotten: positions only grow."""
+        while self._ends and self._ends[0] < position:
+            del self._by_end[heapq.heappop(self._ends)]
+        return self._by_end.get(position, [])
 
 
 def _resynchronise(
-    read: Read, start: int, first: int, size: int, least: int, limit: int, leader_epoch: int, known: Places
+    read: Read,
+    checksums: Checksums,
+    start: int,
+    first: int,
+    size: int,
+    least: int,
+    limit: int,
+    leader_epoch: int,
+    known: Places,
 ) -> _Resynchronised:
     """The start of the next batch that is to be believed, at `first` or behind it; rule 1.
 
-    What stands at `start` is a bad header, or, where `first` is `start`, a good one in an unexpected place.
+    What stands at `start` is a bad header, or, where `first` is `start`, a good one in an unexpected place. However
+    many headers stand behind it, and wherever they claim to lead, it takes time by the bytes: one batch can hold
+    250,000 of them, each of which claims to be as long as the batch.
     """
     damaged = read(start, HEADER_SIZE) if first > start else b""
     header = BatchHeader._make(HEADER.unpack(damaged)) if len(damaged) == HEADER_SIZE else None
@@ -220,45 +291,20 @@ def _resynchronise(
         header = None
     running, running_to = 0, start + CRC_FROM
     believed: int | None = None
-    chains: dict[int, list[_Chain]] = {}  # by where they end; a few, for a segment has millions of batches
+    chains = _OpenChains()
     for position, candidate in _headers(read, first, size, least, limit, leader_epoch):
         if header is not None and position >= start + HEADER_SIZE:
             running, running_to = _checksum(read, running_to, position, running) or 0, position
             if running == header.crc:
                 return _Resynchronised(position, 0)
-        chains = {end: ending for end, ending in chains.items() if end >= position}
-        before = [each for each in chains.get(position, ()) if _links(read, each.position, each.header, candidate)]
-        chain = _continued(read, before, position, candidate, size, known)
-        if chain.is_believed and chain.first_good is not None:
-            believed = chain.first_good if believed is None else min(believed, chain.first_good)
-        chains.setdefault(position + candidate.length, []).append(chain)
+        before = [each for each in chains.take(position) if each.links(candidate)]
+        chain = _Chain(checksums, before, position, candidate, size, known)
+        if chain.is_believed and (found := chain.first_good()) is not None:
+            believed = found if believed is None else min(believed, found)
+        chains.add(chain)
     if header is not None and size % ALIGNMENT == 0 and _checksum(read, running_to, size, running) == header.crc:
         return _Resynchronised(None, header.last_offset_delta + 1)  # whatever looked like a batch is inside its body
     return _Resynchronised(believed, 0)
-
-
-def _continued(
-    read: Read, before: list[_Chain], position: int, header: BatchHeader, size: int, known: Places
-) -> _Chain:
-    """The chains that end where a batch begins, and to which it is linked, with it; without any, a chain of its own."""
-    end = position + header.length
-    first_good = min((each.first_good for each in before if each.first_good is not None), default=None)
-    if first_good is None and _body_is_good(read, position, header):
-        first_good = position
-    is_believed = (
-        any(each.is_believed for each in before)
-        or (position, header.base_offset) in known
-        or (end, header.end_offset) in known
-        or (end == size and _body_is_good(read, position, header))
-    )
-    return _Chain(position, header, first_good, is_believed)
-
-
-def _links(read: Read, position: int, before: BatchHeader, after: BatchHeader) -> bool:
-    """Whether a batch, at a position, is followed by that which stands behind it."""
-    if after.leader_epoch < before.leader_epoch or after.base_offset <= before.base_offset:
-        return False
-    return after.base_offset == before.end_offset or not _body_is_good(read, position, before)
 
 
 def _headers(

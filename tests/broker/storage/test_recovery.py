@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage import recovery
 from broker.storage.index import Damage
 from broker.storage.recovery import Places, Scan, scan
-from kafkalog.format.batch import HEADER_SIZE, check_batch, encode_batch, stamp
+from kafkalog.format.batch import HEADER_SIZE, STAMPED, check_batch, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from tests.broker.storage.batches import numbered
 
@@ -172,6 +175,57 @@ def test_of_two_chains_that_meet_the_one_that_begins_first_counts() -> None:
     data[-2 * SIZE : -2 * SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
     end = 3 * SIZE + len(outer)
     assert scanned(data, known={(end, 4)})[0] == [0, 2, 3, 4, 6]
+
+
+def look_alike(offset: int, length: int, size: int) -> bytes:
+    """A good header that claims a length; its body is not good."""
+    data = segment([0])[:size]
+    stamped = STAMPED.pack(offset, length, 2, 5)
+    data[: len(stamped) + 4] = stamped + crc32c(stamped).to_bytes(4, "little")
+    return bytes(data)
+
+
+def counted_scan(data: bytearray) -> tuple[Scan, int]:
+    """A scan, and how many bytes it read."""
+    read = 0
+
+    def reading(position: int, length: int) -> bytes:
+        nonlocal read
+        found = bytes(data[position : position + length])
+        read += len(found)
+        return found
+
+    result = scan(
+        reading, len(data), position=0, offset=0, leader_epoch=0, synced_offset=0, next_segment=None, known=frozenset(),
+        on_batch=lambda header, position: None,
+    )  # fmt: skip
+    return result, read
+
+
+@pytest.mark.parametrize(
+    ("size", "apart"),
+    [(32, 12_000), (HEADER_SIZE, 6_000), (HEADER_SIZE, None)],
+    ids=["that lead nowhere", "that lead to others", "that lead to the end"],
+)
+def test_a_payload_full_of_headers_takes_time_by_its_bytes(size: int, apart: int | None) -> None:
+    """Each was compared with all others that were open, and what it claims to hold was read."""
+    count = 24_000
+    behind = segment([2]) + batch_of(bytes(count * size), 3)
+    whole = count * size + len(behind)
+    payload = b"".join(
+        look_alike((1 << 40) + number, apart * size if apart else whole - number * size, size)
+        for number in range(count)
+    )
+    outer = batch_of(payload, 1)
+    assert outer.endswith(payload)
+    data = segment([0]) + outer + behind
+    data[SIZE : SIZE + 28] = bytes(28)
+    before = time.thread_time()
+    result, read = counted_scan(data)
+    assert result.damaged == (Damage(1, 2, SIZE, SIZE + len(outer)),)
+    assert result.end_offset == 4
+    assert read < 30 * len(data)
+    assert time.thread_time() - before < 5  # it is 0.1 to 1 s, and was 13 to 30 s
 
 
 def test_a_body_that_holds_batches_is_skipped_to_its_own_end() -> None:
