@@ -20,7 +20,6 @@ from broker.storage.disk import Disk, is_full
 from broker.storage.faults import Faults
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
-from broker.storage.recovery import Places
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
 from kafkalog.log import get_logger
 
@@ -125,7 +124,7 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
         segment.damaged += (Damage(segment.end_offset, next_segment, size, size),)
         segment.end_offset = next_segment
     else:
-        segment.recover(size, next_segment, next_segment, _places(checkpoint, segment))
+        segment.recover(size, next_segment, next_segment, checkpoint.places_in(segment.base_offset))
         segment.size = size
         segment.close()
         event = "index_completed" if described_to else "index_rebuilt"
@@ -200,7 +199,7 @@ def _open_last(
     if not segment.load_index():
         segment.start_over()
     described, indexed_offset = segment.size, segment.end_offset
-    found = segment.recover(size, max(synced, segment.base_offset), None, _places(checkpoint, segment))
+    found = segment.recover(size, max(synced, segment.base_offset), None, checkpoint.places_in(segment.base_offset))
     if described < size:
         log.info("log_recovered", partition=label, bytes=size - described, end_offset=segment.end_offset)
     _tell_damage(segment, label)
@@ -216,10 +215,6 @@ def _open_last(
     if found.damaged:
         _unless_full(segment.save_index)
     return indexed_offset, found.tail_damaged
-
-
-def _places(checkpoint: Checkpoint, segment: Segment) -> Places:
-    return checkpoint.places_in(segment.base_offset)
 
 
 def _tell_damage(segment: Segment, label: str) -> None:
