@@ -166,10 +166,10 @@ class NoCommittedOffset(KafkalogError):
 
 
 class DataLost(KafkalogError):
-    """A stream can not go on from its position: records between it and the present are not in the log any more."""
+    """A stream can not go on from its position: records between it and the present are not in the log (any more)."""
 
     code = 24
-    message = "records that were to be read are not in the log any more: {reason}"
+    message = "records that were to be read are not in the log (any more): {reason}"
 
 
 class CommittedOffsetGone(KafkalogError):

@@ -147,8 +147,8 @@ class Fingerprints:
                 query_id=checkpoint.query_id,
                 checkpoint=checkpoint.location,
                 reason=f"{reason}; a query that is started on a copy of this checkpoint one batch old will not be "
-                "noticed, and its rows of that batch are lost: give checkpointLocation as an option of the write, on a "
-                "file system that the driver can read",
+                "noticed, and its rows of that batch are lost: give the query's own checkpointLocation as an option of "
+                "the write, on a file system that the driver can read",
             )
         return UNKNOWN
 

@@ -89,7 +89,7 @@ def test_what_can_not_be_read_is_unknown_and_warned_of_once(
     ):
         [warning] = said(checkpoint)
         assert reason in warning
-        assert "give checkpointLocation as an option of the write" in warning
+        assert "give the query's own checkpointLocation as an option of the write" in warning
         assert said(checkpoint, 8) == []
 
 
