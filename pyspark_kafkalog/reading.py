@@ -138,7 +138,8 @@ class _RangeRead:
         self._position = start
         self._end = end
         self._lost: KafkalogError | None = None
-        self._suspected: int | None = None  # the position at which damage was met once
+        self._is_begun = False  # something was read, or is there and damaged
+        self._suspected: tuple[int, int] | None = None  # where damage was met once, and where it ends
         if start > end and not (self._from_first and planned.is_piece):
             raise InvalidArgument(
                 reason=f"the start offset {start} of {self._partition} is greater than its end offset {end}"
@@ -152,7 +153,7 @@ class _RangeRead:
                 if self._position < self._end:
                     raise DataLost(reason=f"{self._partition} was read to offset {self._position}, not to {self._end}")
                 return
-            self._go_on_behind(self._lost, start)
+            self._go_on_behind(self._lost)
 
     def _fetched(self) -> Fetched:
         """Batches from the position on. A loss ends it quietly, so that what was fetched before is handed on."""
@@ -164,22 +165,25 @@ class _RangeRead:
                 self._cluster, self._partition, self._topic_id, self._position, self._end, hint=leader
             ):
                 if group:
-                    self._position = group[-1][0].end_offset
+                    self._position, self._is_begun = group[-1][0].end_offset, True
                 yield group
         except (OffsetOutOfRange, CorruptBatch, *GONE) as error:
             self._lost = error
 
-    def _go_on_behind(self, lost: KafkalogError, start: int) -> None:
+    def _go_on_behind(self, lost: KafkalogError) -> None:
         """Move behind what is gone, never back: to the first record there is, or to the end."""
         if isinstance(lost, GONE):
             self._losses.found(f"{self._partition} is not there any more: {lost}")
             self._position = self._end
         elif isinstance(lost, CorruptBatch):
-            behind = lost.facts.get("end_offset")
+            self._is_begun = True
+            where, seen = self._suspected or (None, None)
+            is_met_again = where == self._position
+            behind = lost.facts.get("end_offset", seen if is_met_again else None)  # what came first may say more
             if self._losses.fail or behind is None:
                 raise lost
-            if self._suspected != self._position:  # fetched again first: the bytes may have changed on the way
-                self._suspected = self._position
+            if not is_met_again:  # fetched again first: the bytes may have changed on the way
+                self._suspected = self._position, behind
                 return
             self._losses.found(str(lost))
             self._position = max(self._position, behind)
@@ -187,7 +191,7 @@ class _RangeRead:
             ends, self._end = self._end, lost.facts["end_offset"]
             self._losses.found(f"{self._partition} ends at offset {self._end} and was to be read up to {ends}")
         else:
-            if not (self._from_first and start == self._position):  # nothing was read yet: the first is what there is
+            if self._is_begun or not self._from_first:  # else the first record is what there is
                 self._losses.found(str(lost))
             first = _offsets(self._cluster, [self._partition], EARLIEST, self._losses)
             behind = first.get(self._partition, self._end)

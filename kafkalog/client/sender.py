@@ -57,7 +57,7 @@ class Owner(Protocol):
         """Have the link of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock held.
 
         A link calls this when it is done with batches of a queue. The queue may have another leader by then, whose link
-        sends nothing of it until these batches are answered or back in the queue."""
+        does not know that they are back in the queue, or that there is room in flight again."""
 
 
 class _Contents(NamedTuple):

@@ -456,11 +456,14 @@ class Committer:
 
     def _now(self, decision: Decision, patience: Patience) -> Decision:
         """What became of an open decision. If a batch write's is gone, it was done: open decisions are never forgotten.
-        A read that finds none may be stale, so the decision is written over its own version instead."""
+        A read that finds none may be stale, so the decision is written over its own version then; but not over a
+        version that a leader raised since, which may be the same."""
         if decision.is_stream:
             return self._read(decision.transactional_id, patience, decision.version)
-        until = _asked_until(is_kept=False)
-        return _unless_forgotten(self._write(decision, patience, until), decision)
+        found = self._read(decision.transactional_id, patience)
+        if found.batch_id == NO_BATCH and found.version >= decision.version:
+            return _unless_forgotten(found, decision)
+        return _unless_forgotten(self._write(decision, patience, _asked_until(is_kept=False)), decision)
 
     def _write_done(self, decision: Decision, patience: Patience) -> Decision:
         """Mark a batch done that every partition has; whoever else does it first is right too."""
@@ -631,6 +634,8 @@ class Committer:
         if not undecided:
             return []
         version = self._decide(decision)
+        while version <= max(staged.version for staged in undecided):  # one raised before was forgotten
+            version = self._decide(replace(decision, version=version))
         self._remember(replace(decision, version=version))
         for staged in undecided:
             place = Place(staged.topic, staged.topic_id, staged.partition)

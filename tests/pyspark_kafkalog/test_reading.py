@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, LeaderNotAvailable, RequestTimedOut
+from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, LeaderNotAvailable, OffsetOutOfRange, RequestTimedOut
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import reading
 from pyspark_kafkalog.losses import Losses
-from pyspark_kafkalog.offsets import InputRange
+from pyspark_kafkalog.offsets import EARLIEST, InputRange
 from pyspark_kafkalog.options import SourceOptions, parse_source
 from pyspark_kafkalog.reading import PlannedRange
 
@@ -48,15 +49,53 @@ def test_behind_damage_reading_goes_on_and_never_back(ends: int, goes_on: int) -
     one = range_read(0, 9, fail=False)
     one._position = 4
     damage = CorruptBatch(partition="a-0", offset=1, reason="damaged", end_offset=ends)
-    one._go_on_behind(damage, 0)
+    one._go_on_behind(damage)
     assert one._position == 4  # it is looked at again
-    one._go_on_behind(damage, 0)
+    one._go_on_behind(damage)
     assert one._position == goes_on
+
+
+def test_damage_whose_end_only_the_first_answer_tells_is_gone_on_behind() -> None:
+    """The second one may hold the damaged batch alone."""
+    one = range_read(0, 9, fail=False)
+    one._position = 4
+    one._go_on_behind(CorruptBatch(partition="a-0", offset=4, reason="damaged", end_offset=7))
+    one._go_on_behind(CorruptBatch(partition="a-0", offset=4, reason="damaged"))
+    assert one._position == 7
+    with pytest.raises(CorruptBatch):  # of another place it tells nothing
+        one._go_on_behind(CorruptBatch(partition="a-0", offset=7, reason="damaged"))
+
+
+@pytest.mark.parametrize(("met", "told"), [([], 0), ([4], 1), ([0], 1)], ids=["nothing", "records", "damage"])
+def test_what_is_gone_is_no_loss_to_a_read_from_the_earliest_only_if_it_met_nothing(
+    met: list[int], told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = range_read(EARLIEST, 9, fail=False)
+    one._position = 0
+    answers = iter([*met, OffsetOutOfRange(offset=0, partition="a-0", start_offset=6, end_offset=9)])
+
+    def fetch_range(*_: object, **__: object) -> Iterator[Any]:
+        for answer in answers:
+            if isinstance(answer, KafkalogError):
+                raise answer
+            if not answer:
+                raise CorruptBatch(partition="a-0", offset=0, reason="damaged", end_offset=5)
+            yield [(SimpleNamespace(end_offset=answer), None)]
+
+    monkeypatch.setattr("kafkalog.client.fetcher.fetch_range", fetch_range)
+    monkeypatch.setattr(reading, "_offsets", lambda *_: {A0: 6})
+    losses: list[str] = []
+    monkeypatch.setattr(one._losses, "found", losses.append)
+    while one._position < 6:
+        list(one._fetched())
+        assert one._lost is not None
+        one._go_on_behind(one._lost)
+    assert len(losses) == told
 
 
 def test_damage_of_unknown_length_fails_whatever_fail_on_data_loss_says() -> None:
     with pytest.raises(CorruptBatch):
-        range_read(0, 9, fail=False)._go_on_behind(CorruptBatch(partition="a-0", offset=1, reason="damaged"), 0)
+        range_read(0, 9, fail=False)._go_on_behind(CorruptBatch(partition="a-0", offset=1, reason="damaged"))
 
 
 @pytest.mark.parametrize(("given", "request_ms"), [({}, "400"), ({"kafkalog__request__timeout__ms": "300"}, "300")])

@@ -369,6 +369,14 @@ def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_sa
     assert committer._is_decided(_Attempt(BATCH, UUID, False, over)) is recorded
 
 
+def test_the_decision_of_a_batch_write_is_not_written_again_over_a_version_that_a_leader_raised_since() -> None:
+    """Both are version 0: it would stand there, open, for good."""
+    mine = replace(OPEN, is_stream=False, version=0)
+    registry = Registry(Decision("tx", 0), version=0)
+    assert committer_over(registry)._now(mine, Patience(30)).done
+    assert registry.written == []
+
+
 class Forgetting(Registry):
     """The first decision is made, and its answer comes only once it was carried out and forgotten, and what was there
     before it is there again: nothing, or a version that a leader raised."""
@@ -484,6 +492,18 @@ def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_vers
     assert committer.abort("tx") == [sets[1]]
     [told] = registry.released
     assert (told.commit_uuid, told.below_version, [each.partition for each in told.partitions]) == (UUID, 10, [1])
+
+
+def test_what_was_prepared_at_a_version_that_was_forgotten_is_aborted_with_a_later_one() -> None:
+    """An abort raised version 0 of nothing, which was forgotten; what was prepared at it is not below the next 0."""
+    registry = Registry(Decision("tx"), version=-1)
+    committer = committer_over(registry)
+    committer.staged = lambda transactional_id: [
+        pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=0, batch_id=6, commit_uuid=UUID, version=0)
+    ]
+    committer.abort("tx")
+    [told] = registry.released
+    assert told.below_version == registry.version == 1
 
 
 def test_of_several_counts_none_is_forgotten_if_one_can_not_be() -> None:
