@@ -95,6 +95,13 @@ def test_saved_index_of_a_part_leaves_out_what_is_behind_it() -> None:
     assert list(decoded[0].positions) == [0, 1000, 2000]
 
 
+def test_saved_index_of_one_entry_comes_back() -> None:
+    index = make_index()
+    decoded = decode_index(encode_index(index, SUMMARY._replace(covered=1)), BASE, 1000)
+    assert decoded is not None
+    assert list(decoded[0].offsets) == [BASE]
+
+
 def test_damaged_index_is_refused() -> None:
     data = encode_index(make_index(), SUMMARY)
     for at in range(len(data)):

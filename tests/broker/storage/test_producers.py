@@ -89,6 +89,15 @@ def test_silent_producer_is_forgotten() -> None:
     assert isinstance(producers.verdict(header(2)), OutOfOrderSequence)
 
 
+def test_of_several_producers_the_silent_ones_are_forgotten() -> None:
+    producers = after(0, 1)
+    for producer, append_us in ((8, 5), (9, 6)):
+        producers.record(header(0, producer=producer), 10 + producer, append_us)
+    assert producers.forget_silent(before_us=6) == 2
+    assert isinstance(producers.verdict(header(2)), OutOfOrderSequence)
+    assert producers.verdict(header(1, producer=9)) is None
+
+
 def test_saved_state_comes_back_and_damage_is_refused() -> None:
     producers = after(*range(8))
     producers.record(header(0, producer=8), 300, 4)

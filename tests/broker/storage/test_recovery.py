@@ -273,6 +273,30 @@ def test_torn_tail_is_cut_and_counted() -> None:
         assert result == Scan(2, 2 * SIZE, 2, (), False, length - 2 * SIZE)
 
 
+def test_a_torn_batch_behind_one_with_a_bad_body_is_cut_off_with_it() -> None:
+    data = segment([0, 1, 2])
+    data[2 * SIZE - 1] ^= 1
+    found, result = scanned(data[:-8])
+    assert found == [0]
+    assert result == Scan(1, SIZE, 2, (), False, 2 * SIZE - 8)
+
+
+@pytest.mark.parametrize(
+    ("at", "field"),
+    [(32, b"\x09"), (33, b"\x63"), (40, bytes(4)), (44, b"\xff\xff\xff\xff")],
+    ids=["magic", "codec", "record count", "last offset"],
+)
+def test_a_batch_whose_fields_make_no_sense_is_damage_whatever_its_checksum_says(at: int, field: bytes) -> None:
+    data = segment([0, 1, 2])
+    batch = data[SIZE : 2 * SIZE]
+    batch[at : at + len(field)] = field
+    batch[28:32] = crc32c(bytes(batch[32:])).to_bytes(4, "little")
+    data[SIZE : 2 * SIZE] = batch
+    found, result = scanned(data)
+    assert found == [0, 2]
+    assert result.damaged == (Damage(1, 2, SIZE, 2 * SIZE),)
+
+
 def test_last_batches_with_bad_bodies_are_all_torn() -> None:
     data = segment([0, 1, 2, 3])
     for number in (2, 3):
