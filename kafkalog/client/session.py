@@ -363,7 +363,7 @@ class FetchSession:
         """Forget the retry times of brokers that lead nothing here any more: each would wake the driving thread for
         nothing."""
         with self.lock:
-            leaders = {source.broker_id for source in self.sources if source.error is None}
+            leaders = {source.broker_id for source in self.sources}
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
             del self._troubles[broker_id]
 

@@ -14,7 +14,7 @@ from kafkalog.client import session
 from kafkalog.client.config import CONSUMER_SETTINGS
 from kafkalog.client.session import FetchSession, Source
 from kafkalog.connection import Reply
-from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopic, UnknownTopicId
+from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE
@@ -73,19 +73,6 @@ def test_a_partition_that_moves_leaves_the_trouble_of_those_that_stay_with_its_l
     waiting._ask_all()
     assert waiting._troubles.keys() == {1, 2}
     assert waiting._troubles[1] is trouble
-    waiting.close()
-
-
-def test_the_trouble_of_a_broker_is_forgotten_while_nothing_is_wanted_of_it() -> None:
-    """Its time to try again would wake the driving thread for nothing, again and again."""
-    cluster: Any = Unreachable()
-    waiting = fetching(cluster)
-    cluster.leader = lambda topic, number: SimpleNamespace(broker_id=(1, 2)[number])
-    waiting._ask_all()
-    assert waiting._troubles.keys() == {1, 2}
-    waiting.sources[0].error = UnknownTopic(topic="t")  # until somebody takes it
-    waiting._ask_all()
-    assert waiting._troubles.keys() == {2}
     waiting.close()
 
 
