@@ -470,6 +470,18 @@ def test_a_name_that_can_be_no_hosts_is_unreachable() -> None:
         DataConnection("a" * 70, 9192, connect_timeout_ms=500, request_timeout_ms=500)  # a label has 63 bytes at most
 
 
+def taking(received: bytearray, done: threading.Event) -> Callable[[socket.socket], None]:
+    """A peer that takes all that is sent, until it is closed."""
+
+    def take(accepted: socket.socket) -> None:
+        greet_and(b"")(accepted)
+        while data := accepted.recv(1 << 16):
+            received.extend(data)
+        done.set()
+
+    return take
+
+
 class TakesLittle:
     """A socket of which each call sends 1,500 bytes at most, as it may if the peer is slow."""
 
@@ -484,17 +496,9 @@ class TakesLittle:
 
 
 def test_pieces_come_whole_where_a_call_ends_within_one() -> None:
-    received = bytearray()
-    done = threading.Event()
-
-    def take(accepted: socket.socket) -> None:
-        greet_and(b"")(accepted)
-        while data := accepted.recv(1 << 16):
-            received.extend(data)
-        done.set()
-
+    received, done = bytearray(), threading.Event()
     pieces = [bytes([number]) * 1001 for number in range(20)]
-    with server(take) as port:
+    with server(taking(received, done)) as port:
         connected = connect(port)
         connected._socket = cast(socket.socket, TakesLittle(connected._socket))
         connected.send(pieces)
@@ -504,16 +508,8 @@ def test_pieces_come_whole_where_a_call_ends_within_one() -> None:
 
 
 def test_more_pieces_than_one_call_takes_are_all_sent() -> None:
-    received = bytearray()
-    done = threading.Event()
-
-    def take(accepted: socket.socket) -> None:
-        greet_and(b"")(accepted)
-        while data := accepted.recv(1 << 16):
-            received.extend(data)
-        done.set()
-
-    with server(take) as port:
+    received, done = bytearray(), threading.Event()
+    with server(taking(received, done)) as port:
         connected = connect(port)
         connected.send([b"%04d" % number for number in range(2500)])
         connected.close()

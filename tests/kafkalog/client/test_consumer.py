@@ -73,6 +73,13 @@ def fill(cluster: LocalCluster, topic: str, count: int, **settings: Any) -> None
             producer.send(topic, b"%d" % number, partition=0, timestamp_us=1000 + 10 * number)
 
 
+def make_anew(cluster: LocalCluster, admin: Admin, name: str, count: int) -> None:
+    """Delete a topic and make another of its name, with so many records."""
+    admin.delete_topic(name)
+    admin.create_topic(name, partitions=1)
+    fill(cluster, name, count)
+
+
 def numbers(messages: Iterator[Message]) -> list[int]:
     return [int(message.value or b"") for message in messages]
 
@@ -646,14 +653,9 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
 ) -> None:
     consumer.assign({filled: "earliest"})
     assert len(list(consumer.messages(max_messages=100, timeout=30))) == 100
-    admin.delete_topic(filled.topic)
-    admin.create_topic(filled.topic, partitions=1)
-    fill(cluster, filled.topic, 5)
+    make_anew(cluster, admin, filled.topic, 5)
     with pytest.raises(UnknownTopicId, match="no topic has the id"):
         next(consumer.messages(timeout=30))
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("done", ["position", "message", "offsets"])
@@ -662,9 +664,7 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one(
 ) -> None:
     grouped.assign({filled: "earliest"})
     messages = list(grouped.messages(max_messages=50))
-    admin.delete_topic(filled.topic)
-    admin.create_topic(filled.topic, partitions=1)
-    fill(cluster, filled.topic, 100)
+    make_anew(cluster, admin, filled.topic, 100)
     given = {"position": None, "message": messages[-1], "offsets": {filled: 50}}[done]
     with pytest.raises(UnknownTopicId, match=filled.topic):
         grouped.commit(given)
@@ -677,9 +677,7 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
 ) -> None:
     grouped.assign({filled: "earliest"})
     messages = list(grouped.messages(max_messages=50))
-    admin.delete_topic(filled.topic)
-    admin.create_topic(filled.topic, partitions=1)
-    fill(cluster, filled.topic, 100)
+    make_anew(cluster, admin, filled.topic, 100)
     grouped.unassign([filled])
     given = {"message": messages[-1], "offsets": {filled: 50}}[done]
     with pytest.raises(UnknownTopicId, match=filled.topic):
@@ -743,6 +741,9 @@ def test_an_interrupt_anywhere_loses_no_record(
         if not was_interrupted:
             break
     assert place > (5 if how == "seek" else 100)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("byte", [40, 200, 300])
