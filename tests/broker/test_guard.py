@@ -13,6 +13,7 @@ import pytest
 from broker import guard
 from broker.guard import BrokerChild, LineReader, Watch
 from kafkalog.errors import BrokerUnreachable, InvalidSetting
+from tests.waiting import suspend
 
 
 class Patient(Watch):
@@ -81,7 +82,7 @@ def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(guard, "_STOP_SECONDS", 0.05)
     child = launched(tmp_path)
     pid = pid_of(child)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     assert child.finish_stop() == -signal.SIGKILL
     assert is_gone(pid)
     assert child.finish_stop() is None

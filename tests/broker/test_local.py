@@ -36,6 +36,7 @@ from kafkalog.errors import (
 from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient, a_batch
 from tests.broker.stub import BrokerStub
+from tests.waiting import suspend
 
 LIMIT_SECONDS = 60.0
 
@@ -370,7 +371,7 @@ def test_a_guard_that_does_not_end_is_killed_and_everything_with_it(monkeypatch:
     cluster = LocalCluster().start()
     watched = Watched(processes_of(cluster))
     assert cluster.guard_pid is not None
-    os.kill(cluster.guard_pid, signal.SIGSTOP)
+    suspend(cluster.guard_pid)
     cluster.close()
     assert watched.all_end()
     watched.close()
@@ -395,7 +396,7 @@ def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
     with LocalCluster() as cluster:
         assert cluster.guard_pid is not None
         before = signal.signal(signal.SIGUSR1, interrupt)
-        os.kill(cluster.guard_pid, signal.SIGSTOP)
+        suspend(cluster.guard_pid)
         try:
             threading.Thread(target=once_it_waits).start()
             with pytest.raises(Interrupted):

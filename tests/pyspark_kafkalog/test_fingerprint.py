@@ -26,6 +26,7 @@ from pyspark_kafkalog.fingerprint import (
 )
 from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
 from pyspark_kafkalog.micro_batch import MicroBatch
+from tests.waiting import suspend
 
 
 @pytest.fixture
@@ -125,10 +126,11 @@ def test_a_java_that_has_ended_or_is_silent_is_replaced(
     java._gateway._gateway_client.gateway_parameters.read_timeout = 1
     for connection in java._gateway._gateway_client.deque:
         connection.socket.settimeout(1)
-    java._process.send_signal(sent)
     if sent == signal.SIGKILL:
+        java._process.kill()
         java._process.wait()
     else:
+        suspend(java._process.pid)
         assert fingerprints.of(mounted(folder), 7) == UNKNOWN  # the commit goes on without it
     assert fingerprints.of(mounted(folder), 7) == first
     assert java._process.poll() is not None

@@ -37,7 +37,7 @@ from kafkalog.errors import (
 from tests.damage import flip
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
-from tests.waiting import waited_for
+from tests.waiting import suspend, waited_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -966,7 +966,7 @@ def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str
             reader = threading.Thread(target=lambda: ended.append(list(consumer)))
             reader.start()
             waited_for(lambda: consumer._session._driver is not None)
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
             try:
                 proxy.cut()
                 assert asked.wait(30)  # for up to request.timeout.ms, 30 s

@@ -17,6 +17,7 @@ from kafkalog.client.batcher import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
 from tests.proxy import proxied
+from tests.waiting import suspend
 
 pytestmark = pytest.mark.timeout(180)
 PARTITIONS = 2
@@ -200,7 +201,7 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
         own_cluster.bootstrap_servers, request_timeout_ms=300, connect_timeout_ms=300, retry_backoff_max_ms=100
     ) as producer:
         producer.send(topic, b"0", partition=0).result(30)
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         try:
             delivery = producer.send(topic, b"1", partition=0)
             while delivery.batch.queue.last_failure is None:
