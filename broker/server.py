@@ -33,7 +33,7 @@ from broker.transport.rpc import BrokerService, RpcServer
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values, read_properties
 from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed
-from kafkalog.log import get_logger, log_to_stderr
+from kafkalog.events import get_logger, log_to_stderr
 from kafkalog.zk import registry
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession

@@ -21,7 +21,7 @@ from broker.folder_lock import lock_folder
 from broker.ports import check_port_free, free_port
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import MissingDependency, ZooKeeperUnreachable
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

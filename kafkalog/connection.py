@@ -28,7 +28,7 @@ from kafkalog.errors import (
     RequestTimedOut,
     RequestTooLarge,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import (
     HEADER_LENGTH_MAX,

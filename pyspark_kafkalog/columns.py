@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafkalog.errors import InvalidArgument
+from kafkalog.events import get_logger
 from kafkalog.format.batch import BatchHeader
 from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HAS_TIMESTAMP, HEADERS, TIMESTAMP
-from kafkalog.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

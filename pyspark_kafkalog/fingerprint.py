@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
 from pyspark_kafkalog.micro_batch import MicroBatch
 

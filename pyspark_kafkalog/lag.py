@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.offsets import PartitionOffsets, from_log
 

@@ -19,7 +19,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.committed import with_committed
 from pyspark_kafkalog.connections import cluster_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkalog.errors import DataLost
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

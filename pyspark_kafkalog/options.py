@@ -18,7 +18,7 @@ from typing import Any
 
 from kafkalog.config import Table, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog.committed import default_group, parse_fallback, parse_group

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from pyspark_kafkalog import processes
 from pyspark_kafkalog.offsets import PartitionOffsets
 

@@ -34,7 +34,7 @@ from kafkalog.errors import (
     KafkalogError,
     UnknownTopic,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
 from pyspark_kafkalog.limits import Gate, backlog, limited

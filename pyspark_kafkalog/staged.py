@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
 from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints

@@ -17,7 +17,7 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
 LAYERS = {
     "kafkalog": [
-        ["errors", "config", "clock", "records", "log", "threads"],
+        ["errors", "config", "clock", "records", "events", "threads"],
         ["format"],
         ["wire"],
         ["zk"],

@@ -38,7 +38,7 @@ from kafkalog.errors import (
     UnknownTopicId,
     ZooKeeperUnreachable,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import ZooKeeperSession

@@ -36,7 +36,7 @@ from kafkalog.errors import (
     UnknownTopicId,
     ZooKeeperUnreachable,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.wire.decisions import DecidedTopic, Decision, with_applied
 from kafkalog.zk import registry, transactions
 

@@ -27,9 +27,9 @@ from kafkalog.errors import (
     RequestTimedOut,
     UnsupportedAcks,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, NO_TRANSACTION, BatchHeader, body_fault, read_header
 from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
-from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 

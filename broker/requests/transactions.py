@@ -21,8 +21,8 @@ from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
 from broker.storage.staged_writes import Applied
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
+from kafkalog.events import get_logger
 from kafkalog.format.producer_ids import producer_id_of
-from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.frames import error_to_wire

@@ -56,7 +56,7 @@ from kafkalog.errors import (
     OutOfFiles,
     StorageFailed,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

@@ -39,8 +39,8 @@ from broker.storage.staged_writes import StagedWrites
 from broker.storage.staging import Staging
 from kafkalog.config import Values
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
+from kafkalog.events import get_logger
 from kafkalog.format.batch import stamp
-from kafkalog.log import get_logger
 
 log = get_logger(__name__)
 

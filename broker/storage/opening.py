@@ -21,7 +21,7 @@ from broker.storage.faults import Faults
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

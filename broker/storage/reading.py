@@ -14,8 +14,8 @@ from broker.storage.index import Damage
 from broker.storage.segment import BadHeader, Segment
 from broker.storage.timestamps import first_record_at
 from kafkalog.errors import CorruptBatch, OffsetOutOfRange
+from kafkalog.events import get_logger
 from kafkalog.format.batch import body_fault
-from kafkalog.log import get_logger
 
 log = get_logger(__name__)
 

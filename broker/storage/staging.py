@@ -48,7 +48,7 @@ from broker.storage.staged_format import (
 )
 from broker.storage.staged_part import Part, PartDamaged, ReadBuffer, Write, check_batches, read_batches, write_of
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

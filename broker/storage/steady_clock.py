@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 
 from kafkalog.clock import Clock
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

@@ -38,7 +38,7 @@ from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeade
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, ProtocolError, RequestTooLarge
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 

@@ -21,7 +21,7 @@ from broker.transport.connection import Connection
 from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import TooManyConnections
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from kafkalog.wire.sockets import tune

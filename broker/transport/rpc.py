@@ -39,8 +39,8 @@ from kafkalog.errors import (
     KafkalogError,
     RequestTooLarge,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.producer_ids import new_producer_id
-from kafkalog.log import get_logger
 from kafkalog.wire import broker_pb2, transactions_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire

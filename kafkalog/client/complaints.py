@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from kafkalog.errors import KafkalogError, LeaderNotAvailable, NotLeader, OutOfOrderSequence
-from kafkalog.log import EventLogger
+from kafkalog.events import EventLogger
 
 EVERY_SECONDS = 60.0
 _QUIET_SECONDS = 5.0  # without a failure: what comes then is a new trouble. Pauses between tries are shorter.

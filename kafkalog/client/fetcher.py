@@ -32,9 +32,9 @@ from kafkalog.errors import (
     TooManyConnections,
     UnknownTopicId,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
-from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start

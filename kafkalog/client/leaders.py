@@ -23,7 +23,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.threads import Pool
 from kafkalog.wire import broker_pb2

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from kafkalog.client.batcher import Batch, PartitionQueue
 from kafkalog.client.mutex import Mutex
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 

@@ -39,9 +39,9 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
-from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import error_from_wire

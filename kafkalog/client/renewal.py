@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import Closed, KafkalogError
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.wire import transactions_pb2 as pb
 
 log = get_logger(__name__)

@@ -27,9 +27,9 @@ from kafkalog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
 from kafkalog.format.columns import Columns, Headers, encode_columns
-from kafkalog.log import get_logger
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 

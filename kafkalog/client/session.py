@@ -30,7 +30,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start

@@ -33,10 +33,10 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopicId,
 )
+from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
 from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
-from kafkalog.log import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2

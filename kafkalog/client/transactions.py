@@ -35,9 +35,9 @@ from kafkalog.errors import (
     VersionOfAnother,
     VersionWrittenTwice,
 )
+from kafkalog.events import get_logger
 from kafkalog.format import numbered
 from kafkalog.format.producer_ids import producer_id_of
-from kafkalog.log import get_logger
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import (
     BATCH_WRITE_KEPT_SECONDS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.zk import paths
 from kafkalog.zk.session import (
     MULTI_MAX,

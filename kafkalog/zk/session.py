@@ -35,7 +35,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from kafkalog.zk import paths
 from kafkalog.zk.client import Client, Pending, Refused
 

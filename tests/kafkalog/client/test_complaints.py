@@ -16,7 +16,7 @@ from kafkalog.client.config import parse_producer
 from kafkalog.client.staging import PartStager
 from kafkalog.clock import ManualClock
 from kafkalog.errors import BrokerUnreachable, Closed, KafkalogError, NotLeader
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kafkalog.log import get_logger
+from kafkalog.events import get_logger
 
 
 def test_an_event_is_its_name_and_its_values(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +47,7 @@ def test_an_exception_event_has_the_traceback(caplog: pytest.LogCaptureFixture) 
 def test_importing_it_configures_nothing_and_stderr_gets_our_events_only_when_asked() -> None:
     program = """
 import sys, logging
-from kafkalog.log import get_logger, log_to_stderr
+from kafkalog.events import get_logger, log_to_stderr
 assert "structlog" not in sys.modules and not logging.root.handlers
 log_to_stderr("info")
 get_logger("broker.x").info("shown", a=1)
@@ -68,6 +68,6 @@ def test_an_event_is_told_also_when_rendering_cannot_be_imported(
     def no_descriptors() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("kafkalog.log._renderer", no_descriptors)
+    monkeypatch.setattr("kafkalog.events._renderer", no_descriptors)
     get_logger("kafkalog.test").warning("accept_failed", reason="x")
     assert caplog.records[0].getMessage() == "accept_failed {'reason': 'x'}"
