@@ -40,6 +40,12 @@ class KafkalogError(Exception):
         return self.code, json.dumps(self.facts, sort_keys=True, default=str)
 
 
+class RetriableError(KafkalogError):
+    """What the same request may succeed after, perhaps at another broker (Kafka's RetriableException)."""
+
+    retriable = True
+
+
 def _rebuild(cls: type[KafkalogError], facts: dict[str, Any]) -> KafkalogError:
     return cls(**facts)
 
@@ -66,11 +72,10 @@ class UnknownTopic(KafkalogError):
     message = "there is no topic '{topic}'"
 
 
-class UnknownTopicId(KafkalogError):
+class UnknownTopicId(RetriableError):
     """The topic was deleted (perhaps created again under the same name, with another id)."""
 
     code = 11
-    retriable = True
     message = "no topic has the id {topic_id} (any more)"
 
 
@@ -79,15 +84,13 @@ class UnknownPartition(KafkalogError):
     message = "topic '{topic}' has no partition {partition}; it has {partitions}"
 
 
-class NotLeader(KafkalogError):
+class NotLeader(RetriableError):
     code = 13
-    retriable = True
     message = "broker {broker_id} does not lead partition {partition}"
 
 
-class LeaderNotAvailable(KafkalogError):
+class LeaderNotAvailable(RetriableError):
     code = 14
-    retriable = True
     message = (
         "partition {partition} has no live leader: broker {broker_id} is not registered "
         "(-1: no broker has opened its log yet)"
@@ -109,9 +112,8 @@ class InvalidPartitions(KafkalogError):
     message = "{partitions} is not a number of partitions for topic '{topic}': {reason}"
 
 
-class NoBrokers(KafkalogError):
+class NoBrokers(RetriableError):
     code = 18
-    retriable = True
     message = "no broker is registered in the cluster"
 
 
@@ -198,11 +200,10 @@ class GroupIsLive(KafkalogError):
     )
 
 
-class MembershipMoved(KafkalogError):
+class MembershipMoved(RetriableError):
     """The member lapsed, left, or was renewed through another broker while its offsets were being written."""
 
     code = 132
-    retriable = True
     message = "the offsets of member {member} of group '{group}' were not written: its membership changed meanwhile"
 
 
@@ -227,11 +228,10 @@ class RequestTooLarge(KafkalogError):
     message = "a request of {size} bytes is larger than the broker's {setting} of {limit}"
 
 
-class OutOfOrderSequence(KafkalogError):
+class OutOfOrderSequence(RetriableError):
     """A gap in a producer's sequence: an earlier batch is missing. Send again from `expected`, in order."""
 
     code = 33
-    retriable = True
     message = "producer {producer_id} sent sequence {sequence} to {partition} where {expected} comes next"
 
 
@@ -245,9 +245,8 @@ class UnsupportedAcks(KafkalogError):
     message = "acks={acks} is not supported: {reason}"
 
 
-class BufferExhausted(KafkalogError):
+class BufferExhausted(RetriableError):
     code = 36
-    retriable = True
     message = "the producer's buffer.memory of {limit} bytes stayed full for max.block.ms ({waited_ms} ms)"
 
 
@@ -270,11 +269,10 @@ class SequenceForgotten(KafkalogError):
     message = "producer {producer_id} sent sequence {sequence} to {partition} again, older than those remembered"
 
 
-class TooManyProducers(KafkalogError):
+class TooManyProducers(RetriableError):
     """All producers that the partition keeps the state of were active just now; none of them can be forgotten yet."""
 
     code = 140
-    retriable = True
     message = "{partition} keeps the state of {limit} producers already, all active lately; raise producer.state.max"
 
 
@@ -295,9 +293,8 @@ class StorageFailed(KafkalogError):
     message = "log directory {directory} is out of service: {reason}"
 
 
-class DiskFull(KafkalogError):
+class DiskFull(RetriableError):
     code = 41
-    retriable = True
     message = "no space left on the disk of {directory}"
 
 
@@ -341,21 +338,18 @@ class ProtocolError(KafkalogError):
     message = "{address}: {reason}"
 
 
-class TooManyConnections(KafkalogError):
+class TooManyConnections(RetriableError):
     code = 52
-    retriable = True
     message = "the broker has its {limit} connections (max.connections)"
 
 
-class BrokerStopping(KafkalogError):
+class BrokerStopping(RetriableError):
     code = 53
-    retriable = True
     message = "broker {broker_id} is stopping"
 
 
-class BrokerUnreachable(KafkalogError):
+class BrokerUnreachable(RetriableError):
     code = 54
-    retriable = True
     message = "no broker reachable at {address}: {reason}"
 
 
@@ -366,11 +360,10 @@ class BrokerNotAsked(BrokerUnreachable):
     message = "no broker reachable at {address}: {reason} (the request was not sent)"
 
 
-class ZooKeeperUnreachable(KafkalogError):
+class ZooKeeperUnreachable(RetriableError):
     """No answer came. Whether a write that it was asked for happened, or happens yet, is unknown."""
 
     code = 55
-    retriable = True
     message = "ZooKeeper at {address} is not reachable: {reason}"
 
 
@@ -391,9 +384,8 @@ class TooLargeForZooKeeper(KafkalogError):
     )
 
 
-class RequestTimedOut(KafkalogError):
+class RequestTimedOut(RetriableError):
     code = 56
-    retriable = True
     message = "{what} at {address} did not answer within {timeout_ms} ms"
 
 
@@ -409,19 +401,17 @@ class InternalError(KafkalogError):
     message = "the broker failed on this request: {reason}"
 
 
-class BrokerBusy(KafkalogError):
+class BrokerBusy(RetriableError):
     """The call was not begun, for too many wait before it, or too many bytes of answers wait for who asked for them."""
 
     code = 59
-    retriable = True
     message = "broker {broker} is busy: {reason}; try again"
 
 
-class OutOfThreads(KafkalogError):
+class OutOfThreads(RetriableError):
     """The machine has no thread left for what was asked; nothing of it was begun, and it passes."""
 
     code = 160
-    retriable = True
     message = "{process} cannot start a thread now: {reason}; try again"
 
 
@@ -511,11 +501,10 @@ class CountMoved(KafkalogError):
     )
 
 
-class NoProgress(KafkalogError):
+class NoProgress(RetriableError):
     """Why a commit is held up: a broker answers that it works at something, and every time the same."""
 
     code = 154
-    retriable = True
     message = "{what} at {address} is not finished, and has made no progress for {seconds} s"
 
 
@@ -529,11 +518,10 @@ class CommitTimedOut(KafkalogError):
     )
 
 
-class StagedOutOfOrder(KafkalogError):
+class StagedOutOfOrder(RetriableError):
     """A gap in a staged part: send again from `expected`, in order."""
 
     code = 94
-    retriable = True
     message = "part {part} for {partition} was sent batch {sequence} when {expected} was expected"
 
 
@@ -593,7 +581,7 @@ class MissingDependency(KafkalogError):
 
 
 def _all_errors(cls: type[KafkalogError]) -> list[type[KafkalogError]]:
-    found = [cls]
+    found = [cls] if cls is not RetriableError else []
     for sub in cls.__subclasses__():
         found += _all_errors(sub)
     return found

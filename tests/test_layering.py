@@ -17,7 +17,7 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
 LAYERS = {
     "kafkalog": [
-        ["errors", "config", "clock", "records", "events", "threads"],
+        ["errors", "config", "clock", "records", "events", "retry", "threads"],
         ["format"],
         ["wire"],
         ["zk"],

@@ -32,6 +32,7 @@ from kafkalog.errors import (
 from kafkalog.format.batch import SEQUENCE_MODULUS
 from kafkalog.format.columns import Columns, Headers
 from kafkalog.records import RecordMetadata, TopicPartition
+from kafkalog.retry import Backoff
 
 EPOCH_MAX = (1 << 15) - 1
 _MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError)
@@ -136,7 +137,7 @@ class PartitionQueue:
         idempotent: whether batches get sequence numbers; `identity` is then to be set before `take`.
         window: batches that may be unacknowledged at once.
         delivery_timeout_ms: named in the error of a batch that is late.
-        backoff, backoff_max: seconds before a batch is sent again; doubles with every failure in a row.
+        backoff: its own; of the pauses before batches are sent again.
         owner: whoever keeps this queue; not looked at here.
 
     Attributes:
@@ -152,8 +153,7 @@ class PartitionQueue:
         idempotent: bool,
         window: int,
         delivery_timeout_ms: int,
-        backoff: float,
-        backoff_max: float,
+        backoff: Backoff,
         owner: Any = None,
     ) -> None:
         self.owner = owner
@@ -169,8 +169,7 @@ class PartitionQueue:
         self._idempotent = idempotent
         self._window = window
         self._delivery_timeout_ms = delivery_timeout_ms
-        self._backoff = self._next_backoff = backoff
-        self._backoff_max = backoff_max
+        self._backoff = backoff
         self._retry_at = 0.0
         self._next_sequence = 0
         self._broken = False
@@ -290,7 +289,7 @@ class PartitionQueue:
         if not self._landed(batch):
             return []
         self.unacked.remove(batch)  # nearly always the first
-        self._next_backoff = self._backoff
+        self._backoff.reset()
         return self._settled()
 
     def refused(self, batch: Batch, error: KafkalogError, now: float) -> Failed:
@@ -358,8 +357,7 @@ class PartitionQueue:
         return True
 
     def _pause(self, now: float) -> None:
-        self._retry_at = now + self._next_backoff
-        self._next_backoff = min(self._next_backoff * 2, self._backoff_max)
+        self._retry_at = now + self._backoff.next()
 
     def hold(self, error: KafkalogError, now: float) -> None:
         """Something that sending needs failed: pause as after a failed send."""

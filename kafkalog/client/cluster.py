@@ -7,6 +7,7 @@ child has connections of its own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
@@ -218,8 +220,7 @@ class Cluster:
     def retrying(self, attempt: Callable[[], Any]) -> Any:
         """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
         settings = self.settings
-        started = time.monotonic()
-        pause = settings.retry_backoff_ms / 1000
+        retry = Retry(Backoff.of(settings), math.inf, since=time.monotonic())
         complaint = Complaint(log, "no_broker_answers_yet" if not self._ever_answered else "call_held_up")
         while True:
             try:
@@ -230,12 +231,13 @@ class Cluster:
                 limit_ms = settings.retry_timeout_ms if self._ever_answered else settings.bootstrap_timeout_ms
                 if self._stopped.is_set():
                     raise Closed(what="client") from None
-                if time.monotonic() + pause >= started + limit_ms / 1000:
+                retry.limit = limit_ms / 1000
+                pause = retry.failed(time.monotonic())
+                if pause is None:
                     raise error from None
                 if limit_ms > _SILENT_MS:
-                    complaint.failed(error, started + limit_ms / 1000)
+                    complaint.failed(error, retry.until)
             self.pause(pause)
-            pause = min(pause * 2, settings.retry_backoff_max_ms / 1000)
 
     def pause(self, seconds: float) -> None:
         """Wait between two tries: a broker that is down announces its return to nobody. Raises Closed, at once when

@@ -17,42 +17,23 @@ from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
-    BrokerBusy,
-    BrokerStopping,
-    BrokerUnreachable,
     CorruptBatch,
     DataLost,
     KafkalogError,
-    LeaderNotAvailable,
-    NotLeader,
     OffsetOutOfRange,
-    OutOfFiles,
     ProtocolError,
-    RequestTimedOut,
-    TooManyConnections,
+    RetriableError,
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
-
-TRY_AGAIN = (
-    BrokerBusy,
-    BrokerUnreachable,
-    BrokerStopping,
-    LeaderNotAvailable,
-    NotLeader,
-    OutOfFiles,
-    RequestTimedOut,
-    TooManyConnections,
-    UnknownTopicId,
-)
-"""Failures after which leaders are asked for anew and the fetch is made again."""
 
 FETCH_BYTES = 4 << 20
 _WAIT_MS = 500
@@ -244,9 +225,8 @@ class _RangeFetch:
         self._awaiting = 0  # answers
         self._correlation_id = 0
         self._asked_offset = self._position = reader.offset
-        self._stuck_since: float | None = None
+        self._retry = Retry(Backoff.of(cluster.settings), cluster.settings.retry_timeout_ms / 1000)
         self._complaint = Complaint(log, "fetching_held_up")
-        self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
 
     def run(self) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
         try:
@@ -255,7 +235,7 @@ class _RangeFetch:
                     if not self._awaiting:
                         self._ask()
                     found = self._receive()
-                except TRY_AGAIN as error:
+                except RetriableError as error:
                     self._recover(error)
                     continue
                 if found:
@@ -263,8 +243,7 @@ class _RangeFetch:
                     self._follows_name = False
                     self._records += sum(batch.header.record_count for batch in found)
                     self._bytes += sum(batch.header.length for batch in found)
-                    self._stuck_since = None
-                    self._pause = self._first_pause
+                    self._retry.succeeded()
                 self._ask_ahead()
                 if found:
                     yield from self._decoded(found)
@@ -357,29 +336,17 @@ class _RangeFetch:
             )
         return found
 
-    def _stuck_for(self) -> float:
-        """Seconds since the first failure after records last came, this one included."""
-        now = time.monotonic()
-        if self._stuck_since is None:
-            self._stuck_since = now
-        return now - self._stuck_since
-
-    def _patience(self) -> float:
-        return self._cluster.settings.retry_timeout_ms / 1000
-
     def _recover(self, error: KafkalogError) -> None:
         """Let go of the connection, pause, and ask who leads now. Raises the error once the time for it is over."""
         self._drop()
-        if self._stuck_for() + self._pause > self._patience():
+        pause = self._retry.failed(time.monotonic())
+        if pause is None:
             raise error
-        assert self._stuck_since is not None
-        until = self._stuck_since + self._patience()
-        self._complaint.failed(error, until, partition=str(self._reader.topic_partition))
-        self._cluster.pause(self._pause)
-        self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
+        self._complaint.failed(error, self._retry.until, partition=str(self._reader.topic_partition))
+        self._cluster.pause(pause)
         try:
             self._cluster.refresh([self._reader.topic_partition.topic], patient=False)
-        except TRY_AGAIN:
+        except RetriableError:
             return
         topic = self._cluster.topic(self._reader.topic_partition.topic)  # UnknownTopic
         if topic.topic_id != self._reader.topic_id:

@@ -25,6 +25,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff
 from kafkalog.threads import Pool
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.frames import error_from_wire
@@ -192,7 +193,7 @@ class Leaders:
         """
         answers: dict[Place, Any] = {}
         waiting = list(places)
-        first_pause = pause = self._cluster.settings.retry_backoff_ms / 1000
+        backoff = Backoff.of(self._cluster.settings)
         while True:
             failures: dict[Place, KafkalogError] = {}
             turns = [
@@ -209,11 +210,10 @@ class Leaders:
             if not waiting:
                 return answers
             if not failed:
-                pause = first_pause
+                backoff.reset()
                 continue
-            patience.failed(failures[failed[0]], pause)
-            self._cluster.pause(pause)
-            pause = min(pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
+            patience.failed(failures[failed[0]], backoff.pause)
+            self._cluster.pause(backoff.next())
             self._refresh({place.topic for place in failed})
 
     def _take(self, turn: _Turn, patience: Patience) -> None:

@@ -43,6 +43,7 @@ from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import error_from_wire
 
@@ -565,8 +566,7 @@ class Producer:
                 idempotent=settings.enable_idempotence and self._acks != 0,
                 window=settings.max_in_flight_requests,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
-                backoff=settings.retry_backoff_ms / 1000,
-                backoff_max=settings.retry_backoff_max_ms / 1000,
+                backoff=Backoff.of(settings),
                 owner=self._outbox,
             )
             queue.leader = each.leader

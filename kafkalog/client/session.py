@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.client.fetcher import TRY_AGAIN, FetchedBatch, PartitionReader, split_body
+from kafkalog.client.fetcher import FetchedBatch, PartitionReader, split_body
 from kafkalog.config import Values
 from kafkalog.connection import DataConnection
 from kafkalog.errors import (
@@ -27,11 +27,13 @@ from kafkalog.errors import (
     OffsetOutOfRange,
     ProtocolError,
     RequestTimedOut,
+    RetriableError,
     UnknownTopic,
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
@@ -128,14 +130,18 @@ class _Link:
 
 
 class _Trouble:
-    """A broker that does not answer as it should: since when (long times without a try left out), and when to try."""
+    """A broker that does not answer as it should: for how long (long times without a try left out), and when to try."""
 
-    __slots__ = ("pause", "retry_at", "since")
+    __slots__ = ("retry", "retry_at")
 
-    def __init__(self, now: float, pause: float) -> None:
-        self.since = now
-        self.pause = pause
+    def __init__(self, settings: Values, now: float) -> None:
+        self.retry = Retry(Backoff.of(settings), settings.retry_timeout_ms / 1000, since=now)
         self.retry_at = now
+
+    def forget(self, seconds: float) -> None:
+        """So long nobody tried: that does not count."""
+        assert self.retry.since is not None
+        self.retry.since += seconds
 
 
 class FetchSession:
@@ -149,7 +155,6 @@ class FetchSession:
     def __init__(self, cluster: Cluster, settings: Values, restart: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._retry_timeout = settings.retry_timeout_ms / 1000
         self._links: dict[int, _Link] = {}  # the driving thread's own, as the next four
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
@@ -295,7 +300,7 @@ class FetchSession:
         pause = self._settings.retry_backoff_max_ms / 1000
         uncounted = max(0.0, time.monotonic() - self._left_at - pause)
         for trouble in self._troubles.values():
-            trouble.since += uncounted
+            trouble.forget(uncounted)
         try:
             self._drive(wait, end)
         except KafkalogError as error:
@@ -356,7 +361,7 @@ class FetchSession:
                 starving = any(not source.arrived for source in some)
                 if not link.asked or (starving and len(link.asked) < _IN_FLIGHT_MAX):
                     self._ask(link, some)
-            except TRY_AGAIN as error:
+            except RetriableError as error:
                 self._failed(broker_id, error)
 
     def _forget_troubles_of_others(self) -> None:
@@ -383,7 +388,7 @@ class FetchSession:
             source.broker_id = error.facts["broker_id"]
             if not self._is_paused(source.broker_id):
                 self._failed(source.broker_id, error)
-        except TRY_AGAIN as error:
+        except RetriableError as error:
             if not self._is_paused(_ANY_BROKER):
                 self._failed(_ANY_BROKER, error)
         return None
@@ -393,7 +398,7 @@ class FetchSession:
             names = {source.topic_partition.topic for source in self.sources}
         try:
             self._cluster.refresh(sorted(names), patient=False)
-        except TRY_AGAIN as error:
+        except RetriableError as error:
             self._failed(_ANY_BROKER, error)
         else:
             self._stale = False
@@ -435,7 +440,7 @@ class FetchSession:
                 raise ProtocolError(address=link.connection.address, reason=reason)
             link.asked.popleft()
             trouble = self._take_in(asked, header.fetch, body)
-        except TRY_AGAIN as error:
+        except RetriableError as error:
             self._drop(link)
             trouble = error
         except KafkalogError:
@@ -460,7 +465,7 @@ class FetchSession:
                     found = source.reader.take(answer, data)
                 except OffsetOutOfRange as error:
                     self._out_of_range(source, error)
-                except TRY_AGAIN as error:
+                except RetriableError as error:
                     trouble = error
                 except KafkalogError as error:
                     source.error = error
@@ -487,18 +492,17 @@ class FetchSession:
     def _failed(self, broker_id: int, error: KafkalogError) -> None:
         """A broker was not reached, or was the wrong one. Raises the error if that goes on for too long."""
         now = time.monotonic()
-        settings = self._settings
         trouble = self._troubles.get(broker_id)
         if trouble is None:
-            trouble = self._troubles[broker_id] = _Trouble(now, settings.retry_backoff_ms / 1000)
-        elif now > trouble.since + self._retry_timeout:
+            trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
+        pause = trouble.retry.failed(now)
+        if pause is None:
             del self._troubles[broker_id]
             raise error
         if not self.closed:  # else it was us
-            self._complaint.failed(error, trouble.since + self._retry_timeout, broker_id=broker_id)
+            self._complaint.failed(error, trouble.retry.until, broker_id=broker_id)
         self._stale = True
-        trouble.retry_at = now + trouble.pause
-        trouble.pause = min(trouble.pause * 2, settings.retry_backoff_max_ms / 1000)
+        trouble.retry_at = now + pause
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

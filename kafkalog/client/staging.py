@@ -38,6 +38,7 @@ from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
 from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2
 from kafkalog.wire.frames import error_from_wire, frame_start
@@ -155,9 +156,8 @@ class PartStager:
         self._parts: dict[TopicPartition, _Part] = {}
         self._links: dict[int, _Link] = {}
         self._in_flight = 0
-        self._stuck_since: float | None = None
+        self._retry = Retry(Backoff.of(cluster.settings), settings.delivery_timeout_ms / 1000)
         self._complaint = Complaint(log, "staging_held_up")
-        self._pause = self._first_pause = cluster.settings.retry_backoff_ms / 1000
         self._transaction = transaction
         if isinstance(transaction, str):
             family = family_of(producer_id_of(transaction))
@@ -331,8 +331,7 @@ class PartStager:
         link.awaiting.popleft()
         part.unacked.popleft()
         self._in_flight -= sent.encoded.length
-        self._stuck_since = None
-        self._pause = self._first_pause
+        self._retry.succeeded()
 
     def _recover(self, error: KafkalogError) -> None:
         """Send again what has no ack, on new connections, until it leaves. Raises the error if it is final, or
@@ -341,20 +340,16 @@ class PartStager:
             if not error.retriable:
                 raise error
             self._drop_links()
-            now = time.monotonic()
-            if self._stuck_since is None:
-                self._stuck_since = now
-            if now + self._pause > self._stuck_since + self._settings.delivery_timeout_ms / 1000:
+            pause = self._retry.failed(time.monotonic())
+            if pause is None:
                 unacked = next(part for part in self._parts.values() if part.unacked)
                 raise DeliveryTimedOut(
                     partition=str(unacked.topic_partition),
                     timeout_ms=self._settings.delivery_timeout_ms,
                     reason=str(error),
                 )
-            until = self._stuck_since + self._settings.delivery_timeout_ms / 1000
-            self._complaint.failed(error, until, batch_id=self._batch_id, part=self._part)
-            self._cluster.pause(self._pause)
-            self._pause = min(self._pause * 2, self._cluster.settings.retry_backoff_max_ms / 1000)
+            self._complaint.failed(error, self._retry.until, batch_id=self._batch_id, part=self._part)
+            self._cluster.pause(pause)
             try:
                 self._refresh()
                 for part in self._parts.values():

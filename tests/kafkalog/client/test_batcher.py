@@ -23,6 +23,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import BatchHeader
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff
 
 LOST = BrokerUnreachable(address="here:1", reason="it closed the connection")
 TIMEOUT = 100.0
@@ -35,8 +36,7 @@ def make_queue(window: int = 5, idempotent: bool = True) -> PartitionQueue:
         idempotent=idempotent,
         window=window,
         delivery_timeout_ms=int(TIMEOUT * 1000),
-        backoff=1.0,
-        backoff_max=8.0,
+        backoff=Backoff(1.0, 8.0),
     )
     if idempotent:
         queue.identity = Identity(7, 0)

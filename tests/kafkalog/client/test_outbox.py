@@ -13,6 +13,7 @@ from kafkalog.client.config import LONG_MAX
 from kafkalog.client.outbox import BATCH_COST, Outbox
 from kafkalog.errors import BufferExhausted, Closed, DiskFull
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Backoff
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,8 +27,7 @@ def test_waits_of_any_length_are_taken(wait_for: str) -> None:
         idempotent=False,
         window=1,
         delivery_timeout_ms=LONG_MAX,
-        backoff=1.0,
-        backoff_max=1.0,
+        backoff=Backoff(1.0, 1.0),
     )
     batch = Batch(queue, 0.0, math.inf)
     batch.charged = outbox.buffered = 1000
@@ -63,8 +63,7 @@ def batch_of(outbox: Outbox, charged: int) -> Batch:
         idempotent=False,
         window=1,
         delivery_timeout_ms=1000,
-        backoff=1.0,
-        backoff_max=1.0,
+        backoff=Backoff(1.0, 1.0),
     )
     batch = queue.start_batch(0.0, math.inf)
     batch.charged = charged

@@ -26,6 +26,7 @@ from kafkalog.errors import (
     UnknownTopic,
 )
 from kafkalog.records import RecordMetadata, TopicPartition
+from kafkalog.retry import Backoff
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
 from tests.threads import NoThreads
@@ -148,8 +149,7 @@ class Links:
             idempotent=idempotent,
             window=10,
             delivery_timeout_ms=int(LIMIT * 1000),
-            backoff=0.001,
-            backoff_max=0.001,
+            backoff=Backoff(0.001, 0.001),
             owner=self.outbox,
         )
 
@@ -466,7 +466,7 @@ def test_a_producer_id_that_can_not_be_had_is_asked_for_again_after_a_pause(link
 
     part.identity = refuse  # type: ignore[method-assign]
     link, queue = links.start(part), links.queue("t", idempotent=True)
-    queue._next_backoff = LIMIT
+    queue._backoff.pause = LIMIT
     links.send(link, queue)
     asleep(link)
     assert asked == [None]

@@ -1,0 +1,45 @@
+"""Pauses between tries, and when there are no more."""
+
+from __future__ import annotations
+
+import math
+
+from kafkalog.client.config import parse_producer
+from kafkalog.retry import Backoff, Retry
+
+
+def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
+    backoff = Backoff(0.05, 0.3)
+    assert [backoff.next() for _ in range(5)] == [0.05, 0.1, 0.2, 0.3, 0.3]
+    backoff.reset()
+    assert backoff.pause == backoff.next() == 0.05
+
+
+def test_the_settings_are_in_milliseconds() -> None:
+    backoff = Backoff.of(parse_producer({"retry_backoff_ms": 20, "retry_backoff_max_ms": 30}))
+    assert [backoff.next() for _ in range(3)] == [0.02, 0.03, 0.03]
+
+
+def test_the_time_counts_from_the_first_failure_in_a_row() -> None:
+    retry = Retry(Backoff(1.0, 4.0), 10.0)
+    assert retry.until == math.inf
+    assert retry.failed(100.0) == 1.0
+    assert retry.until == 110.0
+    retry.succeeded()
+    assert retry.until == math.inf
+    assert retry.failed(109.5) == 1.0
+    assert retry.until == 119.5
+
+
+def test_it_is_given_up_where_the_next_try_would_come_too_late() -> None:
+    retry = Retry(Backoff(1.0, 4.0), 10.0)
+    assert [retry.failed(now) for now in (0.0, 1.0, 3.0)] == [1.0, 2.0, 4.0]
+    assert retry.failed(6.0) == 4.0  # just in time
+    assert retry.failed(6.001) is None
+    assert retry.backoff.pause == 4.0
+
+
+def test_a_time_that_began_before_the_first_failure() -> None:
+    retry = Retry(Backoff(1.0, 4.0), 10.0, since=-8.0)
+    assert retry.failed(1.0) == 1.0
+    assert retry.failed(1.0) is None  # the next pause is 2 s
