@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
-from kafkalog.connection import DataConnection
+from kafkalog.net.data import DataConnection
 
 
 class Proxy:

@@ -21,7 +21,7 @@ LAYERS = {
         ["format"],
         ["wire"],
         ["zk"],
-        ["connection"],
+        ["net"],
         ["client"],
         ["cli"],
     ],

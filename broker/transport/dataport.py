@@ -22,9 +22,9 @@ from kafkalog.clock import Clock
 from kafkalog.config import Values
 from kafkalog.errors import TooManyConnections
 from kafkalog.events import get_logger
+from kafkalog.net.tcp import tune
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
-from kafkalog.wire.sockets import tune
 
 log = get_logger(__name__)
 

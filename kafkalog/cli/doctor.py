@@ -299,7 +299,7 @@ def _check_unregistered(
     more."""
     from kafkalog.client.admin import Admin
     from kafkalog.client.config import parse_bootstrap
-    from kafkalog.connection import format_address
+    from kafkalog.net.tcp import format_address
 
     answers = {}
     if set(replicas) - set(registered) or not registered:

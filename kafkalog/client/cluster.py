@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
 from kafkalog.config import Values
-from kafkalog.connection import ControlConnection, DataConnection, PendingCall, after_fork, format_address
 from kafkalog.errors import (
     BrokerBusy,
     BrokerNotAsked,
@@ -32,6 +31,10 @@ from kafkalog.errors import (
     ZooKeeperUnreachable,
 )
 from kafkalog.events import get_logger
+from kafkalog.net.control import ControlConnection, PendingCall
+from kafkalog.net.data import DataConnection
+from kafkalog.net.forks import after_fork
+from kafkalog.net.tcp import format_address
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import broker_pb2 as pb

@@ -27,8 +27,8 @@ from kafkalog.client.decoding import ArrowBuilder, Decoded, messages
 from kafkalog.client.fetcher import FetchedBatch, decode
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.client.session import FetchSession, Source
-from kafkalog.connection import after_fork
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
+from kafkalog.net.forks import after_fork
 from kafkalog.records import Message, TopicPartition
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     CorruptBatch,
     DataLost,
@@ -28,6 +27,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
+from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb

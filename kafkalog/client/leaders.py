@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.connection import after_fork
 from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
@@ -24,6 +23,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
+from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff
 from kafkalog.threads import Pool

@@ -29,7 +29,6 @@ from kafkalog.client.mutex import TOKEN, is_clients
 from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
 from kafkalog.client.partitioner import partition_for_key, random_turn
 from kafkalog.client.sender import BrokerLink
-from kafkalog.connection import after_fork
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -42,6 +41,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
+from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff
 from kafkalog.wire import broker_pb2, dataport_pb2

@@ -17,7 +17,6 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.encoder import Body, encode_records
 from kafkalog.client.outbox import Outbox
-from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerUnreachable,
     InternalError,
@@ -30,6 +29,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
 from kafkalog.format.columns import Columns, Headers, encode_columns
+from kafkalog.net.data import DataConnection
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 

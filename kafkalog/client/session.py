@@ -20,7 +20,6 @@ from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.fetcher import FetchedBatch, PartitionReader, split_body
 from kafkalog.config import Values
-from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
@@ -32,6 +31,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
+from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb

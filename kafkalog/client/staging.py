@@ -23,7 +23,6 @@ from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.renewal import Renewal
 from kafkalog.config import Values
-from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     DeliveryTimedOut,
     KafkalogError,
@@ -37,6 +36,7 @@ from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
 from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
+from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb

@@ -15,8 +15,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
-from kafkalog.connection import ControlConnection
 from kafkalog.errors import DataLost, InvalidArgument, PartitionLost, UnknownTopic
+from kafkalog.net.control import ControlConnection
 from pyspark_kafkalog import connections
 from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
 

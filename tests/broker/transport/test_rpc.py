@@ -17,9 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from broker.transport import lanes, rpc
 from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, TopicPartition, errors
-from kafkalog.connection import ControlConnection
 from kafkalog.errors import KafkalogError
 from kafkalog.format.batch import iter_batches
+from kafkalog.net.control import ControlConnection
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2

@@ -20,7 +20,6 @@ from kafkalog.client import consumer as consumer_module
 from kafkalog.client import session
 from kafkalog.client.decoding import ARROW_SCHEMA
 from kafkalog.client.fetcher import FetchedBatch
-from kafkalog.connection import DataConnection
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
@@ -34,6 +33,7 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
+from kafkalog.net.data import DataConnection
 from tests.damage import flip
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
@@ -693,7 +693,7 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
     assert grouped.committed() == {filled: 7}
 
 
-OURS = ("client/consumer.py", "client/session.py", "client/fetcher.py", "kafkalog/connection.py", "client/decoding.py")
+OURS = ("client/consumer.py", "client/session.py", "client/fetcher.py", "net/data.py", "client/decoding.py")
 
 
 @pytest.mark.parametrize("how", ["messages", "messages of a stream", "arrow", "seek"])

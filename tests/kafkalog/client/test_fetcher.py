@@ -17,7 +17,6 @@ from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS
 from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
-from kafkalog.connection import DataConnection, Reply
 from kafkalog.errors import (
     BrokerBusy,
     BrokerUnreachable,
@@ -37,6 +36,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import BatchHeader, encode_batch, stamp
 from kafkalog.format.columns import HAS_OFFSET, columns_from_lists, encode_columns
+from kafkalog.net.data import DataConnection, Reply
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
 from tests.proxy import proxied

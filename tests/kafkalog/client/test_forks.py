@@ -14,8 +14,8 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.fetcher import fetch_range
-from kafkalog.connection import after_fork
 from kafkalog.errors import Closed
+from kafkalog.net.forks import after_fork
 
 pytestmark = [
     pytest.mark.timeout(120),

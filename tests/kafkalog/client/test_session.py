@@ -13,8 +13,8 @@ import pytest
 from kafkalog.client import session
 from kafkalog.client.config import CONSUMER_SETTINGS
 from kafkalog.client.session import FetchSession, Source
-from kafkalog.connection import Reply
 from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
+from kafkalog.net.data import Reply
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE

@@ -14,8 +14,7 @@ from typing import Any, cast
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, connection
-from kafkalog.connection import _ABANDONED, ControlConnection, DataConnection
+from kafkalog import Admin
 from kafkalog.errors import (
     BrokerBusy,
     BrokerNotAsked,
@@ -26,6 +25,10 @@ from kafkalog.errors import (
     RequestTimedOut,
     TooManyConnections,
 )
+from kafkalog.net import forks
+from kafkalog.net.control import _ABANDONED, ControlConnection
+from kafkalog.net.data import DataConnection
+from kafkalog.net.tcp import format_address
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import frame_start, hello
@@ -461,8 +464,8 @@ def test_a_parents_channel_is_neither_closed_nor_destroyed_in_a_child() -> None:
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:
-    assert connection.format_address("::1", 9192) == "[::1]:9192"
-    assert connection.format_address("localhost", 9192) == "localhost:9192"
+    assert format_address("::1", 9192) == "[::1]:9192"
+    assert format_address("localhost", 9192) == "localhost:9192"
 
 
 def test_a_name_that_can_be_no_hosts_is_unreachable() -> None:
@@ -574,7 +577,7 @@ def test_a_defect_of_one_owner_keeps_no_other_from_letting_go_in_a_child(
                 raise ZeroDivisionError
 
     owners = [Owner(True), Owner(False), Owner(True)]
-    monkeypatch.setattr(connection, "_owners", owners)
-    connection._in_child()
+    monkeypatch.setattr(forks, "_owners", owners)
+    forks._in_child()
     assert told == [True, False, True]
     assert "after_fork_failed owner=Owner" in caplog.text

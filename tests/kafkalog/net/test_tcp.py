@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kafkalog.wire.sockets import tune
+from kafkalog.net.tcp import tune
 
 
 def test_a_machine_that_does_not_offer_reno_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

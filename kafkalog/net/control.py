@@ -1,0 +1,291 @@
+"""A client's connection to a broker's gRPC service. What fails becomes an error of `errors.py` here.
+
+A connection belongs to the process that made it: a forked child must leave it alone (`abandon`). Nothing connects at
+import. Knows no topics, retries or caches.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import (
+    BrokerBusy,
+    BrokerNotAsked,
+    BrokerUnreachable,
+    Closed,
+    InternalError,
+    KafkalogError,
+    ProtocolError,
+    RequestTimedOut,
+    RequestTooLarge,
+)
+from kafkalog.net.data import DataConnection
+from kafkalog.net.tcp import connect, format_address
+from kafkalog.wire import broker_pb2, dataport_pb2
+from kafkalog.wire.frames import error_from_wire
+from kafkalog.wire.service import METHODS
+
+if TYPE_CHECKING:
+    import grpc
+
+_RPC_MESSAGE_MAX = 64 << 20
+_CHANNEL_END_SECONDS = 0.02
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
+_HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 24-bit length is small
+
+
+class PendingCall:
+    """A call of `ControlConnection.begin`."""
+
+    def __init__(self, future: Any, translated: Callable[[Any], KafkalogError]) -> None:
+        self._future = future
+        self._translated = translated
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._future.done())
+
+    def result(self) -> Any:
+        """What the broker answered, of a call that is done. Raises as `ControlConnection.call` does."""
+        import grpc
+
+        try:
+            return self._future.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            if isinstance(error, grpc.FutureCancelledError):
+                raise Closed(what="call") from None
+            raise self._translated(error) from None
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
+class ControlConnection:
+    """A broker's gRPC service at one address.
+
+    Args:
+        connect_timeout_ms: for the first answer.
+    """
+
+    def __init__(self, host: str, port: int, *, connect_timeout_ms: int) -> None:
+        self.address = format_address(host, port)
+        self._host, self._port = host, port
+        self._connect_timeout_ms = connect_timeout_ms
+        self._lock = threading.Lock()  # guards all below
+        self._channel: grpc.Channel | None = None
+        self._methods: dict[str, Any] = {}
+        self._calls = 0
+        self._is_closed = False
+        _controls[id(self)] = self
+
+    def connect(self) -> broker_pb2.ClusterDescription:
+        """Connect, and ask who the cluster is.
+
+        Raises:
+            BrokerUnreachable: nothing answers there in time.
+            ProtocolError: what answers there is no broker's gRPC service.
+        """
+        started = time.monotonic()
+        # A refused or silent address is told by a plain connect, at once and in plain words; gRPC would try again.
+        connect(self._host, self._port, self._connect_timeout_ms).close()
+        left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
+        try:
+            return self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
+        except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
+            self.close()
+            raise self._diagnosis(error) from None
+        except KafkalogError:  # it is a broker, which is stopping or busy
+            self.close()
+            raise
+
+    def call(self, method: str, request: Any, timeout_ms: int) -> Any:
+        """One call of the service.
+
+        Raises:
+            BrokerNotAsked: the connection was closed before the call.
+            BrokerUnreachable, RequestTimedOut, ProtocolError: the call did not get through, or no answer came back: the
+                broker may have heard it. So it is where the connection is closed during the call.
+            KafkalogError: the error that the broker answered with.
+        """
+        import grpc
+
+        with self._lock:
+            callable = self._method(method)
+            self._calls += 1
+        try:
+            return callable(request, timeout=timeout_ms / 1000)
+        except grpc.RpcError as error:
+            raise self._translated(method, error, timeout_ms) from None
+        except ValueError:  # gRPC's for a closed channel, before it begins a call
+            if not self._is_closed:
+                raise
+            raise self._not_asked() from None  # `close` came since the lock was released
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def begin(self, method: str, request: Any, timeout_ms: int, done: Callable[[], None]) -> PendingCall:
+        """Begin a call of the service. Raises BrokerNotAsked.
+
+        Args:
+            done: called from another thread, once there is a result or the call was cancelled.
+        """
+        with self._lock:
+            future = self._method(method).future(request, timeout=timeout_ms / 1000)
+            self._calls += 1
+
+        def ended(_: Any) -> None:
+            with self._lock:
+                self._calls -= 1
+            done()
+
+        future.add_done_callback(ended)
+        return PendingCall(future, lambda error: self._translated(method, error, timeout_ms))
+
+    def _method(self, name: str) -> Any:
+        """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it. Raises
+        BrokerNotAsked."""
+        if self._is_closed:
+            raise self._not_asked()
+        known = self._methods.get(name)
+        if known is None:
+            if self._channel is None:
+                self._channel = self._new_channel()
+            known = self._methods[name] = METHODS[name].on(self._channel)
+        return known
+
+    def _not_asked(self) -> BrokerNotAsked:
+        return BrokerNotAsked(address=self.address, reason="the connection was closed here")
+
+    def _new_channel(self) -> grpc.Channel:
+        import grpc
+
+        options = [
+            ("grpc.max_receive_message_length", _RPC_MESSAGE_MAX),
+            ("grpc.max_send_message_length", _RPC_MESSAGE_MAX),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+        ]
+        return grpc.insecure_channel(self.address, options)
+
+    def _translated(self, method: str, error: grpc.RpcError, timeout_ms: int) -> KafkalogError:
+        import grpc
+
+        for name, value in error.trailing_metadata() or ():
+            if name == "kafkalog-error-bin":
+                return error_from_wire(dataport_pb2.Error.FromString(value))
+        code, details = error.code(), error.details() or ""
+        if code == grpc.StatusCode.UNAVAILABLE:
+            return BrokerUnreachable(address=self.address, reason=details or "it is not available")
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return RequestTimedOut(what=method, address=self.address, timeout_ms=timeout_ms)
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            too_large = _TOO_LARGE.search(details)
+            if too_large is None:  # gRPC's own limit of calls at once, of which the broker's code hears nothing
+                return BrokerBusy(broker=self.address, reason=details or "it has too many calls")
+            size, limit = map(int, too_large.groups())
+            return RequestTooLarge(size=size, setting="message limit over gRPC", limit=limit)
+        if code == grpc.StatusCode.CANCELLED:
+            return BrokerUnreachable(address=self.address, reason="the connection was closed here")
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(
+                address=self.address, reason=f"this server has no {method}; it is no kafkalog broker, or an older one"
+            )
+        return InternalError(reason=f"{method} at {self.address}: {code.name} {details}")
+
+    def _diagnosis(self, error: KafkalogError) -> KafkalogError:
+        """Why a port that accepts does not answer: perhaps it is a data port, or no broker's at all."""
+        if isinstance(error, ProtocolError):
+            return error
+        try:
+            DataConnection(
+                self._host, self._port, connect_timeout_ms=min(1000, self._connect_timeout_ms), request_timeout_ms=1000
+            ).close()
+        except (BrokerUnreachable, ProtocolError):
+            pass
+        else:
+            return ProtocolError(
+                address=self.address, reason="this is a broker's data port; bootstrap.servers wants its gRPC port"
+            )
+        if isinstance(error, RequestTimedOut):
+            reason = (
+                f"it accepts connections but does not answer within {self._connect_timeout_ms} ms as a kafkalog broker"
+            )
+        elif _answers_as_grpc(self._host, self._port):
+            reason = "its gRPC service closed the connection"
+        else:
+            reason = "what listens there is no kafkalog broker's gRPC port"
+        return BrokerUnreachable(address=self.address, reason=reason)
+
+    def close(self) -> None:
+        """End it, with the calls under way; there are no more after that."""
+        with self._lock:
+            self._is_closed = True
+            self._close_channel()
+
+    def _close_channel(self) -> None:
+        channel, self._channel, self._methods = self._channel, None, {}
+        if channel is not None:
+            channel.close()
+
+    def close_if_idle(self) -> bool:
+        """Close the channel if there is one, no call uses it, and nobody is about to; whether it was."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._channel is None or self._calls:
+                return False
+            self._close_channel()
+            return True
+        finally:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child; the channel's threads are not there, so it is neither used nor closed."""
+        if self._channel is not None:
+            _ABANDONED.append(self._channel)
+        self._channel, self._methods = None, {}
+
+
+_ABANDONED: list[Any] = []  # channels of a parent: destroying one in a child would wait for threads that are not there
+
+
+def _answers_as_grpc(host: str, port: int) -> bool:
+    """Whether a server greets with an HTTP/2 frame."""
+    try:
+        with connect(host, port, 1000) as probe:
+            probe.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            readable, _, _ = select.select([probe], [], [], 1.0)
+            return bool(readable) and probe.recv(2) == _HTTP2_START
+    except (OSError, KafkalogError):
+        return False
+
+
+# --- forks: what a child does with them is told by their owners (`forks.py`) ---------------------------------------
+
+_controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
+
+
+def _before_fork() -> None:
+    """Close the gRPC channels that no call is under way on; the next call opens another.
+
+    With a channel open, gRPC's fork handlers abort one child in twenty that is to run another program, as when PySpark
+    starts Java (`subprocess` with a preexec_fn). Right after the close they make it hang instead.
+    """
+    controls = [reference() for reference in _controls.valuerefs()]  # a copy: other threads may add to them
+    closed = [control.close_if_idle() for control in controls if control is not None]
+    if any(closed):
+        # gRPC lets go of a channel in a thread of its own and offers nothing to wait for: no event, no callback, no
+        # state that can be asked. Without a pause a child hung within 1,000 forks; with 5 ms none did: 20 leave room.
+        time.sleep(_CHANNEL_END_SECONDS)
+
+
+os.register_at_fork(before=_before_fork)

@@ -1,0 +1,233 @@
+"""A client's connection to a broker's data port: frames out and in (`wire/frames.py`), one system call for many.
+
+What fails becomes an error of `errors.py` here. A connection belongs to the process that made it: a forked child must
+leave it alone (`abandon`). Knows no topics, requests or retries.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kafkalog.errors import BrokerUnreachable, ProtocolError, RequestTimedOut
+from kafkalog.net.tcp import connect, format_address, plain_reason
+from kafkalog.wire import dataport_pb2
+from kafkalog.wire.frames import HEADER_LENGTH_MAX, HELLO_SIZE, PREFIX, PREFIX_SIZE, check_hello, hello
+
+_PIECES_MAX = 1024  # IOV_MAX
+_BUFFER_SIZE = 64 * 1024
+BODY_LENGTH_MAX = (1 << 31) - 1
+
+
+class Reply(NamedTuple):
+    """A frame from the broker. `body` is writable memory of its own, None if the frame has none."""
+
+    header: dataport_pb2.ReplyHeader
+    body: memoryview | None
+
+
+class DataConnection:
+    """A connection to a broker's data port, its greeting done. One thread may send while another receives.
+
+    Args:
+        connect_timeout_ms: for connecting and greeting together.
+        request_timeout_ms: a send or receive that makes no progress for that long fails.
+
+    Raises:
+        BrokerUnreachable: nothing answers there in time.
+        ProtocolError: what answers is no kafkalog data port.
+    """
+
+    def __init__(self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int) -> None:
+        self.address = format_address(host, port)
+        self._request_timeout_ms = request_timeout_ms
+        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
+        self._start = self._end = 0
+        self._closed = False
+        self._socket = connect(host, port, connect_timeout_ms)
+        try:
+            self._greet()
+            # Blocking with the kernel's own timeouts: one system call an operation. Python's timeouts poll before each,
+            # and every return from a call may wait 5 ms for the interpreter lock when another thread is busy.
+            self._socket.settimeout(None)
+            seconds, milliseconds = divmod(request_timeout_ms, 1000)
+            limit = struct.pack("@ll", seconds, milliseconds * 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _greet(self) -> None:
+        """Hello each way, within what is left of the connect timeout."""
+        try:
+            self._socket.sendall(hello())
+            answer = b""
+            while len(answer) < HELLO_SIZE:
+                piece = self._socket.recv(HELLO_SIZE - len(answer))
+                if not piece:
+                    break
+                answer += piece
+        except TimeoutError:
+            reason = "it accepts connections but does not greet as a kafkalog data port"
+            raise BrokerUnreachable(address=self.address, reason=reason) from None
+        except OSError as error:
+            raise BrokerUnreachable(address=self.address, reason=plain_reason(error)) from None
+        if not answer:
+            raise BrokerUnreachable(address=self.address, reason="it closed the connection without a greeting")
+        if len(answer) < HELLO_SIZE:
+            raise ProtocolError(address=self.address, reason="this is not a kafkalog data port")
+        check_hello(answer, self.address)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_buffered(self) -> bool:
+        """Whether bytes of a further frame have been read already."""
+        return self._end > self._start
+
+    def is_quiet(self) -> bool:
+        """Whether it is open and nothing has come, as it should be while no answer is awaited."""
+        if self.has_buffered:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send pieces one after the other. Raises BrokerUnreachable, RequestTimedOut."""
+        try:
+            for first in range(0, len(pieces), _PIECES_MAX):
+                self._send_all(pieces[first : first + _PIECES_MAX])
+        except BlockingIOError:
+            raise self._timed_out("a send") from None
+        except (OSError, ValueError) as error:
+            raise self._gone(error) from None
+
+    def _send_all(self, pieces: Sequence[bytes | memoryview]) -> None:
+        total = sum(map(len, pieces))
+        sent = self._socket.sendmsg(pieces)
+        while sent < total:
+            total -= sent
+            rest = []
+            for piece in pieces:
+                if sent >= len(piece):
+                    sent -= len(piece)
+                else:
+                    rest.append(memoryview(piece)[sent:])
+                    sent = 0
+            pieces = rest
+            sent = self._socket.sendmsg(pieces)
+
+    def receive(self) -> Reply:
+        """The next frame, waiting for it.
+
+        Raises:
+            BrokerUnreachable: the connection ended.
+            RequestTimedOut: nothing came for the request timeout.
+            ProtocolError: what came is no frame.
+            KafkalogError: an error that the broker tells before it closes (TooManyConnections).
+        """
+        try:
+            header_length, body_length = self._frame_lengths()
+            self._fill(PREFIX_SIZE + header_length)
+            header = self._take_header(header_length)
+            return Reply(header, self._receive_body(body_length) if body_length else None)
+        except BlockingIOError:
+            raise self._timed_out("a request") from None
+        except (OSError, ValueError) as error:
+            raise self._gone(error) from None
+
+    def receive_some(self) -> list[dataport_pb2.ReplyHeader]:
+        """At least one frame's header, and all others that came along whole; for frames without bodies."""
+        headers = [self.receive().header]
+        while self._end - self._start >= PREFIX_SIZE:
+            header_length, body_length = PREFIX.unpack_from(self._buffer, self._start)
+            if self._end - self._start < PREFIX_SIZE + header_length or body_length:
+                break
+            headers.append(self._take_header(header_length))
+        return headers
+
+    def _frame_lengths(self) -> tuple[int, int]:
+        self._fill(PREFIX_SIZE)
+        header_length, body_length = PREFIX.unpack_from(self._buffer, self._start)
+        if header_length > HEADER_LENGTH_MAX or body_length > BODY_LENGTH_MAX:
+            reason = f"a frame with a header of {header_length} and a body of {body_length} bytes is none of ours"
+            raise ProtocolError(address=self.address, reason=reason)
+        return header_length, body_length
+
+    def _take_header(self, header_length: int) -> dataport_pb2.ReplyHeader:
+        start = self._start + PREFIX_SIZE
+        self._start = start + header_length
+        data = bytes(self._buffer[start : self._start])
+        try:
+            return dataport_pb2.ReplyHeader.FromString(data)
+        except Exception:  # protobuf's DecodeError, whose module is an implementation's own
+            raise ProtocolError(address=self.address, reason="a frame's header is not readable") from None
+
+    def _fill(self, wanted: int) -> None:
+        """Have at least that many bytes in the buffer, reading what there is."""
+        while self._end - self._start < wanted:
+            if self._start:
+                left = self._end - self._start
+                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
+                self._start, self._end = 0, left
+            if wanted > len(self._buffer):
+                larger = memoryview(bytearray(wanted))
+                larger[: self._end] = self._buffer[: self._end]
+                self._buffer = larger
+            count = self._socket.recv_into(self._buffer[self._end :])
+            if not count:
+                raise ConnectionResetError("it closed the connection")
+            self._end += count
+
+    def _receive_body(self, length: int) -> memoryview:
+        import pyarrow as pa  # not for clients that only append; its pool hands the same pages out again
+
+        body = memoryview(pa.allocate_buffer(length)).cast("B")
+        got = min(length, self._end - self._start)
+        body[:got] = self._buffer[self._start : self._start + got]
+        self._start += got
+        while got < length:
+            count = self._socket.recv_into(body[got:], 0, socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("it closed the connection")
+            got += count
+        return body
+
+    def _timed_out(self, what: str) -> RequestTimedOut:
+        return RequestTimedOut(what=what, address=self.address, timeout_ms=self._request_timeout_ms)
+
+    def _gone(self, error: Exception) -> BrokerUnreachable:
+        reason = "the connection was closed here" if self._closed else plain_reason(error)
+        return BrokerUnreachable(address=self.address, reason=reason)
+
+    def close(self) -> None:
+        """End it; a thread that waits in `send` or `receive` gets BrokerUnreachable."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._socket.close()
+
+    def shut_down(self) -> None:
+        """Make both directions fail, and leave the descriptor to the thread that reads: it is not used for another."""
+        self._closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, without a sign to the broker: the parent goes on using it."""
+        self._closed = True
+        self._socket.close()
