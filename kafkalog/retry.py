@@ -60,12 +60,12 @@ class Retry:
         return math.inf if self.since is None else self.since + self.limit
 
     def failed(self, now: float) -> float | None:
-        """The pause to make before the next try, in seconds; None: the time would be over by then."""
+        """The pause to make before the next try, in seconds; None: the time is over. The last try is made when it ends,
+        however long a pause would be due."""
         if self.since is None:
             self.since = now
-        if now + self.backoff.pause > self.until:
-            return None
-        return self.backoff.next()
+        left = self.until - now
+        return min(self.backoff.next(), left) if left > 0 else None
 
     def succeeded(self) -> None:
         """Failures from now on are new ones."""

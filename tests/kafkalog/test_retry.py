@@ -31,15 +31,17 @@ def test_the_time_counts_from_the_first_failure_in_a_row() -> None:
     assert retry.until == 119.5
 
 
-def test_it_is_given_up_where_the_next_try_would_come_too_late() -> None:
+def test_the_last_try_is_made_when_the_time_ends() -> None:
     retry = Retry(Backoff(1.0, 4.0), 10.0)
-    assert [retry.failed(now) for now in (0.0, 1.0, 3.0)] == [1.0, 2.0, 4.0]
-    assert retry.failed(6.0) == 4.0  # just in time
-    assert retry.failed(6.001) is None
-    assert retry.backoff.pause == 4.0
+    assert [retry.failed(now) for now in (0.0, 1.0, 3.0, 7.0)] == [1.0, 2.0, 4.0, 3.0]
+    assert retry.failed(10.0) is None
 
 
 def test_a_time_that_began_before_the_first_failure() -> None:
     retry = Retry(Backoff(1.0, 4.0), 10.0, since=-8.0)
     assert retry.failed(1.0) == 1.0
-    assert retry.failed(1.0) is None  # the next pause is 2 s
+    assert retry.failed(2.0) is None
+
+
+def test_without_any_time_nothing_is_tried_again() -> None:
+    assert Retry(Backoff(1.0, 4.0), 0.0).failed(5.0) is None
