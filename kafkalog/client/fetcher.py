@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.complaints import Complaint
+from kafkalog.client.link import Link
 from kafkalog.errors import (
     CorruptBatch,
     DataLost,
@@ -27,7 +28,6 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
-from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
@@ -220,10 +220,8 @@ class _RangeFetch:
         self._leader = hint.broker if hint is not None else None
         self._follows_name = follows_name
         self._records = self._bytes = 0  # what came, for what is to come
-        self._connection: DataConnection | None = None
+        self._link: Link[None] | None = None  # with one request in flight at most
         self._broker_id = -1
-        self._awaiting = 0  # answers
-        self._correlation_id = 0
         self._asked_offset = self._position = reader.offset
         self._retry = Retry(Backoff.of(cluster.settings), cluster.settings.retry_timeout_ms / 1000)
         self._complaint = Complaint(log, "fetching_held_up")
@@ -232,7 +230,7 @@ class _RangeFetch:
         try:
             while self._position < self._end_offset:
                 try:
-                    if not self._awaiting:
+                    if self._link is None or not self._link.count:
                         self._ask()
                     found = self._receive()
                 except RetriableError as error:
@@ -292,22 +290,22 @@ class _RangeFetch:
             raise damage
 
     def _ask(self) -> None:
-        if self._connection is None:
+        if self._link is None:
             leader, self._leader = self._leader, None  # a hint is worth one try
             known = leader
             if leader is None:
                 _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id)
-            self._connection = self._cluster.borrow_data(leader.broker_id, known)
+            self._link = Link(self._cluster.borrow_data(leader.broker_id, known))
             self._broker_id = leader.broker_id
-        self._correlation_id += 1
-        header = pb.RequestHeader(correlation_id=self._correlation_id)
+        link = self._link
+        header = pb.RequestHeader(correlation_id=link.next_id())
         header.fetch.max_wait_ms = _WAIT_MS
         header.fetch.min_bytes = 1
         header.fetch.max_bytes = self._bytes_left()
         self._reader.ask(header.fetch, header.fetch.max_bytes)
         self._asked_offset = self._reader.offset
-        self._awaiting += 1
-        self._connection.send([frame_start(header.SerializeToString(), 0)])
+        link.sends(header.correlation_id, None)
+        link.connection.send([frame_start(header.SerializeToString(), 0)])
 
     def _bytes_left(self) -> int:
         """About what the rest of the range takes, generously: by the size of the records that came, or a guess."""
@@ -317,14 +315,15 @@ class _RangeFetch:
         return min(self._max_bytes, _FIRST_BYTES + left * self._bytes * 2 // self._records)
 
     def _receive(self) -> list[FetchedBatch]:
-        assert self._connection is not None
-        header, body = self._connection.receive()
-        self._awaiting -= 1
+        link = self._link
+        assert link is not None
+        header, body = link.connection.receive()
+        link.asked(header)
         if header.HasField("error"):
-            self._awaiting += 1  # the connection is of no further use
             raise error_from_wire(header.error)
-        if header.correlation_id != self._correlation_id or len(header.fetch.partitions) != 1:
-            raise ProtocolError(address=self._connection.address, reason="an answer to a request that was not made")
+        if len(header.fetch.partitions) != 1:
+            raise ProtocolError(address=link.connection.address, reason="an answer to a request that was not made")
+        link.answered()
         answer = header.fetch.partitions[0]
         found = self._reader.take(answer, body if body is not None else memoryview(b""))
         if answer.end_offset < self._end_offset:  # to wait for the rest would be to wait for what may never come
@@ -356,14 +355,13 @@ class _RangeFetch:
             raise UnknownTopicId(topic_id=self._reader.topic_id.hex())
 
     def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-        self._awaiting = 0
+        if self._link is not None:
+            self._link.lose()
+        self._link = None
 
     def _let_go(self) -> None:
         """Give the connection back if it is clean."""
-        if self._connection is not None and not self._awaiting:
-            self._cluster.give_back(self._broker_id, self._connection)
-            self._connection = None
+        if self._link is not None and not self._link.count:
+            self._cluster.give_back(self._broker_id, self._link.connection)
+            self._link = None
         self._drop()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import NamedTuple, Protocol
 
 from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.encoder import Body, encode_records
+from kafkalog.client.link import Link
 from kafkalog.client.outbox import Outbox
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -23,20 +23,17 @@ from kafkalog.errors import (
     KafkalogError,
     OutOfOrderSequence,
     OutOfThreads,
-    ProtocolError,
     RequestTimedOut,
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
 from kafkalog.format.columns import Columns, Headers, encode_columns
-from kafkalog.net.data import DataConnection
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
 
 _TURN_BYTES = 4 << 20  # sent in one go; then answers and lingering are looked after
-_CORRELATION_ID_MAX = (1 << 32) - 1
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -74,7 +71,6 @@ class _Contents(NamedTuple):
 class _Request(NamedTuple):
     """An append that is not answered yet."""
 
-    correlation_id: int
     topic_id: bytes
     queue: PartitionQueue
     batches: list[Batch]
@@ -116,15 +112,13 @@ class BrokerLink:
         self._work = threading.Condition(outbox.lock)  # type: ignore[arg-type]
         # All below: guarded by the outbox's lock.
         self._active: dict[PartitionQueue, None] = {}
-        self._awaiting: deque[_Request] = deque()
-        self._connection: DataConnection | None = None
+        self._link: Link[_Request] | None = None
         self._sleeps_until: float | None = None
         self._sleeps = False
         self._stopping = False
         self._stale = False  # what is known of the cluster is in doubt
         self._refresh_at = time.monotonic() + cluster.settings.metadata_max_age_ms / 1000
         self._complaint = Complaint(log, "records_held_up")
-        self._next_correlation_id = 1
         self._readers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_id}", daemon=True)
 
@@ -152,8 +146,8 @@ class BrokerLink:
     def stop(self) -> None:
         self._stopping = True
         self._work.notify()
-        if self._connection is not None:
-            self._connection.shut_down()
+        if self._link is not None:
+            self._link.connection.shut_down()
 
     # --- lock not held
 
@@ -167,9 +161,9 @@ class BrokerLink:
 
     def abandon(self) -> None:
         """In a forked child: let the parent's connection alone."""
-        if self._connection is not None:
-            self._connection.abandon()
-        self._connection = None
+        if self._link is not None:
+            self._link.connection.abandon()
+        self._link = None
 
     # --- the sending thread
 
@@ -215,10 +209,11 @@ class BrokerLink:
         in_need: list[PartitionQueue] = []
         wake_at: float | None = None
         size = 0
-        if self._awaiting:
-            wake_at = self._awaiting[0].deadline
+        link = self._link
+        if link is not None and link.count:
+            wake_at = link.deadline
             if wake_at <= now:
-                failed += self._give_up_connection()
+                failed += self._give_up(link)
                 wake_at = None
         for queue in list(self._active):
             if queue.open is not None and queue.open.linger_until <= now:
@@ -252,8 +247,7 @@ class BrokerLink:
         for group in groups:
             limit = min(deadline, max(batch.deadline for batch in group))
             contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
-            requests.append(_Request(self._next_correlation_id, queue.topic_id, queue, group, contents, limit))
-            self._next_correlation_id = self._next_correlation_id % _CORRELATION_ID_MAX + 1
+            requests.append(_Request(queue.topic_id, queue, group, contents, limit))
         return requests
 
     def _refresh(self) -> None:
@@ -285,58 +279,62 @@ class BrokerLink:
 
     def _send(self, requests: list[_Request]) -> None:
         try:
-            connection = self._connected()
+            link = self._connected()
         except KafkalogError as error:
             self._not_sent(requests, error)
             return
-        requests, pieces = self._frames(requests)
-        if not requests:
+        framed, pieces = self._frames(link, requests)
+        if not framed:
             return
+        requests = [request for _, request in framed]
         if self._acks:
             with self._outbox.lock:
-                if self._connection is not connection:
+                if self._link is not link:
                     lost: KafkalogError | None = BrokerUnreachable(
-                        address=connection.address, reason="it closed the connection"
+                        address=link.connection.address, reason="it closed the connection"
                     )
                 else:
                     lost = None
-                    self._awaiting.extend(requests)
+                    for correlation_id, request in framed:
+                        link.sends(correlation_id, request, request.deadline)
             if lost is not None:
                 self._not_sent(requests, lost)
                 return
         try:
-            connection.send(pieces)
+            link.connection.send(pieces)
         except KafkalogError as error:
-            self._connection_lost(connection, error)
+            self._link_lost(link, error)
             if not self._acks:
                 self._finish_unanswered(requests, error)
             return
         if not self._acks:
             self._finish_unanswered(requests, None)
 
-    def _connected(self) -> DataConnection:
-        if self._connection is not None:
-            return self._connection
+    def _connected(self) -> Link[_Request]:
+        if self._link is not None:
+            return self._link
         connection = self._cluster.connect_data(self.broker_id)
-        reader = threading.Thread(
-            target=self._read, args=(connection,), name=f"producer-{self.broker_id}-acks", daemon=True
-        )
+        link: Link[_Request] = Link(connection)
+        reader = threading.Thread(target=self._read, args=(link,), name=f"producer-{self.broker_id}-acks", daemon=True)
         with self._outbox.lock:
             try:
                 reader.start()
             except RuntimeError as error:  # nothing was sent: that passes, as an overloaded broker does
                 connection.close()
                 raise OutOfThreads(process="this process", reason=str(error)) from None
-            self._connection = connection
+            self._link = link
             self._readers = [thread for thread in self._readers if thread.is_alive()]
             self._readers.append(reader)
             if self._stopping:
                 connection.shut_down()
-        return connection
+        return link
 
-    def _frames(self, requests: list[_Request]) -> tuple[list[_Request], list[bytes | memoryview]]:
-        """The requests' bytes. A batch that can not be encoded fails, and what is behind it in its partition waits."""
-        framed: list[_Request] = []
+    def _frames(
+        self, link: Link[_Request], requests: list[_Request]
+    ) -> tuple[list[tuple[int, _Request]], list[bytes | memoryview]]:
+        """The requests with their correlation ids, and their bytes. A batch that can not be encoded fails, and what is
+        behind it in its partition waits."""
+        framed: list[tuple[int, _Request]] = []
         pieces: list[bytes | memoryview] = []
         held: dict[PartitionQueue, list[Batch]] = {}
         failed: list[tuple[Batch, KafkalogError]] = []
@@ -354,8 +352,9 @@ class BrokerLink:
                     held[request.queue] = [each for each in request.batches if each is not batch]
                     break
             else:
-                framed.append(request)
-                pieces += self._frame(request, encoded)
+                correlation_id = link.next_id()
+                framed.append((correlation_id, request))
+                pieces += self._frame(correlation_id, request, encoded)
         if failed:
             self._not_encoded(failed, held)
         return framed, pieces
@@ -386,7 +385,7 @@ class BrokerLink:
             return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
         return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)
 
-    def _frame(self, request: _Request, encoded: list[EncodedBatch]) -> list[bytes | memoryview]:
+    def _frame(self, correlation_id: int, request: _Request, encoded: list[EncodedBatch]) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = [b""]
         length = 0
         for each in encoded:
@@ -396,7 +395,7 @@ class BrokerLink:
                 pieces.append(each.padding)
             length += each.length
         header, part = self._header, self._header_part
-        header.correlation_id = request.correlation_id
+        header.correlation_id = correlation_id
         part.topic_id = request.topic_id
         part.partition = request.queue.topic_partition.partition
         part.length = length
@@ -442,26 +441,27 @@ class BrokerLink:
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
-    def _give_up_connection(self) -> Failed:
+    def _give_up(self, link: Link[_Request]) -> Failed:
         """Lock held: the oldest request is unanswered for too long."""
-        assert self._connection is not None
         timeout_ms = int(self._request_timeout * 1000)
-        error = RequestTimedOut(what="an append", address=self._connection.address, timeout_ms=timeout_ms)
-        return self._lose(self._connection, error)
+        return self._lose(
+            link, RequestTimedOut(what="an append", address=link.connection.address, timeout_ms=timeout_ms)
+        )
 
-    def _connection_lost(self, connection: DataConnection, error: KafkalogError) -> None:
+    def _link_lost(self, link: Link[_Request], error: KafkalogError) -> None:
         with self._outbox.lock:
-            called = self._outbox.finish(self._lose(connection, error))
+            called = self._outbox.finish(self._lose(link, error))
         self._outbox.call_back(called)
 
-    def _lose(self, connection: DataConnection, error: KafkalogError) -> Failed:
-        """Lock held: nothing more comes from a connection; what it had in flight may be in the log or not."""
-        connection.shut_down()
-        if self._connection is not connection:
+    def _lose(self, link: Link[_Request], error: KafkalogError) -> Failed:
+        """Lock held: nothing more comes from a connection; what it had in flight may be in the log or not. The thread
+        that reads from it closes it."""
+        link.connection.shut_down()
+        if self._link is not link:
             return []
-        self._connection = None
+        self._link = None
         self._stale = True
-        lost, self._awaiting = self._awaiting, deque()
+        lost = link.forget()
         failed: Failed = []
         now = time.monotonic()
         for queue, batches in _by_queue(lost).items():
@@ -481,63 +481,62 @@ class BrokerLink:
 
     def _fail_everything(self, error: KafkalogError) -> None:
         with self._outbox.lock:
-            failed = self._lose(self._connection, error) if self._connection is not None else []
+            failed = self._lose(self._link, error) if self._link is not None else []
             failed += [(batch, error) for queue in self._active for batch in queue.clear()]
             called = self._outbox.finish(failed)
         self._outbox.call_back(called)
 
     # --- the acks' thread
 
-    def _read(self, connection: DataConnection) -> None:
+    def _read(self, link: Link[_Request]) -> None:
+        connection = link.connection
         self._outbox.own_threads.add(threading.get_ident())
         try:
             while True:
                 try:
                     replies = connection.receive_some()
                 except RequestTimedOut:
-                    if connection.has_buffered or self._is_owed(connection):
+                    if connection.has_buffered or self._is_owed(link):
                         raise
                     continue  # nobody had asked for anything, or only just
                 with self._outbox.lock:
-                    called = self._take_replies(connection, replies)
+                    called = self._take_replies(link, replies)
                 self._outbox.call_back(called)
         except KafkalogError as error:
-            self._connection_lost(connection, error)
+            self._link_lost(link, error)
         except Exception as error:
             log.exception("producer_acks_failed", broker_id=self.broker_id)
-            self._connection_lost(connection, InternalError(reason=f"{type(error).__name__}: {error}"))
+            self._link_lost(link, InternalError(reason=f"{type(error).__name__}: {error}"))
         finally:
             connection.close()
             self._outbox.own_threads.discard(threading.get_ident())
 
-    def _is_owed(self, connection: DataConnection) -> bool:
+    def _is_owed(self, link: Link[_Request]) -> bool:
         """Whether an answer should have come by now. Silence alone is none's fault: nothing may have been sent."""
         with self._outbox.lock:
-            if self._connection is not connection:
-                return True
-            return bool(self._awaiting) and self._awaiting[0].deadline <= time.monotonic()
+            return self._link is not link or link.deadline <= time.monotonic()
 
-    def _take_replies(self, connection: DataConnection, replies: list[pb.ReplyHeader]) -> list[Batch]:
+    def _take_replies(self, link: Link[_Request], replies: list[pb.ReplyHeader]) -> list[Batch]:
         """Lock held: some answers came, in the order of the requests."""
-        if self._connection is not connection:
+        if self._link is not link:
             return []
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
         touched: dict[PartitionQueue, None] = {}
         now = time.monotonic()
         fault: KafkalogError | None = None
         for reply in replies:
-            if not self._awaiting or self._awaiting[0].correlation_id != reply.correlation_id:
-                fault = ProtocolError(address=connection.address, reason="an answer to a request that was not made")
-                if reply.HasField("error"):  # of the connection as a whole, which the broker closes now
-                    fault = error_from_wire(reply.error)
+            try:
+                request = link.asked(reply)
+            except KafkalogError as error:
+                fault = error
                 break
-            request = self._awaiting.popleft()
+            link.answered()
             outcomes += self._take_answer(request, reply, now)
             touched[request.queue] = None
         for queue in touched:
             self._owner.has_work(queue, now)
         if fault is not None:
-            outcomes += self._lose(connection, fault)
+            outcomes += self._lose(link, fault)
         return self._outbox.finish(outcomes)
 
     def _take_answer(
@@ -571,7 +570,7 @@ class BrokerLink:
         return outcomes
 
 
-def _by_queue(requests: list[_Request] | deque[_Request]) -> dict[PartitionQueue, list[Batch]]:
+def _by_queue(requests: list[_Request]) -> dict[PartitionQueue, list[Batch]]:
     found: dict[PartitionQueue, list[Batch]] = {}
     for request in requests:
         found.setdefault(request.queue, []).extend(request.batches)

@@ -14,24 +14,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.fetcher import FetchedBatch, PartitionReader, split_body
+from kafkalog.client.link import Link
 from kafkalog.config import Values
 from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     OffsetOutOfRange,
-    ProtocolError,
     RequestTimedOut,
     RetriableError,
     UnknownTopic,
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
-from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
@@ -41,7 +40,6 @@ log = get_logger(__name__)
 
 _POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
-_CORRELATION_ID_MAX = (1 << 32) - 1
 _ANY_BROKER = -2  # key of failures to find out who leads; those of partitions without a leader are under NO_LEADER
 
 _Taken = TypeVar("_Taken")
@@ -111,22 +109,13 @@ class Source:
         self.reader.offset = offset
 
 
-class _Asked(NamedTuple):
-    """A fetch that is not answered, and of which sources."""
+class _Asked:
+    """A fetch that is not answered, and of which sources; one like no other."""
 
-    correlation_id: int
-    sources: list[Source]
-    deadline: float
+    __slots__ = ("sources",)
 
-
-class _Link:
-    """The connection to one broker, and what is asked on it."""
-
-    def __init__(self, broker_id: int, connection: DataConnection) -> None:
-        self.broker_id = broker_id
-        self.connection = connection
-        self.asked: deque[_Asked] = deque()
-        self.next_correlation_id = 1
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
 
 
 class _Trouble:
@@ -155,7 +144,7 @@ class FetchSession:
     def __init__(self, cluster: Cluster, settings: Values, restart: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._links: dict[int, _Link] = {}  # the driving thread's own, as the next four
+        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next four
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
         self._complaint = Complaint(log, "fetching_held_up")
@@ -250,8 +239,8 @@ class FetchSession:
 
     def _restart_all(self) -> None:
         """Lock held: the thread that drove was interrupted. What is asked, and what has arrived whole, is not known."""
-        for link in list(self._links.values()):
-            self._drop(link)
+        for broker_id in list(self._links):
+            self._drop(broker_id)
         for source in self.sources:
             source.asked = None
         self._restart()
@@ -281,7 +270,7 @@ class FetchSession:
         for source in self.sources:
             if self._wants_more(source):
                 link = links.get(source.broker_id)
-                if link is None or not link.asked:
+                if link is None or not link.count:
                     return True
         return False
 
@@ -319,14 +308,14 @@ class FetchSession:
         until = [trouble.retry_at for trouble in self._troubles.values()]
         if end is not None:
             until.append(end)
-        for link in list(self._links.values()):
-            if link.asked:
+        for broker_id, link in list(self._links.items()):
+            if link.count:
                 if link.connection.has_buffered:
-                    self._receive(link)
+                    self._receive(broker_id)
                     return
-                by_fd[link.connection.fileno()] = link
+                by_fd[link.connection.fileno()] = broker_id
                 poller.register(link.connection.fileno(), select.POLLIN)
-                until.append(link.asked[0].deadline)
+                until.append(link.deadline)
         timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000 + 1, _POLL_MS_MAX) if until else None
         events = poller.poll(timeout_ms)
         for fd, _ in events:
@@ -356,11 +345,11 @@ class FetchSession:
             try:
                 link = self._links.get(broker_id)
                 if link is None:
-                    link = self._links[broker_id] = _Link(broker_id, self._cluster.connect_data(broker_id))
+                    link = self._links[broker_id] = Link(self._cluster.connect_data(broker_id))
                 # A second request makes the broker answer the first at once: only for who has nothing to go on with.
                 starving = any(not source.arrived for source in some)
-                if not link.asked or (starving and len(link.asked) < _IN_FLIGHT_MAX):
-                    self._ask(link, some)
+                if not link.count or (starving and link.count < _IN_FLIGHT_MAX):
+                    self._ask(broker_id, link, some)
             except RetriableError as error:
                 self._failed(broker_id, error)
 
@@ -404,52 +393,49 @@ class FetchSession:
             self._stale = False
             self._troubles.pop(_ANY_BROKER, None)
 
-    def _ask(self, link: _Link, sources: list[Source]) -> None:
+    def _ask(self, broker_id: int, link: Link[_Asked], sources: list[Source]) -> None:
         settings = self._settings
-        header = pb.RequestHeader(correlation_id=link.next_correlation_id)
-        link.next_correlation_id = link.next_correlation_id % _CORRELATION_ID_MAX + 1
+        header = pb.RequestHeader(correlation_id=link.next_id())
         fetch = header.fetch
         fetch.max_wait_ms = settings.fetch_max_wait_ms
         fetch.min_bytes = settings.fetch_min_bytes
         fetch.max_bytes = settings.fetch_max_bytes
         timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
-        asked = _Asked(header.correlation_id, [], time.monotonic() + timeout)
+        asked = _Asked()
         with self.lock:
             # Whoever has least comes first: the broker fills its answer in this order.
             for source in sorted(sources, key=lambda source: source.arrived_bytes):
                 source.reader.ask(fetch, settings.max_partition_fetch_bytes)
                 source.asked = asked
                 asked.sources.append(source)
-        link.asked.append(asked)
+        link.sends(header.correlation_id, asked, time.monotonic() + timeout)
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
-            self._drop(link)
+            self._drop(broker_id)
             raise
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, broker_id: int) -> None:
         """Take in an answer, and ask for what comes next before anyone looks at it."""
         trouble: KafkalogError | None
+        link = self._links[broker_id]
         try:
             header, body = link.connection.receive()
-            asked = link.asked[0]
+            asked = link.asked(header)
             if header.HasField("error"):
                 raise error_from_wire(header.error)
-            if header.correlation_id != asked.correlation_id:
-                reason = "an answer to a request that was not made"
-                raise ProtocolError(address=link.connection.address, reason=reason)
-            link.asked.popleft()
+            link.answered()
             trouble = self._take_in(asked, header.fetch, body)
         except RetriableError as error:
-            self._drop(link)
+            self._drop(broker_id)
             trouble = error
         except KafkalogError:
-            self._drop(link)
+            self._drop(broker_id)
             raise
         if trouble is not None:
-            self._failed(link.broker_id, trouble)
+            self._failed(broker_id, trouble)
         else:
-            self._troubles.pop(link.broker_id, None)
+            self._troubles.pop(broker_id, None)
             self._ask_all()
 
     def _take_in(self, asked: _Asked, reply: pb.FetchReply, body: memoryview | None) -> KafkalogError | None:
@@ -506,21 +492,19 @@ class FetchSession:
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        for link in list(self._links.values()):
-            if link.asked and link.asked[0].deadline <= now:
-                self._drop(link)
+        for broker_id, link in list(self._links.items()):
+            if link.deadline <= now:
+                self._drop(broker_id)
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
-                self._failed(link.broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
+                self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
 
-    def _drop(self, link: _Link) -> None:
-        link.connection.close()
-        self._links.pop(link.broker_id, None)
+    def _drop(self, broker_id: int) -> None:
+        lost = self._links.pop(broker_id).lose()
         with self.lock:
-            for asked in link.asked:
+            for asked in lost:
                 for source in asked.sources:
                     if source.asked is asked:
                         source.asked = None
-        link.asked.clear()
 
     # --- waking, closing
 
@@ -580,8 +564,8 @@ class FetchSession:
         if self._let_go_of:
             return
         self._let_go_of = True
-        for link in list(self._links.values()):
-            self._drop(link)
+        for broker_id in list(self._links):
+            self._drop(broker_id)
         self._wake_receiver.close()
         self._wake_sender.close()
         if self._on_closed is not None:

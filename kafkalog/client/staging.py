@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from kafkalog.client import tables
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.complaints import Complaint
+from kafkalog.client.link import Link
 from kafkalog.client.renewal import Renewal
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -36,7 +37,6 @@ from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
 from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
-from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
@@ -123,15 +123,6 @@ class _Part:
         return sent
 
 
-class _Link:
-    """A connection to a leader, and what was sent on it, in order."""
-
-    def __init__(self, connection: DataConnection) -> None:
-        self.connection = connection
-        self.awaiting: deque[tuple[_Part, _Sent]] = deque()
-        self.next_correlation_id = 1
-
-
 class PartStager:
     """Stages what one attempt of a task writes; use it with `with`.
 
@@ -154,7 +145,7 @@ class PartStager:
         self._in_flight_max = min(_IN_FLIGHT_MAX, settings.buffer_memory)
         self._topics: dict[str, _Topic] = {}
         self._parts: dict[TopicPartition, _Part] = {}
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link[tuple[_Part, _Sent]]] = {}
         self._in_flight = 0
         self._retry = Retry(Backoff.of(cluster.settings), settings.delivery_timeout_ms / 1000)
         self._complaint = Complaint(log, "staging_held_up")
@@ -287,35 +278,33 @@ class PartStager:
         _, leader = self._cluster.leader_of(part.topic_partition, part.topic_id)
         link = self._links.get(leader.broker_id)
         if link is None:
-            link = self._links[leader.broker_id] = _Link(self._cluster.borrow_data(leader.broker_id))
-        header = pb.RequestHeader(correlation_id=link.next_correlation_id)
-        link.next_correlation_id += 1
+            link = self._links[leader.broker_id] = Link(self._cluster.borrow_data(leader.broker_id))
+        header = pb.RequestHeader(correlation_id=link.next_id())
         header.stage.timeout_ms = self._cluster.settings.request_timeout_ms
         encoded = sent.encoded
         header.stage.partitions.add(
             topic_id=part.topic_id, partition=part.topic_partition.partition, uuid=part.uuid, length=encoded.length
         )
-        link.awaiting.append((part, sent))
+        link.sends(header.correlation_id, (part, sent))
         start = frame_start(header.SerializeToString(), encoded.length)
         link.connection.send([start, encoded.header, encoded.body, encoded.padding])
 
     def _receive_until(self, in_flight: int) -> None:
         """Take acks until no more than so many bytes are without one."""
         while self._in_flight > in_flight:
-            link = next(link for link in self._links.values() if link.awaiting)
+            link = next(link for link in self._links.values() if link.count)
             try:
                 for reply in link.connection.receive_some():
                     self._take(link, reply)
             except KafkalogError as error:
                 self._recover(error)
 
-    def _take(self, link: _Link, reply: pb.ReplyHeader) -> None:
+    def _take(self, link: Link[tuple[_Part, _Sent]], reply: pb.ReplyHeader) -> None:
+        part, sent = link.asked(reply)
         if reply.HasField("error"):
             raise error_from_wire(reply.error)
-        expected = link.next_correlation_id - len(link.awaiting)
-        if reply.correlation_id != expected or len(reply.stage.partitions) != 1:
+        if len(reply.stage.partitions) != 1:
             raise ProtocolError(address=link.connection.address, reason="an answer to a request that was not made")
-        part, sent = link.awaiting[0]
         answer = reply.stage.partitions[0]
         if answer.HasField("error"):
             error = error_from_wire(answer.error)
@@ -328,7 +317,7 @@ class PartStager:
                     f"and had acknowledged {part.unacked[0].sequence}",
                 )
             raise error
-        link.awaiting.popleft()
+        link.answered()
         part.unacked.popleft()
         self._in_flight -= sent.encoded.length
         self._retry.succeeded()
@@ -371,12 +360,12 @@ class PartStager:
     def _drop_links(self) -> None:
         links, self._links = self._links, {}
         for link in links.values():
-            link.connection.close()
+            link.lose()
 
     def _let_go(self) -> None:
         """Give clean connections back for the process's next task."""
         for broker_id, link in list(self._links.items()):
-            if not link.awaiting:
+            if not link.count:
                 self._cluster.give_back(broker_id, link.connection)
                 del self._links[broker_id]
         self._drop_links()

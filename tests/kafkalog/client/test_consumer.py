@@ -498,7 +498,7 @@ def test_who_waits_for_a_broker_goes_on_at_once_elsewhere(
 
         reading = threading.Thread(target=read, daemon=True)
         reading.start()
-        waited_for(lambda: any(link.asked for link in list(consumer._session._links.values())))
+        waited_for(lambda: any(link.count for link in list(consumer._session._links.values())))
         if how == "seek":
             consumer.seek(filled, 97)
         elif how == "assign":

@@ -12,6 +12,7 @@ import pytest
 from kafkalog.client import sender
 from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
+from kafkalog.client.link import Link
 from kafkalog.client.outbox import Outbox
 from kafkalog.client.sender import BrokerLink
 from kafkalog.errors import (
@@ -314,8 +315,8 @@ def test_a_defect_of_a_link_is_told_also_for_what_its_lost_connection_gave_up(
         link.has_work(queue, 0.0)
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
         connection: Any = part.connection
-        link._connection = connection
-        link._awaiting.append(request._replace(batches=[unknown]))
+        link._link = Link(connection)
+        link._link.sends(1, request._replace(batches=[unknown]))
         error = BatchTooLarge(size=2, partition="t-0", limit=1)
         links.outbox.finish(queue.refused(refused, error, 0.0))
     link._fail_everything(InternalError(reason="a defect"))
@@ -480,12 +481,11 @@ def test_a_connection_that_goes_before_its_requests_do_gets_none_of_them(
     links.links.append(link)
     frames = link._frames
 
-    def and_meanwhile_it_goes(requests: Any) -> Any:
+    def and_meanwhile_it_goes(used: Link[Any], requests: Any) -> Any:
         monkeypatch.setattr(link, "_frames", frames)
-        first, part.connection = part.connection, Connection()
-        connection: Any = first
-        link._connection_lost(connection, GONE)
-        return frames(requests)
+        part.connection = Connection()
+        link._link_lost(used, GONE)
+        return frames(used, requests)
 
     monkeypatch.setattr(link, "_frames", and_meanwhile_it_goes)
     with links.outbox.lock:
@@ -507,13 +507,13 @@ def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(links
     with links.outbox.lock:
         batch = links.add(queue, b"x")
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
-        link._connection = stand_ins[1]
-        link._awaiting.append(request)
-        reply = pb.ReplyHeader(correlation_id=request.correlation_id)
+        before, link._link = (Link(each) for each in stand_ins)
+        link._link.sends(1, request)
+        reply = pb.ReplyHeader(correlation_id=1)
         reply.append.partitions.add(base_offset=7)
-        assert link._take_replies(stand_ins[0], [reply]) == []
-        assert not batch.done and list(link._awaiting) == [request]
-        link._take_replies(stand_ins[1], [reply])
+        assert link._take_replies(before, [reply]) == []
+        assert not batch.done and link._link.in_flight == [request]
+        link._take_replies(link._link, [reply])
         assert batch.base_offset == 7
 
 
