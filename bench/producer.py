@@ -11,7 +11,7 @@ import pyarrow as pa
 from bench.measure import fresh_topic, interleaved, throughput
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
-from kafkalog.client.delivery import Delivery
+from kafkalog.client.producer.delivery import Delivery
 
 TOPIC = "producer"
 RECORD_BYTES = 200

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, AtTimestamp
-    from kafkalog.client.consumer import Consumer
-    from kafkalog.client.producer import Producer
+    from kafkalog.client.consumer.consumer import Consumer
+    from kafkalog.client.producer.producer import Producer
     from kafkalog.errors import KafkalogError
     from kafkalog.records import Message, RecordMetadata, TopicPartition
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Admin": "kafkalog.client.admin",
     "AtTimestamp": "kafkalog.client.admin",
-    "Consumer": "kafkalog.client.consumer",
+    "Consumer": "kafkalog.client.consumer.consumer",
     "KafkalogError": "kafkalog.errors",
     "Message": "kafkalog.records",
-    "Producer": "kafkalog.client.producer",
+    "Producer": "kafkalog.client.producer.producer",
     "RecordMetadata": "kafkalog.records",
     "TopicPartition": "kafkalog.records",
 }

@@ -20,8 +20,8 @@ from pyspark_kafkalog.sink_options import SinkOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.client.delivery import TableDelivery
-    from kafkalog.client.producer import Producer
+    from kafkalog.client.producer.delivery import TableDelivery
+    from kafkalog.client.producer.producer import Producer
 
 _producers: dict[Key, Producer] = {}
 """Spark's Python workers live through many tasks and micro-batches, one task at a time."""
@@ -57,7 +57,7 @@ def write_rows(
 
 def _new_producer(options: SinkOptions) -> Producer:
     from kafkalog.client.config import parse_producer
-    from kafkalog.client.producer import Producer
+    from kafkalog.client.producer.producer import Producer
 
     settings = as_patient_at_first(options.client, parse_producer(options.client).retry_timeout_ms)
     return Producer(options.bootstrap_servers, **settings)

@@ -41,7 +41,7 @@ from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
-    from kafkalog.client.fetcher import LeaderHint
+    from kafkalog.client.consumer.range_fetch import LeaderHint
 
 log = get_logger(__name__)
 
@@ -134,7 +134,7 @@ class Lookup:
 
     def leader(self, partition: TopicPartition, topic_id: bytes) -> LeaderHint | None:
         """Who led a partition when its topic was last asked for; None if that is not known. Asks nobody."""
-        from kafkalog.client.fetcher import LeaderHint
+        from kafkalog.client.consumer.range_fetch import LeaderHint
 
         cluster = connected(self.options)
         topic = cluster.known_topic(partition.topic)

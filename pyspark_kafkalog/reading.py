@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafkalog.client.cluster import Cluster
-    from kafkalog.client.fetcher import LeaderHint
+    from kafkalog.client.consumer.range_fetch import LeaderHint
 
 _REQUEST_TIMEOUT_MS = 30_000
 _GONE = -100  # no offset, and no symbol: of a partition that is not there, which may be passed over
@@ -157,7 +157,7 @@ class _RangeRead:
 
     def _fetched(self) -> Fetched:
         """Batches from the position on. A loss ends it quietly, so that what was fetched before is handed on."""
-        from kafkalog.client.fetcher import fetch_range
+        from kafkalog.client.consumer.range_fetch import fetch_range
 
         try:
             leader, self._leader = self._leader, None

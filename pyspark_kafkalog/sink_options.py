@@ -22,7 +22,7 @@ from pyspark_kafkalog.options import (
 
 class TxnVersion(NamedTuple):
     """Which write of an application's this is. Which versions are skipped:
-    `kafkalog/client/transactions.py:CommitBatch.skip_if_recorded`."""
+    `kafkalog/client/transaction/coordinator.py:CommitBatch.skip_if_recorded`."""
 
     app_id: str
     version: int

@@ -2,7 +2,7 @@
 
 Nothing staged can be read before it is committed. Every attempt of a task stages parts of its own, so twins and late
 attempts do no harm: Spark hands the driver the message of one attempt of each task, and what no message names is thrown
-away by the brokers. What a commit is made of is `kafkalog/client/transactions.py`'s to know.
+away by the brokers. What a commit is made of is `kafkalog/client/transaction/coordinator.py`'s to know.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
     from kafkalog.client.cluster import TopicInfo
-    from kafkalog.client.staging import NumberedTransactions, StagedPartition
-    from kafkalog.client.transactions import Committer
+    from kafkalog.client.transaction.coordinator import Committer
+    from kafkalog.client.transaction.stager import NumberedTransactions, StagedPartition
     from kafkalog.config import Values
 
 log = get_logger(__name__)
@@ -123,7 +123,7 @@ def stage_numbered(
     part: int,
 ) -> Staged:
     """Stage a task's rows of a numbered write: versions are counted for each topic, so each has a transaction."""
-    from kafkalog.client.staging import NumberedTransactions
+    from kafkalog.client.transaction.stager import NumberedTransactions
 
     transactions: dict[str, Transaction] = {}
 
@@ -155,7 +155,7 @@ def _stage(
     batch_id: int,
     part: int,
 ) -> list[StagedPartition]:
-    from kafkalog.client.staging import PartStager
+    from kafkalog.client.transaction.stager import PartStager
 
     settings = _producer_settings(options)
     cluster = cluster_of(options.bootstrap_servers, settings)
@@ -237,7 +237,7 @@ def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
 def _commit(
     transaction: Transaction, parts: Iterable[StagedPartition], options: SinkOptions, fingerprint: bytes
 ) -> None:
-    from kafkalog.client.transactions import CommitBatch, Outcome
+    from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 
     outcome = _committer(options).commit(
         CommitBatch(
@@ -312,7 +312,7 @@ def _staged(messages: Messages) -> list[Staged]:
 
 def _committer(options: SinkOptions) -> Committer:
     """This process's for the options. It remembers the streams' decisions, which spares a question for each batch."""
-    from kafkalog.client.transactions import Committer
+    from kafkalog.client.transaction.coordinator import Committer
 
     key = key_of(options.bootstrap_servers, options.client)
     committer = _committers.get(key)

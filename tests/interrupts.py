@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from kafkalog.client.mutex import Mutex
+from kafkalog.client.producer.mutex import Mutex
 from kafkalog.errors import ReentrantCall
 
 _LOOKED_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD") if name in dis.opmap}

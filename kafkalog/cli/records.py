@@ -57,7 +57,7 @@ def produce(
     A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on, give the input from there.
     """
     from kafkalog.client.config import parse_producer
-    from kafkalog.client.producer import Producer
+    from kafkalog.client.producer.producer import Producer
 
     if key_separator == "":
         raise click.BadParameter("it must not be empty", param_hint="--key-separator")
@@ -168,7 +168,7 @@ def consume(
 
     A partition that cannot be read, such as a lost one, is reported on stderr and skipped; the exit code is then 1.
     """
-    from kafkalog.client.consumer import Consumer
+    from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.records import TopicPartition
 
     fallback = "earliest" if from_beginning else "latest"

@@ -23,7 +23,7 @@ from kafkalog.config import nearest_hint
 from kafkalog.errors import UnknownTransaction
 
 if TYPE_CHECKING:
-    from kafkalog.client.transactions import Committer
+    from kafkalog.client.transaction.coordinator import Committer
     from kafkalog.wire.decisions import Decision
     from kafkalog.wire.transactions_pb2 import StagedSet
 
@@ -36,7 +36,7 @@ def transactions() -> None:
 @contextmanager
 def _committer(bootstrap: str) -> Iterator[Committer]:
     from kafkalog.client.cluster import Cluster
-    from kafkalog.client.transactions import Committer
+    from kafkalog.client.transaction.coordinator import Committer
 
     with admin_of(bootstrap):
         pass  # it answers

@@ -7,7 +7,7 @@
 
 What tasks stage of one write they stage for one family: that of the write's only transaction, or, of a numbered write,
 that of its application, whose transactions are one for each topic. A task may have met few of the topics, or none yet;
-by family and batch it names, and brokers find, all that is staged of its write (`client/renewal.py`).
+by family and batch it names, and brokers find, all that is staged of its write (`client/transaction/renewal.py`).
 """
 
 from __future__ import annotations

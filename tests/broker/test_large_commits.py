@@ -14,8 +14,8 @@ from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
-from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.stager import PartStager, StagedPartition
 from kafkalog.errors import StagedPartLost
 from kafkalog.wire import transactions_pb2 as pb
 from tests.broker.conftest import StartBroker

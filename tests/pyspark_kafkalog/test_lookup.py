@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafkalog.client.cluster import NO_LEADER, PartitionInfo
-from kafkalog.client.fetcher import LeaderHint
+from kafkalog.client.consumer.range_fetch import LeaderHint
 from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownPartition
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import lookup

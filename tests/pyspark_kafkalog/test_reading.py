@@ -32,7 +32,7 @@ def range_read(start: int, end: int, fail: bool = True) -> reading._RangeRead:
 
 
 def test_a_range_of_which_less_comes_than_was_planned_is_lost_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalog.client.fetcher.fetch_range", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kafkalog.client.consumer.range_fetch.fetch_range", lambda *_, **__: iter(()))
     rows: Any = reading.Rows(reading_schema(), "a", 0)
     with pytest.raises(DataLost, match="a-0 was read to offset 3, not to 9"):
         list(range_read(3, 9).batches(rows))
@@ -82,7 +82,7 @@ def test_what_is_gone_is_no_loss_to_a_read_from_the_earliest_only_if_it_met_noth
                 raise CorruptBatch(partition="a-0", offset=0, reason="damaged", end_offset=5)
             yield [(SimpleNamespace(end_offset=answer), None)]
 
-    monkeypatch.setattr("kafkalog.client.fetcher.fetch_range", fetch_range)
+    monkeypatch.setattr("kafkalog.client.consumer.range_fetch.fetch_range", fetch_range)
     monkeypatch.setattr(reading, "_offsets", lambda *_: {A0: 6})
     losses: list[str] = []
     monkeypatch.setattr(one._losses, "found", losses.append)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafkalog.cli.main import run
-from kafkalog.client.fetcher import FetchedBatch, PartitionReader
+from kafkalog.client.consumer.range_fetch import FetchedBatch, PartitionReader
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -529,7 +529,7 @@ def test_a_deleted_topic_in_a_task_of_a_batch(live: Live) -> None:
 def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes_twice(
     live: Live, monkeypatch: Any
 ) -> None:
-    from kafkalog.client import fetcher
+    from kafkalog.client.consumer import range_fetch as fetcher
 
     topic = live.topic(0)
     for _ in range(10):
@@ -556,7 +556,7 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
 
 def test_records_that_age_out_in_the_middle_of_a_batch_from_earliest_are_a_loss(live: Live, monkeypatch: Any) -> None:
     """At its start they are none: earliest is what there is."""
-    from kafkalog.client import fetcher
+    from kafkalog.client.consumer import range_fetch as fetcher
 
     topic = live.topic(0)
     for _ in range(6):
@@ -606,7 +606,7 @@ def test_a_partition_without_a_leader_is_asked_for_again(live: Live, monkeypatch
 def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_start(
     live: Live, monkeypatch: Any, ends_at: int
 ) -> None:
-    from kafkalog.client import fetcher
+    from kafkalog.client.consumer import range_fetch as fetcher
 
     topic = live.topic(0)
     for _ in range(4):
@@ -633,7 +633,7 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_star
 def test_a_damaged_range_fails_or_is_jumped_over(
     live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kafkalog.client import fetcher
+    from kafkalog.client.consumer import range_fetch as fetcher
 
     topic = live.topic(0)
     for _ in range(6):

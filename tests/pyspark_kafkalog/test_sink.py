@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, TopicPartition
-from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.producer.partitioner import partition_for_key
 from kafkalog.errors import (
     BatchTooLarge,
     KafkalogError,

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafkalog import Admin, Message
-from kafkalog.client.partitioner import partition_for_key
+from kafkalog.client.producer.partitioner import partition_for_key
 
 MessagesIn = Callable[[str], list[Message]]
 DELIVERIES = pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])

@@ -17,8 +17,8 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.staging import StagedPartition
-from kafkalog.client.transactions import CommitBatch, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
+from kafkalog.client.transaction.stager import StagedPartition
 from kafkalog.errors import CountMoved, QueryNotKnown
 from kafkalog.format.numbered import transactional_id as numbered_id
 from pyspark_kafkalog import connections, staged

@@ -31,12 +31,12 @@ MODULES = {
     "broker/storage/checksums.py": ["*"],
     "broker/storage/producers.py": ["*"],
     "broker/storage/retention.py": ["*"],
-    "kafkalog/client/batcher.py": ["*"],
+    "kafkalog/client/producer/queue.py": ["*"],
     "pyspark_kafkalog/splitting.py": ["*"],
     "pyspark_kafkalog/offsets.py": ["*"],
     "pyspark_kafkalog/limits.py": ["*"],
     "kafkalog/wire/decisions.py": ["*"],
-    "kafkalog/client/transactions.py": ["next_step"],
+    "kafkalog/client/transaction/coordinator.py": ["next_step"],
     "broker/replica/resolver.py": ["verdict"],
 }
 """Module -> its functions in which mistakes are made; of the last two only the rule is pure."""
@@ -44,8 +44,8 @@ MODULES = {
 TESTS = [
     "tests/kafkalog/format",
     "tests/kafkalog/wire",
-    "tests/kafkalog/client/test_batcher.py",
-    "tests/kafkalog/client/test_transactions.py",
+    "tests/kafkalog/client/producer/test_queue.py",
+    "tests/kafkalog/client/transaction/test_coordinator.py",
     "tests/broker/storage/test_index.py",
     "tests/broker/storage/test_recovery.py",
     "tests/broker/storage/test_checksums.py",

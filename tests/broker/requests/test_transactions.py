@@ -30,8 +30,8 @@ from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
-from kafkalog.client.staging import NumberedTransactions, PartStager
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.stager import NumberedTransactions, PartStager
 from kafkalog.clock import Clock, ManualClock
 from kafkalog.format.batch import iter_batches
 from kafkalog.format.columns import decode_columns

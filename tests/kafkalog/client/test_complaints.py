@@ -13,7 +13,7 @@ from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import parse_producer
-from kafkalog.client.staging import PartStager
+from kafkalog.client.transaction.stager import PartStager
 from kafkalog.clock import ManualClock
 from kafkalog.errors import BrokerUnreachable, Closed, KafkalogError, NotLeader
 from kafkalog.events import get_logger

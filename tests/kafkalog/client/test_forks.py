@@ -13,7 +13,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.fetcher import fetch_range
+from kafkalog.client.consumer.range_fetch import fetch_range
 from kafkalog.errors import Closed
 from kafkalog.net.forks import after_fork
 

@@ -16,10 +16,10 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
-from kafkalog.client import mutex
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.partitioner import partition_for_key
-from kafkalog.client.sender import BrokerLink
+from kafkalog.client.producer import mutex
+from kafkalog.client.producer.partitioner import partition_for_key
+from kafkalog.client.producer.sender import BrokerLink
 from kafkalog.errors import (
     BatchTooLarge,
     BufferExhausted,
@@ -373,7 +373,7 @@ def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> N
 
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
-OURS = [f"client/{name}.py" for name in ("mutex", "producer", "batcher", "outbox", "sender", "delivery")]
+OURS = [f"client/producer/{name}.py" for name in ("mutex", "producer", "queue", "accumulator", "sender", "delivery")]
 
 
 def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[int, Any]) -> Callable[[], object]:

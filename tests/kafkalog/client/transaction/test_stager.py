@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog.client import staging
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
-from kafkalog.client.staging import NumberedTransactions, PartStager, discard_parts
-from kafkalog.client.transactions import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction import stager as staging
+from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.stager import NumberedTransactions, PartStager, discard_parts
 from kafkalog.errors import (
     BrokerUnreachable,
     DeliveryTimedOut,
@@ -38,7 +38,7 @@ from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
 from tests.free_ports import free_ports
-from tests.kafkalog.client.test_transactions import PARTITIONS, expected, read, rows
+from tests.kafkalog.client.transaction.test_coordinator import PARTITIONS, expected, read, rows
 from tests.proxy import proxied
 from tests.threads import NoThreads
 from tests.waiting import waited_for

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalog.client.partitioner import NO_KEY, crc32c_of_each, partition_for_key, partitions_for_keys
+from kafkalog.client.producer.partitioner import NO_KEY, crc32c_of_each, partition_for_key, partitions_for_keys
 
 
 def test_the_rule_is_crc_32c_modulo_the_partitions() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafkalog.client.batcher import Batch
-from kafkalog.client.outbox import Outbox
+from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.queue import Batch
 from kafkalog.errors import KafkalogError
 from kafkalog.records import RecordMetadata, TopicPartition
 

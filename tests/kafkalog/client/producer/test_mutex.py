@@ -10,8 +10,8 @@ from itertools import count
 
 import pytest
 
-from kafkalog.client import mutex as mutexes
-from kafkalog.client.mutex import Mutex
+from kafkalog.client.producer import mutex as mutexes
+from kafkalog.client.producer.mutex import Mutex
 from kafkalog.errors import ReentrantCall
 from tests.interrupts import interrupted_at
 from tests.waiting import waited_for
@@ -87,7 +87,7 @@ def test_conditions_wait_for_it_and_give_it_back() -> None:
 
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
-OURS = "client/mutex.py"
+OURS = "client/producer/mutex.py"
 
 
 def test_an_interrupt_anywhere_leaves_it_free() -> None:

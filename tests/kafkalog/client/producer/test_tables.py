@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalog.client import tables
-from kafkalog.client.partitioner import partition_for_key
-from kafkalog.client.tables import Chunk, record_batches
+from kafkalog.client.producer import tables
+from kafkalog.client.producer.partitioner import partition_for_key
+from kafkalog.client.producer.tables import Chunk, record_batches
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
 from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP, HEADERS
 

@@ -13,10 +13,10 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
-from kafkalog.client import fetcher
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS
-from kafkalog.client.fetcher import FetchedBatch, LeaderHint, PartitionReader, fetch_range
+from kafkalog.client.consumer import range_fetch as fetcher
+from kafkalog.client.consumer.range_fetch import FetchedBatch, LeaderHint, PartitionReader, fetch_range
 from kafkalog.errors import (
     BrokerBusy,
     BrokerUnreachable,

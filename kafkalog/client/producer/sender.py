@@ -11,12 +11,12 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.client.encoder import Body, encode_records
 from kafkalog.client.link import Link
-from kafkalog.client.outbox import Outbox
+from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.encode import Body, encode_records
+from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
 from kafkalog.errors import (
     BrokerUnreachable,
     InternalError,

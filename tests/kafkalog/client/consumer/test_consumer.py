@@ -16,10 +16,10 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
-from kafkalog.client import consumer as consumer_module
-from kafkalog.client import session
-from kafkalog.client.decoding import ARROW_SCHEMA
-from kafkalog.client.fetcher import FetchedBatch
+from kafkalog.client.consumer import consumer as consumer_module
+from kafkalog.client.consumer import fetcher as session
+from kafkalog.client.consumer.decode import ARROW_SCHEMA
+from kafkalog.client.consumer.range_fetch import FetchedBatch
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
@@ -693,7 +693,11 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
     assert grouped.committed() == {filled: 7}
 
 
-OURS = ("client/consumer.py", "client/session.py", "client/fetcher.py", "net/data.py", "client/decoding.py")
+OURS = (
+    *(f"client/consumer/{name}.py" for name in ("consumer", "fetcher", "range_fetch", "decode")),
+    "client/link.py",
+    "net/data.py",
+)
 
 
 @pytest.mark.parametrize("how", ["messages", "messages of a stream", "arrow", "seek"])

@@ -16,14 +16,12 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog.cli.main import run
-from kafkalog.client import transactions
 from kafkalog.client.admin import Admin, AtTimestamp
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
-from kafkalog.client.consumer import Consumer
-from kafkalog.client.leaders import Patience, Place
-from kafkalog.client.staging import PartStager, StagedPartition
-from kafkalog.client.transactions import (
+from kafkalog.client.consumer.consumer import Consumer
+from kafkalog.client.transaction import coordinator as transactions
+from kafkalog.client.transaction.coordinator import (
     CommitBatch,
     Committer,
     Outcome,
@@ -34,6 +32,8 @@ from kafkalog.client.transactions import (
     is_recorded,
     next_step,
 )
+from kafkalog.client.transaction.leaders import Patience, Place
+from kafkalog.client.transaction.stager import PartStager, StagedPartition
 from kafkalog.errors import (
     BrokerUnreachable,
     CheckpointCopied,

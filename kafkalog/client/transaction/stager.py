@@ -3,8 +3,7 @@
 One part for each partition, named by a uuid of this stager alone, so that what another attempt of the task staged can
 never be taken for it. Batches of a part are numbered and acknowledged in order; after a lost connection those without
 an ack are sent again, and a leader knows those it has. All topics share one connection for each broker, whether they
-are of one transaction or of one each. Not thread-safe: a task is one thread. Commits nothing (`client/transactions.py`
-does).
+are of one transaction or of one each. Not thread-safe: a task is one thread. Commits nothing (`coordinator.py` does).
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from kafkalog.client import tables
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.link import Link
-from kafkalog.client.renewal import Renewal
+from kafkalog.client.producer import tables
+from kafkalog.client.transaction.renewal import Renewal
 from kafkalog.config import Values
 from kafkalog.errors import (
     DeliveryTimedOut,

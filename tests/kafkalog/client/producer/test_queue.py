@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.storage.producers import Producers
-from kafkalog.client.batcher import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
+from kafkalog.client.producer.queue import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     BatchTooLarge,

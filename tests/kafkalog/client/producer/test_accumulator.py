@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kafkalog.client.batcher import Batch, PartitionQueue
 from kafkalog.client.config import LONG_MAX
-from kafkalog.client.outbox import BATCH_COST, Outbox
+from kafkalog.client.producer.accumulator import BATCH_COST, Outbox
+from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.errors import BufferExhausted, Closed, DiskFull
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.client.fetcher import FetchedBatch, PartitionReader, split_body
+from kafkalog.client.consumer.range_fetch import FetchedBatch, PartitionReader, split_body
 from kafkalog.client.link import Link
 from kafkalog.config import Values
 from kafkalog.errors import (

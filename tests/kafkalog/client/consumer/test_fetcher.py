@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kafkalog.client import session
 from kafkalog.client.config import CONSUMER_SETTINGS
+from kafkalog.client.consumer import fetcher as session
+from kafkalog.client.consumer.fetcher import FetchSession, Source
 from kafkalog.client.link import Link
-from kafkalog.client.session import FetchSession, Source
 from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
 from kafkalog.net.data import Reply
 from kafkalog.records import TopicPartition

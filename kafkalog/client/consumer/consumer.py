@@ -23,10 +23,10 @@ from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
-from kafkalog.client.decoding import ArrowBuilder, Decoded, messages
-from kafkalog.client.fetcher import FetchedBatch, decode
+from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
+from kafkalog.client.consumer.fetcher import FetchSession, Source
+from kafkalog.client.consumer.range_fetch import FetchedBatch, decode
 from kafkalog.client.groups import commit_offsets, committed_offsets
-from kafkalog.client.session import FetchSession, Source
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
 from kafkalog.net.forks import after_fork
 from kafkalog.records import Message, TopicPartition

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import parse_producer
-from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
-from kafkalog.client.staging import StagedPartition, discard_parts
+from kafkalog.client.transaction.leaders import Leaders, OutOfPatience, Patience, Place
+from kafkalog.client.transaction.stager import StagedPartition, discard_parts
 from kafkalog.config import Values
 from kafkalog.errors import (
     CheckpointCopied,

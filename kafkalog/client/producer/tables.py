@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafkalog.client.config import Partitioner
-from kafkalog.client.partitioner import NO_KEY, partitions_for_keys
+from kafkalog.client.producer.partitioner import NO_KEY, partitions_for_keys
 from kafkalog.config import nearest_hint
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
 from kafkalog.format.batch import HEADER_SIZE

@@ -13,7 +13,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
-from kafkalog.client.batcher import OnDelivery
+from kafkalog.client.producer.queue import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
 from tests.proxy import proxied

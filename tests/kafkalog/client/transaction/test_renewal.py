@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.client.renewal import Renewal
+from kafkalog.client.transaction.renewal import Renewal
 from kafkalog.errors import BrokerUnreachable, Closed
 from kafkalog.wire import transactions_pb2 as pb
 from tests.threads import NoThreads
@@ -77,7 +77,7 @@ def test_a_closed_cluster_ends_it(where: str, monkeypatch: pytest.MonkeyPatch) -
 
     brokers: Any = Brokers({0: 100})
     monkeypatch.setattr(brokers, where, closed)
-    monkeypatch.setattr("kafkalog.client.renewal._AT_FIRST_SECONDS", 0)
-    monkeypatch.setattr("kafkalog.client.renewal._AGAIN_SECONDS", 0)
+    monkeypatch.setattr("kafkalog.client.transaction.renewal._AT_FIRST_SECONDS", 0)
+    monkeypatch.setattr("kafkalog.client.transaction.renewal._AGAIN_SECONDS", 0)
     Renewal(brokers, 1, 7)._run()
     assert next(calls) == 2

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalog.client import encoder
-from kafkalog.client.encoder import encode_records
+from kafkalog.client.producer import encode as encoder
+from kafkalog.client.producer.encode import encode_records
 from kafkalog.format.batch import CODECS, check_batch, encode_batch
 from kafkalog.format.columns import (
     HAS_HEADERS,

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kafkalog.client.encoder import Body
+from kafkalog.client.producer.encode import Body
 from kafkalog.errors import (
     DeliveryTimedOut,
     InternalError,

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from kafkalog.client import leaders
 from kafkalog.client.cluster import BrokerInfo, Cluster, ClusterInfo
 from kafkalog.client.config import CLIENT_SETTINGS
-from kafkalog.client.leaders import Leaders, OutOfPatience, Patience, Place
+from kafkalog.client.transaction import leaders
+from kafkalog.client.transaction.leaders import Leaders, OutOfPatience, Patience, Place
 from kafkalog.errors import BrokerUnreachable, NoProgress, NotLeader, StagedPartLost, UnknownTopicId
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import transactions_pb2 as pb

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kafkalog.client.batcher import Batch, PartitionQueue
-from kafkalog.client.mutex import Mutex
+from kafkalog.client.producer.mutex import Mutex
+from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.errors import BufferExhausted, Closed, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.events import get_logger
 

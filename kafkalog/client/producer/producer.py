@@ -21,14 +21,14 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.client import arguments
-from kafkalog.client.batcher import Batch, Failed, Identity, OnDelivery, PartitionQueue
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
-from kafkalog.client.delivery import Delivery, TableDelivery
-from kafkalog.client.mutex import TOKEN, is_clients
-from kafkalog.client.outbox import BATCH_COST, RECORD_COST, Outbox
-from kafkalog.client.partitioner import partition_for_key, random_turn
-from kafkalog.client.sender import BrokerLink
+from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, Outbox
+from kafkalog.client.producer.delivery import Delivery, TableDelivery
+from kafkalog.client.producer.mutex import TOKEN, is_clients
+from kafkalog.client.producer.partitioner import partition_for_key, random_turn
+from kafkalog.client.producer.queue import Batch, Failed, Identity, OnDelivery, PartitionQueue
+from kafkalog.client.producer.sender import BrokerLink
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -50,7 +50,7 @@ from kafkalog.wire.frames import error_from_wire
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.client.tables import Chunk
+    from kafkalog.client.producer.tables import Chunk
 
 log = get_logger(__name__)
 
@@ -274,7 +274,7 @@ class Producer:
 
         Args:
             table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`
-                (`client/tables.py` has their types).
+                (`client/producer/tables.py` has their types).
             partition: of all rows; None: the column tells, then the key, and rows without either go in turn.
 
         Raises:
@@ -284,7 +284,7 @@ class Producer:
             Closed: the producer is closed.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
-        from kafkalog.client import tables
+        from kafkalog.client.producer import tables
 
         route = self._routes.get(arguments.text("topic", topic)) or self._route(topic)
         if partition is not None and (partition.__class__ is not int or not 0 <= partition < route.count):

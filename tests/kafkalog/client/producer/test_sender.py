@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kafkalog.client import sender
-from kafkalog.client.batcher import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
 from kafkalog.client.link import Link
-from kafkalog.client.outbox import Outbox
-from kafkalog.client.sender import BrokerLink
+from kafkalog.client.producer import sender
+from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
+from kafkalog.client.producer.sender import BrokerLink
 from kafkalog.errors import (
     BatchTooLarge,
     BrokerUnreachable,
