@@ -5,7 +5,7 @@ iterator has handed out counts as processed once that iterator is asked for the 
 that of the first message which is in somebody's hand, or was not handed out. Whoever commits, from wherever, commits
 nothing that is still being processed: everything is processed at least once. A message with which an iterator was left
 (by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads.
-What is fetched stands in the session (`session.py`).
+What is fetched stands in the fetcher (`fetcher.py`).
 
 A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
 set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
@@ -24,7 +24,7 @@ from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
 from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
-from kafkalog.client.consumer.fetcher import FetchSession, Source
+from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.range_fetch import FetchedBatch, decode
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
@@ -81,7 +81,7 @@ class _Hand:
 
 
 class _Cursor:
-    """What of a partition was handed out. Guarded by the session's lock.
+    """What of a partition was handed out. Guarded by the fetcher's lock.
 
     Attributes:
         offset: the next to hand out, where no `rows` are at hand.
@@ -216,7 +216,7 @@ class Consumer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(self._settings))
         )
-        self._session = FetchSession(self._cluster, self._settings, self._restart)
+        self._fetcher = Fetcher(self._cluster, self._settings, self._restart)
         self._cursors: dict[TopicPartition, _Cursor] = {}
         self._by_source: dict[Source, _Cursor] = {}
         # Of every topic ever assigned, as assigned last: records of a topic that is read no longer may still be
@@ -239,7 +239,7 @@ class Consumer:
             timeout: seconds to wait at most for a thread that is busy with a broker which does not answer; it lets go
                 as soon as it notices.
         """
-        self._session.close(self._cluster.close if self._owns_cluster else None, timeout)
+        self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
 
     # --- what is read, and from where
 
@@ -264,7 +264,7 @@ class Consumer:
             topic = self._cluster.topic(partition.topic)
             topic.partition(partition.partition)
             cursors[partition] = _Cursor(Source(partition, topic.topic_id, offset))
-        with self._session.lock:
+        with self._fetcher.lock:
             for cursor in self._cursors.values():
                 cursor.settle()
             self._topic_ids |= {topic: cursor.source.reader.topic_id for (topic, _), cursor in cursors.items()}
@@ -274,7 +274,7 @@ class Consumer:
         """Read these partitions no longer; the others go on as they are. Those that are not assigned are left out."""
         self._check_open()
         gone = set(arguments.partitions("partitions", partitions))
-        with self._session.lock:
+        with self._fetcher.lock:
             for partition in gone & self._cursors.keys():
                 self._cursors[partition].settle()
             left = {partition: cursor for partition, cursor in self._cursors.items() if partition not in gone}
@@ -284,13 +284,13 @@ class Consumer:
         """Lock held: fetch for these from now on, and for no others."""
         by_source = {cursor.source: cursor for cursor in cursors.values()}
         sources = list(by_source)
-        self._cursors, self._by_source, self._session.sources = cursors, by_source, sources
-        self._session.wake()
+        self._cursors, self._by_source, self._fetcher.sources = cursors, by_source, sources
+        self._fetcher.wake()
 
     def failures(self) -> dict[TopicPartition, KafkalogError]:
         """Why assigned partitions could not be read on: what an iterator raised last of each, since it was assigned or
         sought. To go on with the others, `unassign` these; they are tried again otherwise."""
-        with self._session.lock:
+        with self._fetcher.lock:
             return {
                 partition: cursor.source.failure
                 for partition, cursor in self._cursors.items()
@@ -306,9 +306,9 @@ class Consumer:
         self._check_open()
         cursor = self._cursor(partition)
         [offset] = self._resolved({cursor.source.topic_partition: where}).values()
-        with self._session.lock:
+        with self._fetcher.lock:
             cursor.seek(offset)
-            self._session.wake()
+            self._fetcher.wake()
 
     def position(self, partition: TopicPartition) -> int:
         """The offset before which everything is processed: of the message in an iterator's hand until the iterator is
@@ -318,7 +318,7 @@ class Consumer:
         after that is asked: who makes it goes on. Iterators of other threads that were there already leave it as it is.
         """
         cursor = self._cursor(partition)
-        with self._session.lock:
+        with self._fetcher.lock:
             return cursor.position()
 
     def _cursor(self, partition: TopicPartition) -> _Cursor:
@@ -456,7 +456,7 @@ class Consumer:
                 for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
                     hand.message = message
                     yield message
-            with self._session.lock:
+            with self._fetcher.lock:
                 hand.put_down()
         finally:
             hand.given_up = next(_moments)
@@ -492,11 +492,11 @@ class Consumer:
             return [self._cursor(only).source]
         if not self._cursors:
             raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
-        return self._session.sources
+        return self._fetcher.sources
 
     def _next_rows(self, only: TopicPartition | None, timeout: float | None, hand: _Hand) -> _Cursor | None:
         """A cursor with messages to hand out, waiting for one; `hand` has put down what it had, and is at its first."""
-        with self._session.lock:
+        with self._fetcher.lock:
             hand.put_down()
             cursors = [self._cursor(only)] if only is not None else list(self._cursors.values())
             for cursor in cursors:
@@ -505,7 +505,7 @@ class Consumer:
                 if not cursor.is_through():
                     hand.take_from(cursor, cursor.next_offset())
                     return cursor
-        return self._session.next(partial(self._wanted, only), timeout, partial(self._take_rows, hand))
+        return self._fetcher.next(partial(self._wanted, only), timeout, partial(self._take_rows, hand))
 
     def _take_rows(self, hand: _Hand, source: Source) -> _Cursor:
         """Lock held: make messages of what has arrived, for a hand."""
@@ -536,12 +536,12 @@ class Consumer:
         return cursor
 
     def _next_arrow(self, timeout: float | None, hand: _Hand) -> pa.RecordBatch | None:
-        with self._session.lock:
+        with self._fetcher.lock:
             hand.put_down()
             for cursor in self._cursors.values():
                 cursor.forget_given_up(hand)
                 cursor.settle()
-        return self._session.next(partial(self._wanted, None), timeout, partial(self._take_arrow, hand))
+        return self._fetcher.next(partial(self._wanted, None), timeout, partial(self._take_arrow, hand))
 
     def _take_arrow(self, hand: _Hand, source: Source) -> pa.RecordBatch:
         """Lock held: one Arrow batch of what has arrived, for a hand."""
@@ -580,11 +580,11 @@ class Consumer:
             cursor.restart()
 
     def _check_open(self) -> None:
-        if self._session.closed:
+        if self._fetcher.closed:
             raise Closed(what="consumer")
 
     def after_fork_in_child(self) -> None:
-        self._session.after_fork_in_child()
+        self._fetcher.after_fork_in_child()
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:

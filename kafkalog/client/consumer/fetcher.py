@@ -46,7 +46,7 @@ _Taken = TypeVar("_Taken")
 
 
 class Source:
-    """One partition being fetched: where to go on, and what has arrived. Guarded by the session's lock.
+    """One partition being fetched: where to go on, and what has arrived. Guarded by the fetcher's lock.
 
     Attributes:
         arrived: batches in order, not taken.
@@ -133,7 +133,7 @@ class _Trouble:
         self.retry.since += seconds
 
 
-class FetchSession:
+class Fetcher:
     """Fetches some partitions.
 
     Args:

@@ -1,6 +1,6 @@
 """What a producer has taken and not yet seen acknowledged: its lock, its memory, and who waits for what.
 
-`send` fills the queues (`batcher.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks
+`send` fills the queues (`queue.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks
 run without it.
 """
 
@@ -24,7 +24,7 @@ _ROOM_SHARE = 0.75  # senders that wait go on once so little is used: waking the
 _FAILURES_KEPT = 100
 
 
-class Outbox:
+class Accumulator:
     """Unacknowledged records. `lock` guards it, all queues and all batches; methods say whether they want it held.
 
     Args:

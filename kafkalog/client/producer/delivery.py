@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.accumulator import Accumulator
 from kafkalog.client.producer.queue import Batch
 from kafkalog.errors import KafkalogError
 from kafkalog.records import RecordMetadata, TopicPartition
@@ -79,12 +79,12 @@ def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
         batch.observed = True
     if all(batch.done for batch in batches):
         return
-    outbox: Outbox = batches[0].queue.owner
-    outbox.lock.run(_hurry_and_wait, outbox, batches, timeout)
+    accumulator: Accumulator = batches[0].queue.owner
+    accumulator.lock.run(_hurry_and_wait, accumulator, batches, timeout)
 
 
-def _hurry_and_wait(outbox: Outbox, batches: Sequence[Batch], timeout: float | None) -> None:
+def _hurry_and_wait(accumulator: Accumulator, batches: Sequence[Batch], timeout: float | None) -> None:
     for batch in batches:
         if batch.queue.open is batch:
-            outbox.hurry(batch.queue)
-    outbox.wait_done(reversed(batches), timeout, "a delivery")
+            accumulator.hurry(batch.queue)
+    accumulator.wait_done(reversed(batches), timeout, "a delivery")

@@ -2,7 +2,7 @@
 
 `send` puts a record into its partition's open batch and returns a handle. A batch is closed when it is full or has
 lingered; a link for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
-outbox (`outbox.py`), the rules of retries in the queues (`batcher.py`).
+accumulator (`accumulator.py`), the rules of retries in the queues (`queue.py`).
 
 `send` is lean where it counts: about 1 us a record, and no object made but the handle.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.client import arguments
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
-from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, Outbox
+from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, Accumulator
 from kafkalog.client.producer.delivery import Delivery, TableDelivery
 from kafkalog.client.producer.mutex import TOKEN, is_clients
 from kafkalog.client.producer.partitioner import partition_for_key, random_turn
@@ -138,10 +138,10 @@ class Producer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(values))
         )
-        self._outbox = Outbox(
+        self._accumulator = Accumulator(
             values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry, self._make_whole
         )
-        self._lock = self._outbox.lock  # guards routes and links, and all that the outbox's lock guards
+        self._lock = self._accumulator.lock  # guards routes and links, and all that the accumulator's lock guards
         self._routes: dict[str, _Route] = {}
         self._links: dict[int, BrokerLink] = {}
         self._is_stopped = False
@@ -320,7 +320,7 @@ class Producer:
             batch.count = chunk.columns.batch.num_rows
             batch.size = batch.charged = chunk.size
             queue.put(batch)
-            self._outbox.started(batch)
+            self._accumulator.started(batch)
             self._hurry(queue)
             batches.append(batch)
         return batches
@@ -339,12 +339,12 @@ class Producer:
             raise failure
 
     def _flush(self, timeout: float | None) -> KafkalogError | None:
-        unfinished = self._outbox.unfinished()
+        unfinished = self._accumulator.unfinished()
         if self._is_stopped and unfinished:  # it is given up; a close() that this interrupted cannot go on to say so
             raise Closed(what="producer")
         self._close_batches()
-        self._outbox.wait_done(unfinished, timeout, "a flush")
-        return self._outbox.take_failure()
+        self._accumulator.wait_done(unfinished, timeout, "a flush")
+        return self._accumulator.take_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then let go of threads and connections. What is not acknowledged within `timeout` seconds fails.
@@ -353,7 +353,7 @@ class Producer:
             ReentrantCall: in a signal handler that interrupted a call of this producer, which stays open.
             KafkalogError: as from `flush`; the producer is closed all the same.
         """
-        if threading.get_ident() in self._outbox.own_threads:
+        if threading.get_ident() in self._accumulator.own_threads:
             raise InvalidArgument(reason="close() can not be called in on_delivery: it waits for that thread")
         arguments.seconds("timeout", timeout)
         if not self._lock.run(self._take_no_more):
@@ -371,10 +371,10 @@ class Producer:
 
     def _take_no_more(self) -> bool:
         """Lock held: whether it was open until now."""
-        if self._outbox.closed is not None:
+        if self._accumulator.closed is not None:
             return False
         self._close_batches()  # send() takes a closer look only where it needs a new one
-        self._outbox.close()
+        self._accumulator.close()
         return True
 
     def _stop(self, join_timeout: float | None) -> None:
@@ -384,7 +384,7 @@ class Producer:
         end = None if join_timeout is None else time.monotonic() + join_timeout
         for link in links:  # one that is connecting may be late; it finds that all was given up, and ends
             link.join(None if end is None else max(0.0, end - time.monotonic()))
-        self._outbox.call_back(self._lock.run(self._give_up_the_rest))
+        self._accumulator.call_back(self._lock.run(self._give_up_the_rest))
         _open.discard(self)
 
     def _stop_links(self) -> list[BrokerLink]:
@@ -397,11 +397,11 @@ class Producer:
 
     def _give_up_the_rest(self) -> list[Batch]:
         """Lock held."""
-        left = self._outbox.unfinished()
+        left = self._accumulator.unfinished()
         left.reverse()
         for batch in left:
             batch.queue.clear()
-        return self._outbox.finish([(batch, Closed(what="producer")) for batch in left])
+        return self._accumulator.finish([(batch, Closed(what="producer")) for batch in left])
 
     # --- filling batches, lock held
 
@@ -427,7 +427,7 @@ class Producer:
             if batch is None:
                 now = time.monotonic()
                 batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
-                self._outbox.started(batch)
+                self._accumulator.started(batch)
                 self.has_work(queue, batch.linger_until)
             batch.charged += charge
             batch.size_limit = wanted
@@ -439,17 +439,17 @@ class Producer:
 
     def _reserve(self, charge: int) -> bool:
         """Reserve memory; whether that had to be waited for. Then it is not reserved: the world may have changed."""
-        outbox = self._outbox
-        if outbox.buffered and outbox.buffered + charge > outbox.memory:
+        accumulator = self._accumulator
+        if accumulator.buffered and accumulator.buffered + charge > accumulator.memory:
             self._close_batches()
-            outbox.wait_for_room(charge)
+            accumulator.wait_for_room(charge)
             return True
-        outbox.buffered += charge
+        accumulator.buffered += charge
         return False
 
     def _hurry(self, queue: PartitionQueue) -> None:
         self.has_work(queue, 0.0)
-        self._outbox.close_batch(queue)
+        self._accumulator.close_batch(queue)
 
     def _make_whole(self, error: BaseException) -> None:
         """Lock held: something ended what was being done under it.
@@ -466,11 +466,11 @@ class Producer:
         for route in self._routes.values():
             for queue in route.queues:
                 if queue.cut_open_batch():
-                    self._outbox.forget(queue.drop_open_batch())
+                    self._accumulator.forget(queue.drop_open_batch())
                 for batch in queue.unsent_batches():
-                    self._outbox.started(batch)
+                    self._accumulator.started(batch)
                 self.has_work(queue, 0.0)
-        self._outbox.count_again()
+        self._accumulator.count_again()
 
     def _close_batches(self) -> None:
         for route in self._routes.values():
@@ -481,8 +481,8 @@ class Producer:
     # --- checks
 
     def _check_open(self) -> None:
-        if self._outbox.closed is not None:
-            raise Closed(**self._outbox.closed.facts)
+        if self._accumulator.closed is not None:
+            raise Closed(**self._accumulator.closed.facts)
 
     def _check_usable(self, route: _Route) -> None:
         """Lock held: the topic may have gone since its route was looked up."""
@@ -534,7 +534,7 @@ class Producer:
         assert isinstance(partition, int)
         [info] = self._cluster.describe_topics([topic])
         route, called = self._lock.run(self._route_and_finished, info)
-        self._outbox.call_back(called)
+        self._accumulator.call_back(called)
         if not 0 <= partition < route.count:
             raise UnknownPartition(topic=topic, partition=partition, partitions=route.count)
         return route
@@ -542,7 +542,7 @@ class Producer:
     def _route_and_finished(self, info: TopicInfo) -> tuple[_Route, list[Batch]]:
         """Lock held: a topic's route with what the cluster tells of it now, and the batches to call back for."""
         route = self._known_or_new_route(info)
-        return route, self._outbox.finish(self._take_in(route, info))
+        return route, self._accumulator.finish(self._take_in(route, info))
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
         """Lock held: what the cluster tells of a topic now. Returns what has no partition any more.
@@ -567,7 +567,7 @@ class Producer:
                 window=settings.max_in_flight_requests,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
                 backoff=Backoff.of(settings),
-                owner=self._outbox,
+                owner=self._accumulator,
             )
             queue.leader = each.leader
             route.queues.append(queue)
@@ -594,7 +594,7 @@ class Producer:
             link = self._links[broker_id] = BrokerLink(
                 broker_id,
                 self._cluster,
-                self._outbox,
+                self._accumulator,
                 self,
                 acks=self._acks,
                 codec=self._codec,
@@ -652,9 +652,9 @@ class Producer:
 
     def after_fork_in_child(self) -> None:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
-        self._outbox.renew_locks()
-        self._lock = self._outbox.lock
-        self._outbox.closed = Closed(what="producer, made before a fork (make one in the child),")
+        self._accumulator.renew_locks()
+        self._lock = self._accumulator.lock
+        self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
         for link in self._links.values():
             link.abandon()
 

@@ -1,7 +1,7 @@
 """One producer's link to one broker: a thread that sends batches, and per connection one that reads the acks.
 
 A request carries batches of one partition; requests are pipelined and answered in order. What goes wrong with a
-connection is told to the queues of all that was in flight on it, which say what is sent again (`batcher.py`). Knows no
+connection is told to the queues of all that was in flight on it, which say what is sent again (`queue.py`). Knows no
 `send`.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.link import Link
-from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.accumulator import Accumulator
 from kafkalog.client.producer.encode import Body, encode_records
 from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
 from kafkalog.errors import (
@@ -89,7 +89,7 @@ class BrokerLink:
         self,
         broker_id: int,
         cluster: Cluster,
-        outbox: Outbox,
+        accumulator: Accumulator,
         owner: Owner,
         *,
         acks: int,
@@ -98,7 +98,7 @@ class BrokerLink:
     ) -> None:
         self.broker_id = broker_id
         self._cluster = cluster
-        self._outbox = outbox
+        self._accumulator = accumulator
         self._owner = owner
         self._acks = acks
         self._codec = codec
@@ -109,8 +109,8 @@ class BrokerLink:
         self._header.append.acks = acks
         self._header.append.timeout_ms = cluster.settings.request_timeout_ms
         self._header_part = self._header.append.partitions.add()
-        self._work = threading.Condition(outbox.lock)  # type: ignore[arg-type]
-        # All below: guarded by the outbox's lock.
+        self._work = threading.Condition(accumulator.lock)  # type: ignore[arg-type]
+        # All below: guarded by the accumulator's lock.
         self._active: dict[PartitionQueue, None] = {}
         self._link: Link[_Request] | None = None
         self._sleeps_until: float | None = None
@@ -168,7 +168,7 @@ class BrokerLink:
     # --- the sending thread
 
     def _run(self) -> None:
-        self._outbox.own_threads.add(threading.get_ident())
+        self._accumulator.own_threads.add(threading.get_ident())
         while True:
             try:
                 if not self._turn():
@@ -179,7 +179,7 @@ class BrokerLink:
 
     def _turn(self) -> bool:
         """Wait for work and do it; whether there is a next turn."""
-        with self._outbox.lock:
+        with self._accumulator.lock:
             if self._stopping:  # before anything is taken out that nobody would then be told of
                 return False
             now = time.monotonic()
@@ -188,7 +188,7 @@ class BrokerLink:
             if not (requests or called or in_need or stale):
                 self._sleep(wake_at, now)
                 return True
-        self._outbox.call_back(called)
+        self._accumulator.call_back(called)
         if stale:
             self._refresh()
         if in_need:
@@ -217,7 +217,7 @@ class BrokerLink:
                 wake_at = None
         for queue in list(self._active):
             if queue.open is not None and queue.open.linger_until <= now:
-                self._outbox.close_batch(queue)
+                self._accumulator.close_batch(queue)
             failed += queue.expired(now)
             if queue.needs_identity:
                 if not queue.is_held(now):
@@ -235,7 +235,7 @@ class BrokerLink:
                 at = queue.wake_at()
                 if at is not None and (wake_at is None or at < wake_at):
                     wake_at = at
-        return requests, self._outbox.finish(failed), wake_at, in_need
+        return requests, self._accumulator.finish(failed), wake_at, in_need
 
     def _requests(self, queue: PartitionQueue, batches: list[Batch], now: float) -> list[_Request]:
         """Batches of their first time travel together. One that is sent again travels alone, so that its own answer
@@ -252,7 +252,7 @@ class BrokerLink:
 
     def _refresh(self) -> None:
         """Ask who leads what. That it fails says nothing new: the queues have their failures and deadlines."""
-        with self._outbox.lock:
+        with self._accumulator.lock:
             self._stale = False
             self._refresh_at = time.monotonic() + self._cluster.settings.metadata_max_age_ms / 1000
             names = self._owner.topics()
@@ -260,21 +260,21 @@ class BrokerLink:
             self._cluster.refresh(names, patient=False)
         except KafkalogError as error:
             log.debug("refresh_failed", broker_id=self.broker_id, reason=str(error))
-        with self._outbox.lock:
-            called = self._outbox.finish(self._owner.take_in_topics())
-        self._outbox.call_back(called)
+        with self._accumulator.lock:
+            called = self._accumulator.finish(self._owner.take_in_topics())
+        self._accumulator.call_back(called)
 
     def _give_identities(self, queues: list[PartitionQueue]) -> None:
         for queue in queues:
             try:
                 identity = self._owner.identity(queue.used_up)
             except KafkalogError as error:
-                with self._outbox.lock:
+                with self._accumulator.lock:
                     queue.hold(error, time.monotonic())
                     for batch in queue.unsent_batches()[:1]:
                         self._held_up(error, batch)
                 continue
-            with self._outbox.lock:
+            with self._accumulator.lock:
                 queue.identity = identity
 
     def _send(self, requests: list[_Request]) -> None:
@@ -288,7 +288,7 @@ class BrokerLink:
             return
         requests = [request for _, request in framed]
         if self._acks:
-            with self._outbox.lock:
+            with self._accumulator.lock:
                 if self._link is not link:
                     lost: KafkalogError | None = BrokerUnreachable(
                         address=link.connection.address, reason="it closed the connection"
@@ -316,7 +316,7 @@ class BrokerLink:
         connection = self._cluster.connect_data(self.broker_id)
         link: Link[_Request] = Link(connection)
         reader = threading.Thread(target=self._read, args=(link,), name=f"producer-{self.broker_id}-acks", daemon=True)
-        with self._outbox.lock:
+        with self._accumulator.lock:
             try:
                 reader.start()
             except RuntimeError as error:  # nothing was sent: that passes, as an overloaded broker does
@@ -407,39 +407,39 @@ class BrokerLink:
     def _finish_unanswered(self, requests: list[_Request], error: KafkalogError | None) -> None:
         """acks=0: done once handed over, and never sent again: part of it may have arrived."""
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
-        with self._outbox.lock:
+        with self._accumulator.lock:
             now = time.monotonic()
             for request in requests:
                 for batch in request.batches:
                     request.queue.dropped(batch)
                     outcomes.append((batch, error))
                 self._owner.has_work(request.queue, now)
-            called = self._outbox.finish(outcomes)
-        self._outbox.call_back(called)
+            called = self._accumulator.finish(outcomes)
+        self._accumulator.call_back(called)
 
     def _not_sent(self, requests: list[_Request], error: KafkalogError) -> None:
         failed: Failed = []
-        with self._outbox.lock:
+        with self._accumulator.lock:
             now = time.monotonic()
             self._stale = True
             for queue, batches in _by_queue(requests).items():
                 failed += queue.unsent(batches, error, now)
                 self._owner.has_work(queue, now)
             self._held_up(error, requests[0].batches[0])
-            called = self._outbox.finish(failed)
-        self._outbox.call_back(called)
+            called = self._accumulator.finish(failed)
+        self._accumulator.call_back(called)
 
     def _not_encoded(self, refused: Failed, held: dict[PartitionQueue, list[Batch]]) -> None:
         """Batches failed before they left, and with them in hand were others of their partitions."""
         failed: Failed = []
-        with self._outbox.lock:
+        with self._accumulator.lock:
             now = time.monotonic()
             for batch, error in refused:
                 failed += batch.queue.refused(batch, error, now)
                 failed += batch.queue.unsent(held[batch.queue], error, now)
                 self._owner.has_work(batch.queue, now)
-            called = self._outbox.finish(failed)
-        self._outbox.call_back(called)
+            called = self._accumulator.finish(failed)
+        self._accumulator.call_back(called)
 
     def _give_up(self, link: Link[_Request]) -> Failed:
         """Lock held: the oldest request is unanswered for too long."""
@@ -449,9 +449,9 @@ class BrokerLink:
         )
 
     def _link_lost(self, link: Link[_Request], error: KafkalogError) -> None:
-        with self._outbox.lock:
-            called = self._outbox.finish(self._lose(link, error))
-        self._outbox.call_back(called)
+        with self._accumulator.lock:
+            called = self._accumulator.finish(self._lose(link, error))
+        self._accumulator.call_back(called)
 
     def _lose(self, link: Link[_Request], error: KafkalogError) -> Failed:
         """Lock held: nothing more comes from a connection; what it had in flight may be in the log or not. The thread
@@ -480,17 +480,17 @@ class BrokerLink:
             self._complaint.failed(error, batch.deadline, broker_id=self.broker_id, partition=partition)
 
     def _fail_everything(self, error: KafkalogError) -> None:
-        with self._outbox.lock:
+        with self._accumulator.lock:
             failed = self._lose(self._link, error) if self._link is not None else []
             failed += [(batch, error) for queue in self._active for batch in queue.clear()]
-            called = self._outbox.finish(failed)
-        self._outbox.call_back(called)
+            called = self._accumulator.finish(failed)
+        self._accumulator.call_back(called)
 
     # --- the acks' thread
 
     def _read(self, link: Link[_Request]) -> None:
         connection = link.connection
-        self._outbox.own_threads.add(threading.get_ident())
+        self._accumulator.own_threads.add(threading.get_ident())
         try:
             while True:
                 try:
@@ -499,9 +499,9 @@ class BrokerLink:
                     if connection.has_buffered or self._is_owed(link):
                         raise
                     continue  # nobody had asked for anything, or only just
-                with self._outbox.lock:
+                with self._accumulator.lock:
                     called = self._take_replies(link, replies)
-                self._outbox.call_back(called)
+                self._accumulator.call_back(called)
         except KafkalogError as error:
             self._link_lost(link, error)
         except Exception as error:
@@ -509,11 +509,11 @@ class BrokerLink:
             self._link_lost(link, InternalError(reason=f"{type(error).__name__}: {error}"))
         finally:
             connection.close()
-            self._outbox.own_threads.discard(threading.get_ident())
+            self._accumulator.own_threads.discard(threading.get_ident())
 
     def _is_owed(self, link: Link[_Request]) -> bool:
         """Whether an answer should have come by now. Silence alone is none's fault: nothing may have been sent."""
-        with self._outbox.lock:
+        with self._accumulator.lock:
             return self._link is not link or link.deadline <= time.monotonic()
 
     def _take_replies(self, link: Link[_Request], replies: list[pb.ReplyHeader]) -> list[Batch]:
@@ -537,7 +537,7 @@ class BrokerLink:
             self._owner.has_work(queue, now)
         if fault is not None:
             outcomes += self._lose(link, fault)
-        return self._outbox.finish(outcomes)
+        return self._accumulator.finish(outcomes)
 
     def _take_answer(
         self, request: _Request, reply: pb.ReplyHeader, now: float

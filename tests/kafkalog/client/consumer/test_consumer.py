@@ -17,7 +17,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.consumer import consumer as consumer_module
-from kafkalog.client.consumer import fetcher as session
+from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
 from kafkalog.client.consumer.range_fetch import FetchedBatch
 from kafkalog.errors import (
@@ -454,7 +454,7 @@ def test_a_waiting_iterator_goes_on_with_a_new_assignment(
     source = consumer if iterate == "messages" else consumer.streams()[0]
     reading = threading.Thread(target=lambda: found.extend(source.messages(max_messages=1)), daemon=True)
     reading.start()
-    while consumer._session._driver is None:
+    while consumer._fetcher._driver is None:
         threading.Event().wait(0.001)
     consumer.assign({filled: 97})
     reading.join(30)
@@ -498,7 +498,7 @@ def test_who_waits_for_a_broker_goes_on_at_once_elsewhere(
 
         reading = threading.Thread(target=read, daemon=True)
         reading.start()
-        waited_for(lambda: any(link.count for link in list(consumer._session._links.values())))
+        waited_for(lambda: any(link.count for link in list(consumer._fetcher._links.values())))
         if how == "seek":
             consumer.seek(filled, 97)
         elif how == "assign":
@@ -527,7 +527,7 @@ def test_a_waiting_iterator_whose_partition_is_taken_away_is_told(
 
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
-    while consumer._session._driver is None:
+    while consumer._fetcher._driver is None:
         threading.Event().wait(0.001)
     consumer.assign({})
     reading.join(30)
@@ -628,7 +628,7 @@ def test_a_reset_is_over_with_the_first_batch_from_where_it_went(
     first: int | None, next_offset: int, is_there: bool
 ) -> None:
     """What arrived before it comes first."""
-    source = session.Source(TopicPartition("t", 0), b"t" * 16, 10)
+    source = fetcher_module.Source(TopicPartition("t", 0), b"t" * 16, 10)
     source.reset_to = 60
     if first is not None:
         header: Any = SimpleNamespace(length=1)
@@ -900,7 +900,7 @@ def test_closing_from_another_thread_ends_iterators(
     readers = [threading.Thread(target=read) for _ in range(3 if iterate == "stream" else 1)]
     for reader in readers:
         reader.start()
-    while consumer._session._driver is None:
+    while consumer._fetcher._driver is None:
         threading.Event().wait(0.001)
     consumer.close()
     for reader in readers:
@@ -918,7 +918,7 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
 ) -> None:
     consumer = Consumer(cluster.bootstrap_servers)
     consumer.assign({filled: "latest" if moment == "waiting" else "earliest"})
-    fetching = consumer._session
+    fetching = consumer._fetcher
     before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
     try:
         if moment == "waiting":
@@ -969,7 +969,7 @@ def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str
             ended: list[Any] = []
             reader = threading.Thread(target=lambda: ended.append(list(consumer)))
             reader.start()
-            waited_for(lambda: consumer._session._driver is not None)
+            waited_for(lambda: consumer._fetcher._driver is not None)
             suspend(pid)
             try:
                 proxy.cut()
@@ -981,7 +981,7 @@ def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str
                 os.kill(pid, signal.SIGCONT)
             reader.join(60)
             assert ended == [[]]
-            assert consumer._session._links == {}
+            assert consumer._fetcher._links == {}
 
 
 def test_closing_interrupts_the_wait_for_the_rest_of_an_answer(cluster: LocalCluster, filled: TopicPartition) -> None:
@@ -1003,7 +1003,7 @@ def test_time_in_which_nobody_reads_is_not_counted_against_retries(
 ) -> None:
     time_passed = 0.0
     passing = SimpleNamespace(monotonic=lambda: time.monotonic() + time_passed)
-    monkeypatch.setattr(session, "time", passing)
+    monkeypatch.setattr(fetcher_module, "time", passing)
     received = DataConnection.receive
     failures = 0
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kafkalog.client.config import CONSUMER_SETTINGS
-from kafkalog.client.consumer import fetcher as session
-from kafkalog.client.consumer.fetcher import FetchSession, Source
+from kafkalog.client.consumer import fetcher as fetcher_module
+from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.link import Link
 from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
 from kafkalog.net.data import Reply
@@ -44,9 +44,9 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
-    fetching = FetchSession(cluster, CONSUMER_SETTINGS.parse({"retry.timeout.ms": 1000}), lambda: None)
+    fetching = Fetcher(cluster, CONSUMER_SETTINGS.parse({"retry.timeout.ms": 1000}), lambda: None)
     fetching.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
     for leader_id, now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):  # noqa: B007
         cluster.leader_id = leader_id
@@ -57,9 +57,9 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     fetching.close()
 
 
-def fetching(cluster: Any, **settings: Any) -> FetchSession:
+def fetching(cluster: Any, **settings: Any) -> Fetcher:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    made = FetchSession(cluster, CONSUMER_SETTINGS.parse(given), lambda: None)
+    made = Fetcher(cluster, CONSUMER_SETTINGS.parse(given), lambda: None)
     made.sources = [Source(TopicPartition("t", number), TOPIC_ID, 0) for number in range(2)]
     return made
 
@@ -79,11 +79,11 @@ def test_a_partition_that_moves_leaves_the_trouble_of_those_that_stay_with_its_l
 def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails a later time is tried as long as what never failed."""
     now = 0.0
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_timeout_ms=1000)
     trouble = BrokerUnreachable(address="here:1", reason="connection refused")
-    waiting._failed(session._ANY_BROKER, trouble)
+    waiting._failed(fetcher_module._ANY_BROKER, trouble)
     waiting._failed(1, trouble)
     now = 0.5
     waiting._refresh()
@@ -95,10 +95,10 @@ def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(mo
     waiting.close()
 
 
-def asking(waiting: FetchSession, connection: Any, sources: list[Source], deadline: float) -> Link[Any]:
+def asking(waiting: Fetcher, connection: Any, sources: list[Source], deadline: float) -> Link[Any]:
     """Have a fetch of sources in flight to broker 1."""
     link = waiting._links[1] = Link(connection)
-    asked = session._Asked()
+    asked = fetcher_module._Asked()
     asked.sources += sources
     for source in sources:
         source.asked = asked
@@ -238,7 +238,7 @@ def test_more_is_asked_for_once_half_of_what_may_lie_here_is_used_up() -> None:
 def test_a_request_says_what_is_set_and_has_its_wait_and_the_timeout_to_be_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 10.0))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 10.0))
     cluster: Any = Unreachable()
     sizes = {"fetch_min_bytes": 5, "fetch_max_bytes": 7000, "max_partition_fetch_bytes": 6000}
     waiting = fetching(cluster, **sizes, fetch_max_wait_ms=2000, request_timeout_ms=500)
@@ -276,7 +276,7 @@ def test_an_answer_to_another_request_ends_the_connection() -> None:
 
 def test_pauses_between_tries_grow_to_the_longest_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=250, retry_timeout_ms=60_000)
     pauses = []
@@ -305,12 +305,12 @@ def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyP
             waits.append(timeout_ms)
             return []
 
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    monkeypatch.setattr(session, "select", SimpleNamespace(poll=Poller, POLLIN=1))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=Poller, POLLIN=1))
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
-    trouble = waiting._troubles[2] = session._Trouble(waiting._settings, 0.0)
+    trouble = waiting._troubles[2] = fetcher_module._Trouble(waiting._settings, 0.0)
     trouble.retry_at = times["a try"]
     connection: Any = SimpleNamespace(has_buffered=False, fileno=lambda: 99, close=lambda: None)
     asking(waiting, connection, [], times["an answer's deadline"])
@@ -321,7 +321,7 @@ def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyP
 
 def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
 
     def leader(topic: object, number: int) -> SimpleNamespace:
         raise LeaderNotAvailable(partition=f"t-{number}", broker_id=1)
@@ -342,7 +342,7 @@ def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     refreshed: list[float] = []
     opened = False
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kafkalog.client.config import LONG_MAX
-from kafkalog.client.producer.accumulator import BATCH_COST, Outbox
+from kafkalog.client.producer.accumulator import BATCH_COST, Accumulator
 from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.errors import BufferExhausted, Closed, DiskFull
 from kafkalog.records import TopicPartition
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.mark.parametrize("wait_for", ["room", "acks"])
 def test_waits_of_any_length_are_taken(wait_for: str) -> None:
-    outbox = Outbox(1000, LONG_MAX, "here:1", lambda queue: None)
+    accumulator = Accumulator(1000, LONG_MAX, "here:1", lambda queue: None)
     queue = PartitionQueue(
         TopicPartition("t", 0),
         b"i" * 16,
@@ -30,16 +30,16 @@ def test_waits_of_any_length_are_taken(wait_for: str) -> None:
         backoff=Backoff(1.0, 1.0),
     )
     batch = Batch(queue, 0.0, math.inf)
-    batch.charged = outbox.buffered = 1000
+    batch.charged = accumulator.buffered = 1000
     ended: list[BaseException | None] = []
 
     def wait() -> None:
         try:
-            with outbox.lock:
+            with accumulator.lock:
                 if wait_for == "room":
-                    outbox.wait_for_room(10)
+                    accumulator.wait_for_room(10)
                 else:
-                    outbox.wait_done([batch], 1e300, "a batch")
+                    accumulator.wait_done([batch], 1e300, "a batch")
             ended.append(None)
         except Exception as error:  # for the test's thread
             ended.append(error)
@@ -47,15 +47,15 @@ def test_waits_of_any_length_are_taken(wait_for: str) -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     poll = threading.Event()
-    while not (outbox._blocked or batch.awaited) and waiting.is_alive():
+    while not (accumulator._blocked or batch.awaited) and waiting.is_alive():
         poll.wait(0.001)
-    with outbox.lock:
-        outbox.finish([(batch, None)])
+    with accumulator.lock:
+        accumulator.finish([(batch, None)])
     waiting.join(30)
     assert ended == [None]
 
 
-def batch_of(outbox: Outbox, charged: int) -> Batch:
+def batch_of(accumulator: Accumulator, charged: int) -> Batch:
     """A batch that is not acknowledged."""
     queue = PartitionQueue(
         TopicPartition("t", 0),
@@ -67,20 +67,20 @@ def batch_of(outbox: Outbox, charged: int) -> Batch:
     )
     batch = queue.start_batch(0.0, math.inf)
     batch.charged = charged
-    with outbox.lock:
-        outbox.buffered += charged
-        outbox.started(batch)
+    with accumulator.lock:
+        accumulator.buffered += charged
+        accumulator.started(batch)
     return batch
 
 
-def outcome_of_waiting(outbox: Outbox, charge: int, then: Callable[[], object]) -> BaseException | None:
+def outcome_of_waiting(accumulator: Accumulator, charge: int, then: Callable[[], object]) -> BaseException | None:
     """What a wait for room comes to when something is done meanwhile, with the lock held."""
     ended: list[BaseException | None] = []
 
     def wait() -> None:
         try:
-            with outbox.lock:
-                outbox.wait_for_room(charge)
+            with accumulator.lock:
+                accumulator.wait_for_room(charge)
             ended.append(None)
         except Exception as error:  # for the test's thread
             ended.append(error)
@@ -88,9 +88,9 @@ def outcome_of_waiting(outbox: Outbox, charge: int, then: Callable[[], object]) 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     poll = threading.Event()
-    while not outbox._blocked and waiting.is_alive():
+    while not accumulator._blocked and waiting.is_alive():
         poll.wait(0.001)
-    with outbox.lock:
+    with accumulator.lock:
         then()
     waiting.join(5)
     assert not waiting.is_alive(), "nobody woke it"
@@ -98,44 +98,44 @@ def outcome_of_waiting(outbox: Outbox, charge: int, then: Callable[[], object]) 
 
 
 def test_who_waits_for_room_goes_on_as_soon_as_a_quarter_is_free() -> None:
-    outbox = Outbox(1000, 60_000, "here:1", lambda queue: None)
-    batch_of(outbox, 700)
-    acknowledged = batch_of(outbox, 300)
-    assert outcome_of_waiting(outbox, 100, lambda: outbox.finish([(acknowledged, None)])) is None
+    accumulator = Accumulator(1000, 60_000, "here:1", lambda queue: None)
+    batch_of(accumulator, 700)
+    acknowledged = batch_of(accumulator, 300)
+    assert outcome_of_waiting(accumulator, 100, lambda: accumulator.finish([(acknowledged, None)])) is None
 
 
 def test_who_waits_for_room_is_told_of_the_close() -> None:
-    outbox = Outbox(1000, 60_000, "here:1", lambda queue: None)
-    batch_of(outbox, 1000)
-    assert isinstance(outcome_of_waiting(outbox, 100, outbox.close), Closed)
+    accumulator = Accumulator(1000, 60_000, "here:1", lambda queue: None)
+    batch_of(accumulator, 1000)
+    assert isinstance(outcome_of_waiting(accumulator, 100, accumulator.close), Closed)
 
 
 def test_a_callback_does_not_wait_for_room_that_its_own_thread_has_to_make() -> None:
-    outbox = Outbox(1000, 200, "here:1", lambda queue: None)
-    batch_of(outbox, 1000)
-    outbox.own_threads.add(threading.get_ident())
-    with outbox.lock, pytest.raises(BufferExhausted) as full:
-        outbox.wait_for_room(1)
+    accumulator = Accumulator(1000, 200, "here:1", lambda queue: None)
+    batch_of(accumulator, 1000)
+    accumulator.own_threads.add(threading.get_ident())
+    with accumulator.lock, pytest.raises(BufferExhausted) as full:
+        accumulator.wait_for_room(1)
     assert full.value.facts["waited_ms"] == 0
 
 
 def test_a_batch_that_is_closed_gives_back_what_was_reserved_for_it_and_not_used() -> None:
-    outbox = Outbox(100_000, 200, "here:1", lambda queue: None)
-    batch = batch_of(outbox, 50_000)
+    accumulator = Accumulator(100_000, 200, "here:1", lambda queue: None)
+    batch = batch_of(accumulator, 50_000)
     batch.size = 100
-    with outbox.lock:
-        outbox.close_batch(batch.queue)
-    assert outbox.buffered == batch.charged == 100 + BATCH_COST
+    with accumulator.lock:
+        accumulator.close_batch(batch.queue)
+    assert accumulator.buffered == batch.charged == 100 + BATCH_COST
 
 
 @pytest.mark.parametrize("told", [[0], [0, 1]])
 def test_a_failure_of_which_every_records_sender_was_told_is_not_told_again(told: list[int]) -> None:
-    outbox = Outbox(100_000, 200, "here:1", lambda queue: None)
-    batch, error = batch_of(outbox, 100), DiskFull(directory="/d")
+    accumulator = Accumulator(100_000, 200, "here:1", lambda queue: None)
+    batch, error = batch_of(accumulator, 100), DiskFull(directory="/d")
     batch.count = 2
     for index in told:
         batch.add_callback(index, lambda error, metadata: None)
-    with outbox.lock:
-        assert outbox.finish([(batch, error)]) == [batch]
-        assert outbox.take_failure() == (error if told == [0] else None)
-        assert outbox.take_failure() is None
+    with accumulator.lock:
+        assert accumulator.finish([(batch, error)]) == [batch]
+        assert accumulator.take_failure() == (error if told == [0] else None)
+        assert accumulator.take_failure() is None

@@ -423,7 +423,7 @@ def test_an_interrupt_anywhere_leaves_the_producer_whole(
                 again += interrupted_at(place, acting(producer, topic, act, next(numbers), placed), *OURS)
                 acting(producer, topic, "send", next(numbers), placed)()
                 producer.flush(30)
-                assert producer._outbox.buffered == 0
+                assert producer._accumulator.buffered == 0
             if not again:
                 break
     assert place > 20
@@ -491,10 +491,10 @@ def test_a_signal_handler_that_calls_the_producer_anywhere_in_a_call_of_it_ends(
                     for _ in range(records_before):
                         acting(producer, topic, "send", next(numbers), placed)()
                     again += interrupted_at(place, call, *OURS, handler=lambda: signal.raise_signal(signal.SIGUSR1))
-                    if producer._outbox.closed is None:
+                    if producer._accumulator.closed is None:
                         acting(producer, topic, "send", next(numbers), placed)()
                         producer.flush(30)
-                    assert producer._outbox.buffered == 0
+                    assert producer._accumulator.buffered == 0
                 if not again:
                     break
             producer.close(30)
@@ -687,8 +687,8 @@ def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
 def learn_of_topics(producer: Producer) -> None:
     """As a link does after it asked for the topics."""
     with producer._lock:
-        called = producer._outbox.finish(producer.take_in_topics())
-    producer._outbox.call_back(called)
+        called = producer._accumulator.finish(producer.take_in_topics())
+    producer._accumulator.call_back(called)
 
 
 @pytest.mark.parametrize("kind", ["record", "table"])
@@ -711,7 +711,7 @@ def test_a_send_that_races_with_its_topics_deletion_is_told(
         producer.send(made, b"x", partition=0).result(30)
         with pytest.raises(UnknownTopic, match=f"there is no topic '{made}'"):
             send()
-        assert not producer._outbox.unfinished(), "it is in a queue that nobody looks after"
+        assert not producer._accumulator.unfinished(), "it is in a queue that nobody looks after"
 
 
 def test_a_topic_that_goes_and_comes_back_while_a_new_partition_is_looked_up(
@@ -758,7 +758,7 @@ def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: 
             producer.close(timeout=0)
     assert isinstance(delivery.exception(30), Closed)
     assert told == [delivery.exception()]
-    assert producer._outbox.buffered == 0
+    assert producer._accumulator.buffered == 0
 
 
 # --- on a machine without a thread left -------------------------------------------------------------------------------
@@ -852,11 +852,11 @@ def test_a_small_buffer_slows_send_down_and_loses_nothing(cluster: LocalCluster,
     with Producer(cluster.bootstrap_servers, buffer_memory=50_000) as producer:
         for number in range(3000):
             producer.send(made, b"%05d" % number * 50, partition=0)
-            largest = max(largest, producer._outbox.buffered)
+            largest = max(largest, producer._accumulator.buffered)
         producer.send(made, b"x" * 200_000, partition=0)  # larger than the buffer: alone, then
         producer.send_arrow(made, pa.table({"value": [b"y" * 1000] * 200}), partition=0)
     assert largest <= 50_000
-    assert producer._outbox.buffered == 0
+    assert producer._accumulator.buffered == 0
     found = values(read(cluster, made, 3201)[0])
     assert found[:3000] == [b"%05d" % number * 50 for number in range(3000)]
 
@@ -897,7 +897,7 @@ def test_closing_from_another_thread_ends_a_send_that_waits(cluster: LocalCluste
 
         sender = threading.Thread(target=send)
         sender.start()
-        while not producer._outbox._blocked:
+        while not producer._accumulator._blocked:
             threading.Event().wait(0.001)
         with pytest.raises(RequestTimedOut, match=r"a flush at .* did not answer within 100 ms"):
             producer.close(timeout=0.1)

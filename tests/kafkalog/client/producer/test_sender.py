@@ -12,7 +12,7 @@ import pytest
 from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
 from kafkalog.client.link import Link
 from kafkalog.client.producer import sender
-from kafkalog.client.producer.accumulator import Outbox
+from kafkalog.client.producer.accumulator import Accumulator
 from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.producer.sender import BrokerLink
 from kafkalog.errors import (
@@ -125,21 +125,21 @@ class Part:
 
 
 class Links:
-    """Links that share an outbox, as a producer's do."""
+    """Links that share an accumulator, as a producer's do."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox(1 << 20, 1000, "here:1", lambda queue: None)
+        self.accumulator = Accumulator(1 << 20, 1000, "here:1", lambda queue: None)
         self.links: list[BrokerLink] = []
 
     def make(self, part: Part, acks: int = 1) -> BrokerLink:
         stand_in: Any = part
-        part.leader = BrokerLink(1, stand_in, self.outbox, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+        part.leader = BrokerLink(1, stand_in, self.accumulator, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
         return part.leader
 
     def start(self, part: Part, acks: int = 1) -> BrokerLink:
         link = self.make(part, acks)
         self.links.append(link)
-        with self.outbox.lock:
+        with self.accumulator.lock:
             link.start()
         return link
 
@@ -151,7 +151,7 @@ class Links:
             window=10,
             delivery_timeout_ms=int(LIMIT * 1000),
             backoff=Backoff(0.001, 0.001),
-            owner=self.outbox,
+            owner=self.accumulator,
         )
 
     def add(self, queue: PartitionQueue, value: bytes) -> Batch:
@@ -161,21 +161,21 @@ class Links:
         batch.values.append(value)
         batch.timestamps_us.append(1)
         batch.size = batch.charged = len(value)
-        self.outbox.buffered += batch.charged
-        self.outbox.started(batch)
+        self.accumulator.buffered += batch.charged
+        self.accumulator.started(batch)
         queue.close_batch()
         return batch
 
     def send(self, link: BrokerLink, queue: PartitionQueue, value: bytes = b"x") -> Batch:
-        with self.outbox.lock:
+        with self.accumulator.lock:
             batch = self.add(queue, value)
             link.has_work(queue, 0.0)
         return batch
 
     def outcome(self, batch: Batch) -> KafkalogError | int:
         """A batch's error or offset, once it is done."""
-        with self.outbox.lock:
-            self.outbox.wait_done([batch], LIMIT, "a batch")
+        with self.accumulator.lock:
+            self.accumulator.wait_done([batch], LIMIT, "a batch")
         return batch.error or batch.base_offset
 
 
@@ -184,7 +184,7 @@ def links() -> Iterator[Links]:
     made = Links()
     yield made
     for link in made.links:
-        with made.outbox.lock:
+        with made.accumulator.lock:
             link.stop()
         link.join()
 
@@ -208,12 +208,12 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
     deleted, other = links.queue("deleted"), links.queue("other")
 
     def delete() -> None:  # as another link does that asked for the topics; between taking a batch and encoding it
-        with links.outbox.lock:
-            links.outbox.finish([(batch, UnknownTopic(topic="deleted")) for batch in deleted.clear()])
+        with links.accumulator.lock:
+            links.accumulator.finish([(batch, UnknownTopic(topic="deleted")) for batch in deleted.clear()])
 
     part.on_connect = delete
     link = links.start(part)
-    with links.outbox.lock:
+    with links.accumulator.lock:
         lost, kept = links.add(deleted, b"lost"), links.add(other, b"kept")
         link.has_work(deleted, 0.0)
         link.has_work(other, 0.0)
@@ -224,7 +224,7 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
     again = links.send(link, deleted, b"to a topic made anew")
     part.connection.answer(7)
     assert links.outcome(again) == 7
-    assert links.outbox.buffered == 0
+    assert links.accumulator.buffered == 0
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
@@ -244,7 +244,7 @@ def test_a_batch_that_can_not_be_encoded_fails_alone(
     link = links.start(part, acks)
     mixed, other = links.queue("mixed", idempotent and acks != 0), links.queue("other")
     told: list[RecordMetadata | KafkalogError | None] = []
-    with links.outbox.lock:
+    with links.accumulator.lock:
         bad, fine, elsewhere = links.add(mixed, b"bad"), links.add(mixed, b"fine"), links.add(other, b"elsewhere")
         bad.add_callback(0, lambda error, metadata: told.append(error))
         link.has_work(mixed, 0.0)
@@ -257,7 +257,7 @@ def test_a_batch_that_can_not_be_encoded_fails_alone(
         part.connection.answer(6)
     assert sorted(map(int, map(links.outcome, (fine, elsewhere)))) == ([5, 6] if acks else [-1, -1])  # type: ignore[arg-type]
     assert told == [error]
-    assert links.outbox.buffered == 0
+    assert links.accumulator.buffered == 0
 
 
 @pytest.mark.parametrize("acks", [0, 1])
@@ -283,7 +283,7 @@ def test_a_link_that_is_stopped_logs_no_lost_connection(links: Links, caplog: py
     batch = links.send(link, queue)
     part.connection.answer(0)
     links.outcome(batch)
-    with links.outbox.lock:
+    with links.accumulator.lock:
         link.stop()
     link.join()
     assert "broker_connection_lost" not in caplog.text
@@ -310,7 +310,7 @@ def test_a_defect_of_a_link_is_told_also_for_what_its_lost_connection_gave_up(
     link = links.make(part)
     queue = links.queue("t", idempotent=True)
     queue.identity = Identity(7, 0)
-    with links.outbox.lock:
+    with links.accumulator.lock:
         refused, unknown = links.add(queue, b"refused"), links.add(queue, b"unknown")
         link.has_work(queue, 0.0)
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
@@ -318,18 +318,18 @@ def test_a_defect_of_a_link_is_told_also_for_what_its_lost_connection_gave_up(
         link._link = Link(connection)
         link._link.sends(1, request._replace(batches=[unknown]))
         error = BatchTooLarge(size=2, partition="t-0", limit=1)
-        links.outbox.finish(queue.refused(refused, error, 0.0))
+        links.accumulator.finish(queue.refused(refused, error, 0.0))
     link._fail_everything(InternalError(reason="a defect"))
     assert links.outcome(refused) == error
     assert isinstance(links.outcome(unknown), OutcomeUnknown)
-    assert links.outbox.unfinished() == []
+    assert links.accumulator.unfinished() == []
 
 
 def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links) -> None:
     link = links.make(Part())
     queue = links.queue("t")
     told: list[KafkalogError | None] = []
-    with links.outbox.lock:
+    with links.accumulator.lock:
         batch = links.add(queue, b"late")
         batch.deadline = 0.0
         batch.add_callback(0, lambda error, metadata: told.append(error))
@@ -337,9 +337,9 @@ def test_a_link_that_stops_takes_out_nothing_that_nobody_is_told_of(links: Links
         link.stop()
     assert not link._turn()
     closed = Closed(what="producer")
-    with links.outbox.lock:
-        called = links.outbox.finish([(each, closed) for each in queue.clear()])
-    links.outbox.call_back(called)
+    with links.accumulator.lock:
+        called = links.accumulator.finish([(each, closed) for each in queue.clear()])
+    links.accumulator.call_back(called)
     assert told == [closed]
 
 
@@ -348,7 +348,7 @@ def test_a_connection_that_is_made_while_its_link_is_stopped_is_let_go(links: Li
     link = links.start(part)
 
     def stop() -> None:
-        with links.outbox.lock:
+        with links.accumulator.lock:
             link.stop()
 
     part.on_connect = stop
@@ -363,7 +363,7 @@ def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> No
     link = links.start(part)
     queue = links.queue("t")
     queue._window = 1
-    with links.outbox.lock:
+    with links.accumulator.lock:
         elsewhere, waiting = links.add(queue, b"elsewhere"), links.add(queue, b"waiting")
         waiting.deadline = LONG_MAX / 1000
         assert queue.take(0.0, 1 << 20) == [elsewhere]  # by the link that had the partition before
@@ -371,8 +371,8 @@ def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> No
     poll = threading.Event()
     while not link._sleeps and not waiting.done:
         poll.wait(0.001)
-    with links.outbox.lock:
-        links.outbox.finish([(elsewhere, None), *queue.acked(elsewhere)])
+    with links.accumulator.lock:
+        links.accumulator.finish([(elsewhere, None), *queue.acked(elsewhere)])
         link.has_work(queue, 0.0)
     part.connection.answer(1)
     assert links.outcome(waiting) == 1
@@ -424,7 +424,7 @@ def test_what_a_link_leaves_of_a_partition_that_has_another_leader_since_is_sent
 
     def move() -> None:  # as a producer does, while the former link has batches in hand
         before.on_connect = lambda: None
-        with links.outbox.lock:
+        with links.accumulator.lock:
             former.drop(queue)
             before.leader = leading
             leading.has_work(queue, 0.0)
@@ -440,7 +440,7 @@ def test_what_a_link_leaves_of_a_partition_that_has_another_leader_since_is_sent
         monkeypatch.setattr(sender, "encode_records", fail_first)
     if happens not in ("lost", "refused"):
         before.on_connect = move
-    with links.outbox.lock:
+    with links.accumulator.lock:
         *_, last = [links.add(queue, b"x") for _ in range(3)]
         former.has_work(queue, 0.0)
     if happens in ("lost", "refused"):
@@ -488,7 +488,7 @@ def test_a_connection_that_goes_before_its_requests_do_gets_none_of_them(
         return frames(used, requests)
 
     monkeypatch.setattr(link, "_frames", and_meanwhile_it_goes)
-    with links.outbox.lock:
+    with links.accumulator.lock:
         link.start()
     batch = links.send(link, links.queue("t"))
     part_of = threading.Thread(target=lambda: part.connection.answer(3), daemon=True)
@@ -504,7 +504,7 @@ def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(links
     queue = links.queue("t")
     given_up, now_used = (Connection() for _ in range(2))
     stand_ins: Any = given_up, now_used
-    with links.outbox.lock:
+    with links.accumulator.lock:
         batch = links.add(queue, b"x")
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
         before, link._link = (Link(each) for each in stand_ins)
@@ -525,12 +525,12 @@ def test_the_thread_that_reads_acks_closes_its_connection_and_is_the_producers_n
     part.connection.answer(0)
     links.outcome(batch)
     [reader] = link._readers
-    assert reader.ident in links.outbox.own_threads
-    with links.outbox.lock:
+    assert reader.ident in links.accumulator.own_threads
+    with links.accumulator.lock:
         link.stop()
     link.join(LIMIT)
     assert part.connection.is_closed
-    assert reader.ident not in links.outbox.own_threads
+    assert reader.ident not in links.accumulator.own_threads
 
 
 def test_a_partition_that_has_more_than_a_turn_takes_lets_the_others_go_next(
@@ -539,7 +539,7 @@ def test_a_partition_that_has_more_than_a_turn_takes_lets_the_others_go_next(
     monkeypatch.setattr(sender, "_TURN_BYTES", 1)
     link = links.make(Part())
     full, other = links.queue("full"), links.queue("other")
-    with links.outbox.lock:
+    with links.accumulator.lock:
         for _ in range(3):
             links.add(full, b"x")
         links.add(other, b"x")
@@ -555,7 +555,7 @@ def test_a_partition_that_has_more_than_a_turn_takes_lets_the_others_go_next(
 def test_an_answer_is_waited_for_no_longer_than_its_batches_have(links: Links) -> None:
     link = links.make(Part())
     queue = links.queue("t")
-    with links.outbox.lock:
+    with links.accumulator.lock:
         batch = links.add(queue, b"x")
         batch.deadline = 5.0
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
@@ -569,7 +569,7 @@ def test_what_was_told_of_the_topics_grows_old(links: Links) -> None:
     link, queue = links.make(part), links.queue("t")
     links.links.append(link)
     for due, times in ((link._refresh_at, 0), (0.0, 1), (None, 1)):
-        with links.outbox.lock:
+        with links.accumulator.lock:
             link._refresh_at = link._refresh_at if due is None else due
             links.add(queue, b"x")
             link.has_work(queue, 0.0)
