@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafkalog.cli.main import run
-from kafkalog.client.consumer.range_fetch import FetchedBatch, PartitionReader
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -529,12 +529,12 @@ def test_a_deleted_topic_in_a_task_of_a_batch(live: Live) -> None:
 def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes_twice(
     live: Live, monkeypatch: Any
 ) -> None:
-    from kafkalog.client.consumer import range_fetch as fetcher
+    from kafkalog.client.consumer import range_fetch
 
     topic = live.topic(0)
     for _ in range(10):
         live.append(topic, 1)
-    fetch_range = fetcher.fetch_range
+    fetch_range = range_fetch.fetch_range
 
     def aging(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int, **_: Any) -> Any:
         """One answer, and then the log starts further on."""
@@ -545,7 +545,7 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
             raise OffsetOutOfRange(offset=start + 1, partition=str(partition), start_offset=6, end_offset=10)
         yield from fetched
 
-    monkeypatch.setattr(fetcher, "fetch_range", aging)
+    monkeypatch.setattr(range_fetch, "fetch_range", aging)
     stream, start, end = started(live, topic, **GO_ON)
     assert read_between(stream, start, end) == [(0, 0), *((0, offset) for offset in range(6, 10))]
     assert read_between(stream, {topic: {"0": 2}}, {topic: {"0": 5}}) == []
@@ -556,12 +556,12 @@ def test_records_that_age_out_while_they_are_read_are_jumped_over_and_none_comes
 
 def test_records_that_age_out_in_the_middle_of_a_batch_from_earliest_are_a_loss(live: Live, monkeypatch: Any) -> None:
     """At its start they are none: earliest is what there is."""
-    from kafkalog.client.consumer import range_fetch as fetcher
+    from kafkalog.client.consumer import range_fetch
 
     topic = live.topic(0)
     for _ in range(6):
         live.append(topic, 1)
-    fetch_range = fetcher.fetch_range
+    fetch_range = range_fetch.fetch_range
 
     def aging(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int, **_: Any) -> Any:
         """One answer, and then the log starts further on."""
@@ -569,7 +569,7 @@ def test_records_that_age_out_in_the_middle_of_a_batch_from_earliest_are_a_loss(
         live.delete_before(topic, 4)
         raise OffsetOutOfRange(offset=1, partition=str(partition), start_offset=4, end_offset=6)
 
-    monkeypatch.setattr(fetcher, "fetch_range", aging)
+    monkeypatch.setattr(range_fetch, "fetch_range", aging)
     with pytest.raises(DataLost, match=f"offset 1 of {topic}-0 is outside"):
         live.read(subscribe=topic)
 
@@ -606,12 +606,12 @@ def test_a_partition_without_a_leader_is_asked_for_again(live: Live, monkeypatch
 def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_start(
     live: Live, monkeypatch: Any, ends_at: int
 ) -> None:
-    from kafkalog.client.consumer import range_fetch as fetcher
+    from kafkalog.client.consumer import range_fetch
 
     topic = live.topic(0)
     for _ in range(4):
         live.append(topic, 1)
-    fetch_range = fetcher.fetch_range
+    fetch_range = range_fetch.fetch_range
     starts = []
 
     def cut_back(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int, **_: Any) -> Any:
@@ -622,7 +622,7 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_star
         yield next(fetched)
         raise OffsetOutOfRange(offset=start + 2, partition=str(partition), start_offset=0, end_offset=ends_at)
 
-    monkeypatch.setattr(fetcher, "fetch_range", cut_back)
+    monkeypatch.setattr(range_fetch, "fetch_range", cut_back)
     assert live.read(subscribe=topic, failOnDataLoss="false") == [[0, 1]]
     assert starts == [0]
     says = f"{topic}-0 ends at offset 1 and was to be read up to" if ends_at == 1 else "offset 2 of .* is outside"
@@ -633,12 +633,12 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_not_read_again_from_its_star
 def test_a_damaged_range_fails_or_is_jumped_over(
     live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kafkalog.client.consumer import range_fetch as fetcher
+    from kafkalog.client.consumer import range_fetch
 
     topic = live.topic(0)
     for _ in range(6):
         live.append(topic, 1)
-    fetch_range = fetcher.fetch_range
+    fetch_range = range_fetch.fetch_range
 
     def damaged(cluster: Any, partition: TopicPartition, topic_id: Any, start: int, end: int, **_: Any) -> Any:
         if start < 4:
@@ -646,7 +646,7 @@ def test_a_damaged_range_fails_or_is_jumped_over(
             raise CorruptBatch(partition=str(partition), offset=2, reason="damaged on disk", end_offset=4)
         yield from fetch_range(cluster, partition, topic_id, start, end)
 
-    monkeypatch.setattr(fetcher, "fetch_range", damaged)
+    monkeypatch.setattr(range_fetch, "fetch_range", damaged)
     with pytest.raises(CorruptBatch, match="damaged on disk"):
         live.read(subscribe=topic)
     with caplog.at_level(logging.WARNING):
@@ -661,10 +661,10 @@ def test_damage_that_a_second_fetch_does_not_meet_leaves_no_record_out(
     topic = live.topic(0)
     for _ in range(6):
         live.append(topic, 1)
-    take = PartitionReader.take
+    take = PartitionFetch.take
     changed: set[int] = set()
 
-    def changed_on_the_way(reader: PartitionReader, answer: Any, data: memoryview) -> list[FetchedBatch]:
+    def changed_on_the_way(reader: PartitionFetch, answer: Any, data: memoryview) -> list[FetchedBatch]:
         """Each batch comes damaged once."""
         if reader.offset in changed:
             return take(reader, answer, data[: read_header(data).length])
@@ -673,7 +673,7 @@ def test_damage_that_a_second_fetch_does_not_meet_leaves_no_record_out(
         damaged[120] ^= 1
         return take(reader, answer, memoryview(damaged))
 
-    monkeypatch.setattr(PartitionReader, "take", changed_on_the_way)
+    monkeypatch.setattr(PartitionFetch, "take", changed_on_the_way)
     with caplog.at_level(logging.WARNING):
         assert live.read(subscribe=topic, failOnDataLoss="false") == [list(range(6))]
     assert changed == set(range(6))

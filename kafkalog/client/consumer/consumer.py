@@ -25,7 +25,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
 from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
 from kafkalog.client.consumer.fetcher import Fetcher, Source
-from kafkalog.client.consumer.range_fetch import FetchedBatch, decode
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
 from kafkalog.net.forks import after_fork

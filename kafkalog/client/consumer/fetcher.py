@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
-from kafkalog.client.consumer.range_fetch import FetchedBatch, PartitionReader, split_body
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -72,7 +72,7 @@ class Source:
 
     def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
         self.topic_partition = topic_partition
-        self.reader = PartitionReader(topic_partition, topic_id, offset)
+        self.reader = PartitionFetch(topic_partition, topic_id, offset)
         self.arrived: deque[FetchedBatch] = deque()
         self.arrived_bytes = 0
         self.error: KafkalogError | None = None

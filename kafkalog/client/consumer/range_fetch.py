@@ -1,9 +1,4 @@
-"""Fetching: a partition's batches from an offset on, checked and in order. Used by the Consumer and by Spark.
-
-`PartitionReader` is one partition's place in its log: it writes its part of a request and takes its part of the answer.
-`fetch_range` reads a range of one partition, with the next request on its way before a batch is handed out. Batches are
-not copied: their columns stand on the memory that the answer was received into.
-"""
+"""Fetching a range of one partition, with the next request on its way before a batch is handed out. Used by Spark."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import pyarrow as pa
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.complaints import Complaint
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode
 from kafkalog.client.link import Link
 from kafkalog.errors import (
     CorruptBatch,
@@ -26,8 +22,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
-from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
-from kafkalog.format.columns import HAS_OFFSET, decode_columns
+from kafkalog.format.batch import BatchHeader
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff, Retry
 from kafkalog.wire import dataport_pb2 as pb
@@ -48,115 +43,6 @@ class LeaderHint(NamedTuple):
 
     topic_id: bytes
     broker: BrokerInfo
-
-
-class FetchedBatch(NamedTuple):
-    """A checked batch of which records from `start_offset` on are wanted."""
-
-    header: BatchHeader
-    data: memoryview
-    start_offset: int
-
-
-class PartitionReader:
-    """A partition's next offset, and where its batch stands on the broker's disk.
-
-    Args:
-        offset: the next to be fetched; may be set.
-    """
-
-    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
-        self._offset = offset
-        self._hint: tuple[int, int] | None = None
-
-    @property
-    def offset(self) -> int:
-        return self._offset
-
-    @offset.setter
-    def offset(self, offset: int) -> None:
-        self._offset = offset
-        self._hint = None
-
-    def ask(self, request: pb.FetchRequest, max_bytes: int) -> None:
-        """Add this partition to a request."""
-        part = request.partitions.add(
-            topic_id=self.topic_id,
-            partition=self.topic_partition.partition,
-            offset=self._offset,
-            max_bytes=max_bytes,
-        )
-        if self._hint is not None:
-            part.hint.segment_base_offset, part.hint.position = self._hint
-
-    def take(self, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
-        """The whole batches of this partition's part of an answer; the next offset moves behind them.
-
-        Raises:
-            CorruptBatch: the first batch is damaged. If a later one is, those before it are returned. Its fact
-                `end_offset` is where to go on, if that is known.
-            KafkalogError: what the broker answered.
-        """
-        if answer.HasField("error"):
-            raise error_from_wire(answer.error)
-        where = str(self.topic_partition)
-        found: list[FetchedBatch] = []
-        position, end = 0, len(data)
-        offset = self._offset
-        try:
-            while end - position >= HEADER_SIZE:
-                header = read_header(data, position, where)
-                if end - position < header.length:
-                    break
-                batch = data[position : position + header.length]
-                fault = body_fault(header, batch)
-                if fault is None and header.end_offset <= offset and found:
-                    fault = f"it goes back, behind offset {offset}"
-                if fault is not None:
-                    facts: dict[str, int] = {}
-                    end_offset = damage_end(header, data, position)
-                    if end_offset is not None and end_offset > offset:  # else the same batch would come again
-                        facts["end_offset"] = end_offset
-                    raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault, **facts)
-                position += header.length
-                if header.end_offset > offset:
-                    found.append(FetchedBatch(header, batch, max(offset, header.base_offset)))
-                    offset = header.end_offset
-        except CorruptBatch:
-            if not found:
-                self._hint = None
-                raise
-        self._offset = offset
-        if answer.HasField("slice"):
-            self._hint = (answer.slice.segment_base_offset, answer.slice.position + position)
-        return found
-
-
-def decode(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
-    """The columns of a fetched batch: records that are wanted and stand before `end_offset`. Raises CorruptBatch."""
-    header = batch.header
-    columns = decode_columns(header, batch.data, str(where))
-    if header.attributes & HAS_OFFSET:
-        offsets = columns.column("offset").to_numpy()
-        first = int(offsets.searchsorted(batch.start_offset))
-        last = len(offsets) if end_offset is None else int(offsets.searchsorted(end_offset))
-    else:
-        first = batch.start_offset - header.base_offset
-        last = columns.num_rows if end_offset is None else min(columns.num_rows, end_offset - header.base_offset)
-    return columns if first == 0 and last == columns.num_rows else columns.slice(first, max(0, last - first))
-
-
-def split_body(reply: pb.FetchReply, body: memoryview | None) -> list[memoryview]:
-    """The body's part of each partition of a reply."""
-    parts = []
-    position = 0
-    whole = body if body is not None else memoryview(b"")
-    for answer in reply.partitions:
-        parts.append(whole[position : position + answer.length])
-        position += answer.length
-    return parts
 
 
 def fetch_range(
@@ -183,7 +69,7 @@ def fetch_range(
 
     Raises:
         OffsetOutOfRange: records of the range are not in the log (any more): told with the first answer that says so.
-        CorruptBatch: they are damaged there; those before were handed out. As of `PartitionReader.take`.
+        CorruptBatch: they are damaged there; those before were handed out. As of `PartitionFetch.take`.
         DataLost: what came does not follow what was handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
     """
@@ -192,7 +78,7 @@ def fetch_range(
     meant = topic_id
     if meant is None:
         meant = hint.topic_id if hint is not None else cluster.topic(partition.topic).topic_id
-    reader = PartitionReader(partition, meant, start_offset)
+    reader = PartitionFetch(partition, meant, start_offset)
     follows_name = topic_id is None and hint is not None
     yield from _RangeFetch(cluster, reader, end_offset, max_bytes, hint, follows_name).run()
 
@@ -207,7 +93,7 @@ class _RangeFetch:
     def __init__(
         self,
         cluster: Cluster,
-        reader: PartitionReader,
+        reader: PartitionFetch,
         end_offset: int,
         max_bytes: int,
         hint: LeaderHint | None,
@@ -350,7 +236,7 @@ class _RangeFetch:
         topic = self._cluster.topic(self._reader.topic_partition.topic)  # UnknownTopic
         if topic.topic_id != self._reader.topic_id:
             if self._follows_name:
-                self._reader = PartitionReader(self._reader.topic_partition, topic.topic_id, self._reader.offset)
+                self._reader = PartitionFetch(self._reader.topic_partition, topic.topic_id, self._reader.offset)
                 return
             raise UnknownTopicId(topic_id=self._reader.topic_id.hex())
 

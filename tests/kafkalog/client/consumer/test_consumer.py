@@ -19,7 +19,7 @@ from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicParti
 from kafkalog.client.consumer import consumer as consumer_module
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
-from kafkalog.client.consumer.range_fetch import FetchedBatch
+from kafkalog.client.consumer.partition_fetch import FetchedBatch
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,

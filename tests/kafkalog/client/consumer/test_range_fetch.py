@@ -15,8 +15,9 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import CLIENT_SETTINGS
-from kafkalog.client.consumer import range_fetch as fetcher
-from kafkalog.client.consumer.range_fetch import FetchedBatch, LeaderHint, PartitionReader, fetch_range
+from kafkalog.client.consumer import partition_fetch, range_fetch
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode
+from kafkalog.client.consumer.range_fetch import LeaderHint, fetch_range
 from kafkalog.errors import (
     BrokerBusy,
     BrokerUnreachable,
@@ -133,13 +134,13 @@ def test_a_request_asks_for_about_what_the_range_takes(
         for _ in range(400):
             producer.send(partition.topic, b"v" * size, partition=0)
     asked: list[int] = []
-    ask = PartitionReader.ask
+    ask = PartitionFetch.ask
 
-    def recorded(self: PartitionReader, request: pb.FetchRequest, max_bytes: int) -> None:
+    def recorded(self: PartitionFetch, request: pb.FetchRequest, max_bytes: int) -> None:
         asked.append(max_bytes)
         ask(self, request, max_bytes)
 
-    monkeypatch.setattr(PartitionReader, "ask", recorded)
+    monkeypatch.setattr(PartitionFetch, "ask", recorded)
     for count in (10, 200):
         asked.clear()
         groups = list(fetch_range(connected, partition, None, 0, count))
@@ -220,14 +221,14 @@ def test_a_busy_broker_is_asked_again_who_leads(
 def test_an_answer_that_does_not_follow_the_one_before_is_refused(
     connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = PartitionReader.take
+    take = PartitionFetch.take
     taken = itertools.count(1)
 
-    def forget_the_second(reader: PartitionReader, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
+    def forget_the_second(reader: PartitionFetch, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
         found = take(reader, answer, data)
         return [] if next(taken) == 2 else found
 
-    monkeypatch.setattr(PartitionReader, "take", forget_the_second)
+    monkeypatch.setattr(PartitionFetch, "take", forget_the_second)
     found: list[int] = []
     with pytest.raises(DataLost, match=rf"{filled} goes on at offset \d+ where \d+ comes next"):
         found.extend(values(fetch_range(connected, filled, None, 0, COUNT, max_bytes=2000)))
@@ -238,7 +239,7 @@ def test_batches_before_one_that_can_not_be_decoded_are_handed_out(
     connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = CorruptBatch(partition=str(filled), offset=28, reason="no Arrow")
-    monkeypatch.setattr(fetcher, "decode", failing({5: error}, fetcher.decode))
+    monkeypatch.setattr(range_fetch, "decode", failing({5: error}, range_fetch.decode))
     found: list[int] = []
     with pytest.raises(CorruptBatch, match="no Arrow"):
         found.extend(values(fetch_range(connected, filled, None, 0, COUNT)))
@@ -250,7 +251,7 @@ def test_a_pause_of_the_reader_is_not_counted_against_its_retries(
 ) -> None:
     time_passed = 0.0
     passing = SimpleNamespace(monotonic=lambda: time.monotonic() + time_passed, sleep=time.sleep)
-    monkeypatch.setattr(fetcher, "time", passing)
+    monkeypatch.setattr(range_fetch, "time", passing)
     patient = Cluster(cluster.bootstrap_servers, retry_timeout_ms=5000)
     error = BrokerUnreachable(address="there", reason="reset by peer")
     found: list[int] = []
@@ -298,7 +299,7 @@ def answer(position: int = 0) -> pb.FetchedPartition:
     return pb.FetchedPartition(slice=pb.PositionHint(segment_base_offset=0, position=position))
 
 
-def taken(reader: PartitionReader, data: bytes, position: int = 0) -> list[tuple[int, int]]:
+def taken(reader: PartitionFetch, data: bytes, position: int = 0) -> list[tuple[int, int]]:
     found = reader.take(answer(position), memoryview(data))
     return [(batch.start_offset, batch.header.end_offset) for batch in found]
 
@@ -307,7 +308,7 @@ def test_a_cut_last_batch_is_left_for_the_next_time() -> None:
     data = batches(3, 4, 5)
     whole = len(batches(3, 4))
     for length in range(whole, len(data)):
-        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 1)
+        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 1)
         assert taken(reader, data[:length], position=1000) == [(1, 3), (3, 7)]
         assert reader.offset == 7
         request = pb.FetchRequest()
@@ -316,7 +317,7 @@ def test_a_cut_last_batch_is_left_for_the_next_time() -> None:
 
 
 def test_batches_before_the_offset_are_passed_over() -> None:
-    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 8)
+    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 8)
     assert taken(reader, batches(3, 4, 5)) == [(8, 12)]
 
 
@@ -325,7 +326,7 @@ def test_a_flipped_bit_anywhere_is_noticed_and_what_is_before_it_is_handed_out()
     for position in range(good, len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1
-        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
+        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 0)
         assert taken(reader, bytes(damaged)) in ([(0, 3)], [])  # a longer length looks like a cut batch at first
         if reader.offset:
             with pytest.raises(CorruptBatch):
@@ -338,7 +339,7 @@ def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> Non
     at, end = len(batches(3)), len(batches(3, 4))
     data[end - 30] ^= 1
     for to in (len(data), end):  # where the next batch is in the answer, and where it is not
-        reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, offset)
+        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, offset)
         with pytest.raises(CorruptBatch) as raised:
             reader.take(answer(), memoryview(data)[at:to])
         assert raised.value.facts["end_offset"] == 7
@@ -350,14 +351,14 @@ def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> Non
 def test_an_end_that_lies_before_what_was_asked_for_is_no_place_to_go_on() -> None:
     data = bytearray(batches(3))
     data[-30] ^= 1
-    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 3)
+    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 3)
     with pytest.raises(CorruptBatch) as raised:
         reader.take(answer(), memoryview(data))
     assert "end_offset" not in raised.value.facts
 
 
 def test_batches_that_go_back_are_refused() -> None:
-    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 0)
+    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 0)
     assert taken(reader, batches(3) + batches(2)) == [(0, 3)]
     assert reader.offset == 3
 
@@ -370,8 +371,8 @@ def test_batches_that_go_back_are_refused() -> None:
 def test_a_gap_is_compactions_or_a_loss(policy: str, asked: int, follows: bool) -> None:
     topic = SimpleNamespace(effective={"cleanup.policy": policy})
     cluster: Any = SimpleNamespace(topic=lambda name: topic, settings=CLIENT_SETTINGS.parse({}))
-    reader = PartitionReader(TopicPartition("t", 0), b"i" * 16, 10)
-    fetch = fetcher._RangeFetch(cluster, reader, 100, 1 << 20, None, False)
+    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 10)
+    fetch = range_fetch._RangeFetch(cluster, reader, 100, 1 << 20, None, False)
     fetch._asked_offset = asked
     header: Any = SimpleNamespace(end_offset=30)
     found = [FetchedBatch(header, memoryview(b""), 20)]
@@ -498,7 +499,7 @@ def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_ad
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     brokers = Brokers(retry_timeout_ms=400)
-    monkeypatch.setattr(fetcher, "time", SimpleNamespace(monotonic=lambda: brokers.now))
+    monkeypatch.setattr(range_fetch, "time", SimpleNamespace(monotonic=lambda: brokers.now))
     brokers.events = [GONE, GONE, None] * 3
     first = brokers.settings.retry_backoff_ms / 1000
     assert list(read_from(brokers)) == list(range(9))
@@ -537,11 +538,11 @@ def test_what_passes_is_tried_again(passing: KafkalogError) -> None:
 
 def test_of_a_batch_with_gaps_the_records_within_the_range_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = pa.record_batch({"offset": pa.array([10, 17, 19, 20], pa.int64())})
-    monkeypatch.setattr(fetcher, "decode_columns", lambda *_: columns)
+    monkeypatch.setattr(partition_fetch, "decode_columns", lambda *_: columns)
     header: Any = SimpleNamespace(attributes=HAS_OFFSET, base_offset=10)
 
     def offsets(start: int, end: int | None) -> list[int]:
-        found = fetcher.decode(FetchedBatch(header, memoryview(b""), start), T0, end)
+        found = decode(FetchedBatch(header, memoryview(b""), start), T0, end)
         return found.column("offset").to_pylist()
 
     assert offsets(10, None) == [10, 17, 19, 20]
@@ -583,7 +584,7 @@ def test_a_connection_that_the_broker_refused_to_go_on_with_is_closed_and_not_gi
 
 @pytest.mark.parametrize("event", ["a seek", "damage"])
 def test_where_a_batch_stands_on_the_disk_is_not_said_of_another_place_nor_where_it_was_damaged(event: str) -> None:
-    reader = PartitionReader(T0, b"i" * 16, 0)
+    reader = PartitionFetch(T0, b"i" * 16, 0)
     assert taken(reader, THREES[0]) == [(0, 3)]
     if event == "a seek":
         reader.offset = 6
