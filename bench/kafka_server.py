@@ -20,9 +20,9 @@ from types import TracebackType
 from xml.sax.saxutils import quoteattr
 
 from bench.measure import NotAvailable
+from broker.local.sweeper import swept_folder
+from broker.local.zookeeper import die_with_parent, find_java
 from broker.ports import free_port
-from broker.sweeper import swept_folder
-from broker.zookeeper import die_with_parent, find_java
 
 SERVER_VERSION = "4.1.2"
 CONNECTOR_VERSION = "4.2.0"

@@ -566,7 +566,7 @@ class CheckpointOfOthers(KafkalogError):
 
 
 class LocalClusterEnded(KafkalogError):
-    """The guard (`broker/guard.py`) was killed, or ended by a signal; its processes end with it."""
+    """The guard (`broker/local/guard.py`) was killed, or ended by a signal; its processes end with it."""
 
     code = 181
     message = (

@@ -26,15 +26,13 @@ LAYERS = {
         ["cli"],
     ],
     "broker": [
-        ["config", "folder_lock", "ports", "signals", "sweeper", "announce"],
+        ["config", "folder_lock", "ports", "signals", "announce"],
         ["storage"],
         ["replica"],
         ["requests"],
         ["transport"],
-        ["server", "zookeeper"],
-        ["guard"],
+        ["server"],
         ["local"],
-        ["supervisor"],
         ["__main__"],
     ],
 }

@@ -28,8 +28,8 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     What the brokers log as warnings and errors is shown on stderr, and when one has ended.
     """
     from broker.local import LocalCluster
+    from broker.local.supervisor import Supervisor
     from broker.signals import StopRequest
-    from broker.supervisor import Supervisor
 
     if port + 2 * brokers - 1 > 65535:
         raise click.BadParameter(f"{brokers} brokers from {port} on do not fit below 65536", param_hint="--port")
@@ -69,8 +69,8 @@ def broker(config: Path) -> None:
 @click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
+    from broker.local.zookeeper import EmbeddedZooKeeper
     from broker.signals import StopRequest
-    from broker.zookeeper import EmbeddedZooKeeper
 
     with ExitStack() as stack:
         directory, keep_fds = data, []
@@ -92,7 +92,7 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, int]]:
     """A folder that goes when this process and all others that inherit the descriptor do, killed or not."""
-    from broker.sweeper import swept_folder
+    from broker.local.sweeper import swept_folder
 
     folder, sweeper, keep_fd = swept_folder("kafkalog-zookeeper-")
     try:

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from broker.config import BROKER_SETTINGS
+from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
-from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient

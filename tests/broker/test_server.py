@@ -22,12 +22,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BROKER_SETTINGS
+from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.catalog import Catalog
 from broker.replica.resolver import Resolver
 from broker.server import Broker, read_config
 from broker.storage import directory
 from broker.storage.disk import Disk
-from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, errors
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.service import SERVICE

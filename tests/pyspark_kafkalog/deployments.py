@@ -33,7 +33,7 @@ _TOLD_SECONDS = 180.0
 _ANSWER_SECONDS = 400.0
 _STOP_SECONDS = 30.0
 _WITH_PARENT = (
-    f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from broker.zookeeper import die_with_parent;"
+    f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from broker.local.zookeeper import die_with_parent;"
     "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 

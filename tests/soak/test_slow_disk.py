@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.config import BROKER_SETTINGS
+from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
 from broker.storage import directory
 from broker.storage.disk import Buffer, Disk
-from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, TopicPartition
 
 pytestmark = pytest.mark.timeout(3600)

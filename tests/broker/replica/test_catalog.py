@@ -16,8 +16,8 @@ import grpc
 import pytest
 from kazoo.client import KazooClient
 
+from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.catalog import Catalog
-from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, Producer, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry

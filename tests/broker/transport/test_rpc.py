@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.transport import lanes, rpc
-from broker.zookeeper import EmbeddedZooKeeper
 from kafkalog import Admin, TopicPartition, errors
 from kafkalog.errors import KafkalogError
 from kafkalog.format.batch import iter_batches

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker.zookeeper import EmbeddedZooKeeper
+from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.zk.session import ZooKeeperSession
 from tests.proxy import StallingProxy
 

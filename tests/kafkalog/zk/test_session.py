@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.folder_lock import lock_folder
-from broker.zookeeper import EmbeddedZooKeeper
+from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.zk import client
 from kafkalog.zk.session import (

@@ -19,8 +19,8 @@ import grpc
 import psutil
 import pytest
 
-from broker import local
 from broker.local import LocalCluster
+from broker.local import cluster as local
 from kafkalog.errors import (
     AddressInUse,
     Closed,
@@ -87,7 +87,7 @@ def processes_of(cluster: LocalCluster) -> list[int]:
 HOLDER = """
 import sys
 from broker.local import LocalCluster
-from tests.broker.test_local import processes_of
+from tests.broker.local.test_cluster import processes_of
 cluster = LocalCluster().start()
 print(cluster.root, cluster.guard_pid, *processes_of(cluster), flush=True)
 sys.stdin.read()

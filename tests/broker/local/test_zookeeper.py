@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import zookeeper
-from broker.zookeeper import EmbeddedZooKeeper, find_java
+from broker.local import zookeeper
+from broker.local.zookeeper import EmbeddedZooKeeper, find_java
 from kafkalog.errors import AddressInUse, DataDirInUse, MissingDependency, ZooKeeperUnreachable
 from kafkalog.zk.session import ZooKeeperSession
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.sweeper import swept_folder
+from broker.local.sweeper import swept_folder
 
 
 def test_a_folder_goes_once_the_last_descriptor_is_closed() -> None:

@@ -1,5 +1,5 @@
 """The guard's broker processes: those that say nothing, refuse to start or do not stop. The guard as a whole is in
-`test_local.py`."""
+`test_cluster.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import guard
-from broker.guard import BrokerChild, LineReader, Watch
+from broker.local import guard
+from broker.local.guard import BrokerChild, LineReader, Watch
 from kafkalog.errors import BrokerUnreachable, InvalidSetting
 from tests.waiting import suspend
 

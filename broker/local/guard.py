@@ -22,7 +22,7 @@ from typing import Any
 
 from broker.config import BROKER_SETTINGS
 from broker.folder_lock import lock_folder
-from broker.zookeeper import EmbeddedZooKeeper
+from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import (
     BrokerUnreachable,

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from broker.local import Health, LocalBroker, LocalCluster, LocalZooKeeper
-from broker.supervisor import Supervisor, how_it_ended
+from broker.local.cluster import Health, LocalBroker, LocalCluster, LocalZooKeeper
+from broker.local.supervisor import Supervisor, how_it_ended
 from kafkalog.clock import Clock
 from kafkalog.errors import AddressInUse, BrokerUnreachable, KafkalogError, StorageFailed
 

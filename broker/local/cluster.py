@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from broker.config import BROKER_SETTINGS
-from broker.guard import python_command
-from broker.sweeper import swept_folder
+from broker.local.guard import python_command
+from broker.local.sweeper import swept_folder
 from kafkalog.errors import Closed, InvalidArgument, LocalClusterEnded, from_wire
 
 _CLOSE_SECONDS = 90.0
@@ -160,7 +160,7 @@ class LocalCluster:
                 self.root, self._sweeper, keep_fd = swept_folder("kafkalog-")
             keep_fds = [] if keep_fd is None else [keep_fd]
             self._guard = subprocess.Popen(
-                python_command("broker.guard", str(os.getpid())),
+                python_command("broker.local.guard", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=keep_fds,

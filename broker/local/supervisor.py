@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.local import LocalBroker, LocalCluster, LocalZooKeeper
+from broker.local.cluster import LocalBroker, LocalCluster, LocalZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import BrokerUnreachable, KafkalogError, StorageFailed
 
