@@ -1,5 +1,5 @@
 """Writing: a batch's and a stream's writers, as Spark calls them: `write` in the tasks, `commit` and `abort` on the
-driver. Which way the rows go is the option delivery's to say: `staged.py` (exactly once) or `direct.py`.
+driver. Which way the rows go is the option delivery's to say: `write/exactly_once.py` or `write/at_least_once.py`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kafkalog.errors import InvalidArgument, QueryNotKnown
-from pyspark_kafkalog import staged
 from pyspark_kafkalog.columns import sink_columns
-from pyspark_kafkalog.direct import write_rows
-from pyspark_kafkalog.fingerprint import checkpoint_of
-from pyspark_kafkalog.micro_batch import micro_batch_of
 from pyspark_kafkalog.sentences import in_sentences
-from pyspark_kafkalog.sink_options import parse_sink
-from pyspark_kafkalog.staged import Messages, Transaction
+from pyspark_kafkalog.write import exactly_once
+from pyspark_kafkalog.write.at_least_once import write_rows
+from pyspark_kafkalog.write.exactly_once import Messages, Transaction
+from pyspark_kafkalog.write.fingerprint import checkpoint_of
+from pyspark_kafkalog.write.micro_batch import micro_batch_of
+from pyspark_kafkalog.write.options import parse_sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,13 +44,13 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
-        task = staged.task_context()
+        task = exactly_once.task_context()
         micro_batch, part, txn = micro_batch_of(task), task.partitionId(), self._options.txn
         if txn is not None:
             checkpoint = checkpoint_of(task, micro_batch, self._options.checkpoint)
             if micro_batch.is_of_unknown_query and not checkpoint.location:
                 raise QueryNotKnown(app_id=txn.app_id, version=txn.version, reason=_NOT_REPORTED)
-            message = staged.stage_numbered(iterator, self._options, self._columns, txn, micro_batch, part)
+            message = exactly_once.stage_numbered(iterator, self._options, self._columns, txn, micro_batch, part)
             if checkpoint.location:  # in foreachBatch few say where it is
                 message.checkpoint = checkpoint
                 message.micro_batch = micro_batch.batch_id if micro_batch.query_id else txn.version
@@ -63,14 +63,14 @@ class BatchWriter(DataSourceArrowWriter):
             query_id=micro_batch.query_id,
             session_id=micro_batch.session_id,
         )
-        return staged.stage_rows(iterator, self._options, self._columns, transaction, part)
+        return exactly_once.stage_rows(iterator, self._options, self._columns, transaction, part)
 
     def commit(self, messages: Messages) -> None:
-        messages = staged.with_query(messages, self._options.txn)
-        staged.commit(messages, self._options, staged.fingerprint(messages))
+        messages = exactly_once.with_query(messages, self._options.txn)
+        exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
     def abort(self, messages: Messages) -> None:
-        staged.discard(messages, self._options)
+        exactly_once.discard(messages, self._options)
 
 
 @in_sentences
@@ -87,16 +87,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
-        task = staged.task_context()
+        task = exactly_once.task_context()
         micro_batch = micro_batch_of(task)
-        transaction = staged.stream_transaction(micro_batch)
-        message = staged.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
+        transaction = exactly_once.stream_transaction(micro_batch)
+        message = exactly_once.stage_rows(iterator, self._options, self._columns, transaction, task.partitionId())
         message.checkpoint = checkpoint_of(task, micro_batch, self._options.checkpoint)
         message.micro_batch = transaction.batch_id
         return message
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        staged.commit(messages, self._options, staged.fingerprint(messages))
+        exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
     def abort(self, messages: Messages, batchId: int) -> None:
-        staged.discard(messages, self._options)
+        exactly_once.discard(messages, self._options)

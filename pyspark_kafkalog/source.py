@@ -1,5 +1,6 @@
-"""Reading: a batch's and a stream's readers, as Spark calls them on the driver. What brokers tell is `lookup.py`'s to
-ask, how much is taken `limits.py`'s to say, how it is cut `splitting.py`'s, and reading it `reading.py`'s.
+"""Reading: a batch's and a stream's readers, as Spark calls them on the driver. In `read/`, what brokers tell is
+`offset_reader.py`'s to ask, how much is taken `admission.py`'s to say, how it is cut `ranges.py`'s, and reading it
+`partition_reader.py`'s.
 
 A batch is bound late: its partitions carry earliest and latest as symbols that each task looks up when it reads, for
 Spark plans a DataFrame once and runs the same plan again and again. A stream's partitions carry numbers.
@@ -37,11 +38,13 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
-from pyspark_kafkalog.limits import Gate, backlog, limited
-from pyspark_kafkalog.lookup import Lookup, connected
-from pyspark_kafkalog.losses import Losses
-from pyspark_kafkalog.neighbours import Neighbours
-from pyspark_kafkalog.offsets import (
+from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.read.admission import Gate, backlog, limited
+from pyspark_kafkalog.read.data_loss import Losses
+from pyspark_kafkalog.read.group_publisher import Progress
+from pyspark_kafkalog.read.neighbours import Neighbours
+from pyspark_kafkalog.read.offset_reader import Lookup, connected
+from pyspark_kafkalog.read.offsets import (
     EARLIEST,
     LATEST,
     InputRange,
@@ -55,11 +58,9 @@ from pyspark_kafkalog.offsets import (
     whats_gone,
     whats_moved_back,
 )
-from pyspark_kafkalog.options import SourceOptions, parse_source
-from pyspark_kafkalog.progress import Progress
-from pyspark_kafkalog.reading import PlannedRange, read_ranges
+from pyspark_kafkalog.read.partition_reader import PlannedRange, read_ranges
+from pyspark_kafkalog.read.ranges import Split, pack, split, split_late_bound
 from pyspark_kafkalog.sentences import in_sentences
-from pyspark_kafkalog.splitting import Split, pack, split, split_late_bound
 
 if TYPE_CHECKING:
     import pyarrow as pa

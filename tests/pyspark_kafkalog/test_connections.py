@@ -12,10 +12,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 from kafkalog.client.config import CONSUMER_SETTINGS, PRODUCER_SETTINGS
-from pyspark_kafkalog import connections, direct
+from pyspark_kafkalog import connections
 from pyspark_kafkalog.connections import cluster_of
-from pyspark_kafkalog.sink_options import parse_sink
 from pyspark_kafkalog.source import BatchReader, StreamReader
+from pyspark_kafkalog.write import at_least_once as direct
+from pyspark_kafkalog.write.options import parse_sink
 
 SERVERS = "127.0.0.1:1"
 

@@ -28,11 +28,12 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.errors import RunSuperseded, VersionWrittenTwice
 from kafkalog.format.numbered import transactional_id as numbered_id
 from kafkalog.wire import transactions_pb2
-from pyspark_kafkalog import micro_batch, staged
-from pyspark_kafkalog.fingerprint import CONFIGURED
 from pyspark_kafkalog.sink import BatchWriter, StreamWriter
-from pyspark_kafkalog.sink_options import SinkOptions, parse_sink
-from pyspark_kafkalog.staged import Staged, Transaction
+from pyspark_kafkalog.write import exactly_once as staged
+from pyspark_kafkalog.write import micro_batch
+from pyspark_kafkalog.write.exactly_once import Staged, Transaction
+from pyspark_kafkalog.write.fingerprint import CONFIGURED
+from pyspark_kafkalog.write.options import SinkOptions, parse_sink
 from tests.waiting import waited_for
 
 MessagesIn = Callable[[str], list[Message]]

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from kafkalog.errors import InvalidArgument, UnknownTopic
-from pyspark_kafkalog import lookup
 from pyspark_kafkalog.datasource import KafkalogDataSource
+from pyspark_kafkalog.read import offset_reader as lookup
 from pyspark_kafkalog.source import BatchReader
 from tests.pyspark_kafkalog import live as readers
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, by_partition, rows
@@ -257,7 +257,7 @@ def test_a_timestamp_beyond_every_record_s_matches_none(live: Live, timed: str, 
 def test_a_record_that_comes_between_the_lookups_puts_no_start_behind_its_end(
     live: Live, monkeypatch: Any, end: dict[str, str]
 ) -> None:
-    from pyspark_kafkalog.lookup import Lookup
+    from pyspark_kafkalog.read.offset_reader import Lookup
 
     topic = live.topic(0)
     live.append_at(topic, 1000)

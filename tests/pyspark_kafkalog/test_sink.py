@@ -22,8 +22,8 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from pyspark_kafkalog import direct
 from pyspark_kafkalog.sink import BatchWriter
+from pyspark_kafkalog.write import at_least_once as direct
 
 MessagesIn = Callable[[str], list[Message]]
 VALUES = StructType([StructField("value", StringType())])

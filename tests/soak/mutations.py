@@ -32,9 +32,9 @@ MODULES = {
     "broker/storage/producers.py": ["*"],
     "broker/storage/retention.py": ["*"],
     "kafkalog/client/producer/queue.py": ["*"],
-    "pyspark_kafkalog/splitting.py": ["*"],
-    "pyspark_kafkalog/offsets.py": ["*"],
-    "pyspark_kafkalog/limits.py": ["*"],
+    "pyspark_kafkalog/read/ranges.py": ["*"],
+    "pyspark_kafkalog/read/offsets.py": ["*"],
+    "pyspark_kafkalog/read/admission.py": ["*"],
     "kafkalog/wire/decisions.py": ["*"],
     "kafkalog/client/transaction/coordinator.py": ["next_step"],
     "broker/replica/resolver.py": ["verdict"],
@@ -54,10 +54,10 @@ TESTS = [
     "tests/broker/storage/test_golden.py",
     "tests/broker/storage/test_log.py",
     "tests/broker/replica/test_verdict.py",
-    "tests/pyspark_kafkalog/test_splitting.py",
-    "tests/pyspark_kafkalog/test_offsets.py",
+    "tests/pyspark_kafkalog/read/test_ranges.py",
+    "tests/pyspark_kafkalog/read/test_offsets.py",
     "tests/pyspark_kafkalog/test_options.py",
-    "tests/pyspark_kafkalog/test_limits.py",
+    "tests/pyspark_kafkalog/read/test_admission.py",
 ]
 
 _SETTINGS = """

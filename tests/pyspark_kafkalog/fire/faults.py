@@ -29,9 +29,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_kafkalog.datasource import KafkalogDataSource
-from pyspark_kafkalog.micro_batch import micro_batch_of
 from pyspark_kafkalog.sink import StreamWriter
-from pyspark_kafkalog.staged import task_context
+from pyspark_kafkalog.write.exactly_once import task_context
+from pyspark_kafkalog.write.micro_batch import micro_batch_of
 
 FORMAT = "kafkalogfire"
 FOLDER = "KAFKALOG_FIRE_FOLDER"

@@ -21,11 +21,12 @@ from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 from kafkalog.client.transaction.stager import StagedPartition
 from kafkalog.errors import CountMoved, QueryNotKnown
 from kafkalog.format.numbered import transactional_id as numbered_id
-from pyspark_kafkalog import connections, staged
-from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint
-from pyspark_kafkalog.micro_batch import MicroBatch
-from pyspark_kafkalog.sink_options import TxnVersion, parse_sink
-from pyspark_kafkalog.staged import Staged, StagedBatch, Transaction
+from pyspark_kafkalog import connections
+from pyspark_kafkalog.write import exactly_once as staged
+from pyspark_kafkalog.write.exactly_once import Staged, StagedBatch, Transaction
+from pyspark_kafkalog.write.fingerprint import UNKNOWN, Checkpoint
+from pyspark_kafkalog.write.micro_batch import MicroBatch
+from pyspark_kafkalog.write.options import TxnVersion, parse_sink
 from tests.waiting import waited_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_kafkalog.micro_batch import (
+from pyspark_kafkalog.write.micro_batch import (
     BATCH_ID,
     DESCRIPTION,
     NO_BATCH,

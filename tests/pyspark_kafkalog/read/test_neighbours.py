@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_kafkalog.neighbours import Neighbours
+from pyspark_kafkalog.read.neighbours import Neighbours
 
 
 def ask(*sources: Neighbours) -> list[int]:
@@ -57,7 +57,7 @@ def test_one_that_was_not_asked_in_between_does_not_count(tmp_path: Path) -> Non
 
 
 def test_what_an_ended_process_left_is_removed_and_where_nothing_can_be_written_nobody_is_there(tmp_path: Path) -> None:
-    lines = "import os, sys; from pathlib import Path; from pyspark_kafkalog.neighbours import Neighbours"
+    lines = "import os, sys; from pathlib import Path; from pyspark_kafkalog.read.neighbours import Neighbours"
     ends = "one = Neighbours(Path(sys.argv[1])); one.asked(); one.answered(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", f"{lines}; {ends}", str(tmp_path)], check=False, env=os.environ)
     assert len(list(tmp_path.iterdir())) == 1

@@ -18,9 +18,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from kafkalog.events import get_logger
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
-from pyspark_kafkalog.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints
-from pyspark_kafkalog.micro_batch import NO_BATCH, MicroBatch
-from pyspark_kafkalog.sink_options import SinkOptions, TxnVersion
+from pyspark_kafkalog.write.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints
+from pyspark_kafkalog.write.micro_batch import NO_BATCH, MicroBatch
+from pyspark_kafkalog.write.options import SinkOptions, TxnVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kafkalog.clock import ManualClock
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog import limits
+from pyspark_kafkalog.read import admission as limits
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

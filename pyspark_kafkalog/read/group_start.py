@@ -2,7 +2,7 @@
 
 A source's process is told no query id, so a group that the user does not name is called after what is read: the same
 query has the same group after a restart and on a new checkpoint, and two queries that read the same share one (only the
-first of them publishes, see `progress.py`).
+first of them publishes, see `group_publisher.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
 from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
+from pyspark_kafkalog.read.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster

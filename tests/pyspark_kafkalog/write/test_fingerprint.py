@@ -15,8 +15,8 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark import TaskContext
 
-from pyspark_kafkalog import fingerprint, hadoop
-from pyspark_kafkalog.fingerprint import (
+from pyspark_kafkalog.write import fingerprint, hadoop
+from pyspark_kafkalog.write.fingerprint import (
     CONFIGURED,
     UNKNOWN,
     Checkpoint,
@@ -24,8 +24,8 @@ from pyspark_kafkalog.fingerprint import (
     Fingerprints,
     checkpoint_of,
 )
-from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
-from pyspark_kafkalog.micro_batch import MicroBatch
+from pyspark_kafkalog.write.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.write.micro_batch import MicroBatch
 from tests.waiting import suspend
 
 

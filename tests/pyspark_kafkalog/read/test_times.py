@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkalog.errors import InvalidArgument
-from pyspark_kafkalog import times
+from pyspark_kafkalog.read import times
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange
-from pyspark_kafkalog.splitting import pack, split, split_late_bound
+from pyspark_kafkalog.read.offsets import EARLIEST, LATEST, InputRange
+from pyspark_kafkalog.read.ranges import pack, split, split_late_bound
 
 
 def of(partition: int, start: int, end: int) -> InputRange:

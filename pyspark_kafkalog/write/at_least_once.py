@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from kafkalog.errors import KafkalogError
 from pyspark_kafkalog.columns import batches_by_topic
 from pyspark_kafkalog.connections import Key, as_patient_at_first, key_of
-from pyspark_kafkalog.sink_options import SinkOptions
+from pyspark_kafkalog.write.options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

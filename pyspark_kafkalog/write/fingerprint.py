@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.events import get_logger
-from pyspark_kafkalog.hadoop import HadoopFiles, HadoopUnavailable
-from pyspark_kafkalog.micro_batch import MicroBatch
+from pyspark_kafkalog.write.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.write.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark import TaskContext

@@ -30,8 +30,9 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group, offsets_with_topic_ids
 from kafkalog.errors import DataLost, UnknownGroup, UnknownTopic, UnknownTopicId
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog import processes, progress
-from pyspark_kafkalog.progress import Progress
+from pyspark_kafkalog import processes
+from pyspark_kafkalog.read import group_publisher as progress
+from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.source import NO_LIMIT, StreamReader
 from tests.waiting import waited_for
 
@@ -250,7 +251,7 @@ def test_a_forked_child_publishes_nothing(client: Cluster, admin: Admin, made: s
 
 
 def test_a_cluster_that_is_gone_neither_fails_nor_holds_up_a_stream(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "pyspark_kafkalog.progress")
+    caplog.set_level(logging.WARNING, "pyspark_kafkalog.read.group_publisher")
     told = Progress(Cluster("127.0.0.1:1"), "g", "nothing")
     started = time.monotonic()
     for offset in range(1000):
@@ -521,7 +522,7 @@ def test_of_two_live_streams_of_a_group_the_first_publishes_and_the_other_warns_
     admin: Admin, reader: MakeReader, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "RENEW_S", 0.05)
-    caplog.set_level(logging.INFO, "pyspark_kafkalog.progress")
+    caplog.set_level(logging.INFO, "pyspark_kafkalog.read.group_publisher")
 
     def warnings() -> list[str]:
         return [record.message for record in caplog.records if "group_has_another_live_query" in record.message]
@@ -589,7 +590,7 @@ import sys, time
 from kafkalog import TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
-from pyspark_kafkalog.progress import Progress
+from pyspark_kafkalog.read.group_publisher import Progress
 told = Progress(Cluster({cluster.bootstrap_servers!r}), {made!r}, "killed")
 told.at({{TopicPartition({made!r}, 0): 3}})
 sys.stdin.read()
