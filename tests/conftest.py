@@ -25,6 +25,28 @@ ROOT = Path(__file__).resolve().parent.parent
 
 _topic_numbers = itertools.count()
 
+NEED_JAVA = {"cluster", "spark", "zookeeper"}
+"""Fixtures. A test module that imports one of the classes below starts Java by itself, and so does a test that is
+marked with `java`."""
+STARTS_JAVA = ("LocalCluster", "EmbeddedZooKeeper", "SparkSession", "LocalBroker")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pure", action="store_true", help="only the tests that need no Java: no ZooKeeper, no Spark")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--pure"):
+        pure = [item for item in items if _is_pure(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(pure)])
+        items[:] = pure
+
+
+def _is_pure(item: pytest.Item) -> bool:
+    if item.get_closest_marker("java") or NEED_JAVA & set(getattr(item, "fixturenames", ())):
+        return False
+    return not any(hasattr(getattr(item, "module", None), name) for name in STARTS_JAVA)
+
 
 def pytest_configure() -> None:
     # A job that a shell starts in the background ignores Ctrl-C, and so would all that the tests start.

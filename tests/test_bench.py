@@ -14,6 +14,8 @@ import pytest
 from bench.__main__ import BENCHMARKS
 from bench.spark_conf import MEASURED
 
+pytestmark = pytest.mark.java
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -74,6 +74,7 @@ def without_the_checkout() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
+@pytest.mark.java
 def test_spark_finds_the_format_of_an_editable_install(source: Path, tmp_path: Path) -> None:
     borrowed_environment(tmp_path)
     install(tmp_path, "--editable", str(source))
@@ -101,6 +102,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("LICENSE") for name in names)
 
 
+@pytest.mark.java
 def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_path: Path) -> None:
     port = free_ports(2)
     ours = ("PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_DRIVER_PYTHON")

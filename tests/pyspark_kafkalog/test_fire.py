@@ -9,6 +9,8 @@ import pytest
 
 from tests.pyspark_kafkalog.fire.harness import Scenario, check_exactly_once, check_reader, duplicates_and_losses, run
 
+pytestmark = pytest.mark.java
+
 BATCHES = 30
 DRIVER_KILLS = ("some staged", "half applied", "committed")
 COMMIT_KILLS = ("all staged", "prepared", "decided", "applied", "done")

@@ -66,6 +66,7 @@ def test_a_file_address_is_read_as_the_path_is(folder: Path, fingerprints: Finge
     assert UNKNOWN not in found
 
 
+@pytest.mark.java
 def test_another_file_system_is_read_as_spark_does(folder: Path, fingerprints: Fingerprints) -> None:
     settings = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
     local = fingerprints.of(at(folder), 7)
@@ -74,6 +75,7 @@ def test_another_file_system_is_read_as_spark_does(folder: Path, fingerprints: F
     assert fingerprints.of(Checkpoint("viewfs://c/mounted/no", "query", settings), 7) == UNKNOWN
 
 
+@pytest.mark.java
 def test_what_can_not_be_read_is_unknown_and_warned_of_once(
     folder: Path, fingerprints: Fingerprints, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,6 +116,7 @@ def mounted(folder: Path) -> Checkpoint:
     return Checkpoint(f"viewfs://c/mounted/{folder.name}", "query", settings)
 
 
+@pytest.mark.java
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_java_that_has_ended_or_is_silent_is_replaced(
     folder: Path, fingerprints: Fingerprints, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
@@ -136,6 +139,7 @@ def test_a_java_that_has_ended_or_is_silent_is_replaced(
     assert java._process.poll() is not None
 
 
+@pytest.mark.java
 def test_a_java_is_kept_whatever_its_file_system_says_and_keeps_nothing_itself_until_it_dies_in_a_read(
     folder: Path, fingerprints: Fingerprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +171,7 @@ def test_a_java_is_kept_whatever_its_file_system_says_and_keeps_nothing_itself_u
     assert another._process.returncode >= 0  # it was not killed
 
 
+@pytest.mark.java
 def test_a_java_that_refuses_a_setting_is_ended() -> None:
     def children() -> set[str]:
         tasks = Path("/proc/self/task").iterdir()
