@@ -144,9 +144,10 @@ class Fetcher:
     def __init__(self, cluster: Cluster, settings: Values, restart: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next four
+        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next five
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
+        self._found_error = False  # a source that cannot go on, while asking: whoever waits for it is to look
         self._complaint = Complaint(log, "fetching_held_up")
         self._late_error: KafkalogError | None = None
         self._restart = restart
@@ -299,8 +300,9 @@ class Fetcher:
 
     def _drive(self, wait: bool, end: float | None) -> None:
         """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
+        self._found_error = False
         self._ask_all()
-        if not wait:
+        if not wait or self._found_error:
             return
         poller = select.poll()
         poller.register(self._wake_receiver, select.POLLIN)
@@ -354,10 +356,10 @@ class Fetcher:
                 self._failed(broker_id, error)
 
     def _forget_troubles_of_others(self) -> None:
-        """Forget the retry times of brokers that lead nothing here any more: each would wake the driving thread for
-        nothing."""
+        """Forget the retry times of brokers that lead nothing here any more that can go on: each would wake the driving
+        thread for nothing."""
         with self.lock:
-            leaders = {source.broker_id for source in self.sources}
+            leaders = {source.broker_id for source in self.sources if source.error is None}
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
             del self._troubles[broker_id]
 
@@ -371,8 +373,10 @@ class Fetcher:
                 source.broker_id = broker_id
                 return broker_id
             source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
+            self._found_error = True
         except UnknownTopic as error:
             source.error = error
+            self._found_error = True
         except LeaderNotAvailable as error:
             source.broker_id = error.facts["broker_id"]
             if not self._is_paused(source.broker_id):

@@ -76,6 +76,28 @@ def test_a_partition_that_moves_leaves_the_trouble_of_those_that_stay_with_its_l
     waiting.close()
 
 
+def test_an_error_that_nobody_takes_leaves_no_time_to_look_again() -> None:
+    """It would be over, and the thread that drives would look at it without a pause."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    cluster.leader = lambda topic, number: SimpleNamespace(broker_id=(1, 2)[number])
+    waiting._ask_all()
+    assert waiting._troubles.keys() == {1, 2}
+    waiting.sources[0].error = UnknownTopicId(topic_id="74")
+    waiting._ask_all()
+    assert waiting._troubles.keys() == {2}
+    waiting.close()
+
+
+def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    cluster.topic = lambda name, patient: SimpleNamespace(topic_id=b"another")
+    waiting._drive(True, None)
+    assert isinstance(waiting.sources[0].error, UnknownTopicId)
+    waiting.close()
+
+
 def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails a later time is tried as long as what never failed."""
     now = 0.0
