@@ -464,7 +464,7 @@ class Consumer:
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they come, as Arrow: each batch from one partition, in order.
 
-        Columns: topic (dictionary), partition, offset, timestamp, key, value, headers; see `decoding.ARROW_SCHEMA`.
+        Columns: topic (dictionary), partition, offset, timestamp, key, value, headers; see `decode.ARROW_SCHEMA`.
 
         Args:
             timeout: stop after so many seconds without one.

@@ -22,6 +22,7 @@ from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetc
 from kafkalog.client.link import Link
 from kafkalog.config import Values
 from kafkalog.errors import (
+    DiskFull,
     KafkalogError,
     LeaderNotAvailable,
     OffsetOutOfRange,
@@ -54,6 +55,7 @@ class Source:
         error: to be raised once `arrived` is used up.
         failure: what was raised for it last, since it was sought.
         asked: the request for it that is unanswered.
+        trouble: it alone cannot be read just now, and is tried again.
         reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
         broker_id: of its leader, as last told.
     """
@@ -68,6 +70,7 @@ class Source:
         "reader",
         "reset_to",
         "topic_partition",
+        "trouble",
     )
 
     def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
@@ -78,6 +81,7 @@ class Source:
         self.error: KafkalogError | None = None
         self.failure: KafkalogError | None = None
         self.asked: _Asked | None = None
+        self.trouble: _Trouble | None = None
         self.reset_to: int | None = None
         self.broker_id = NO_LEADER
 
@@ -103,7 +107,7 @@ class Source:
         """Forget what arrived, and go on elsewhere."""
         self.arrived.clear()
         self.arrived_bytes = 0
-        self.error = self.failure = None
+        self.error = self.failure = self.trouble = None
         self.asked = None  # what comes of that is of no use now
         self.reset_to = None
         self.reader.offset = offset
@@ -119,7 +123,8 @@ class _Asked:
 
 
 class _Trouble:
-    """A broker that does not answer as it should: for how long (long times without a try left out), and when to try."""
+    """A broker or a partition that does not answer as it should: for how long (long times without a try left out), and
+    when to try."""
 
     __slots__ = ("retry", "retry_at")
 
@@ -131,6 +136,14 @@ class _Trouble:
         """So long nobody tried: that does not count."""
         assert self.retry.since is not None
         self.retry.since += seconds
+
+    def failed(self, now: float) -> bool:
+        """It did so again; whether it is to be tried another time."""
+        pause = self.retry.failed(now)
+        if pause is None:
+            return False
+        self.retry_at = now + pause
+        return True
 
 
 class Fetcher:
@@ -240,8 +253,8 @@ class Fetcher:
 
     def _restart_all(self) -> None:
         """Lock held: the thread that drove was interrupted. What is asked, and what has arrived whole, is not known."""
-        for broker_id in list(self._links):
-            self._drop(broker_id)
+        for broker_id, link in list(self._links.items()):
+            self._drop(broker_id, link)
         for source in self.sources:
             source.asked = None
         self._restart()
@@ -279,6 +292,7 @@ class Fetcher:
         return (
             source.asked is None
             and source.error is None
+            and (source.trouble is None or time.monotonic() >= source.trouble.retry_at)
             and source.arrived_bytes * 2 <= self._settings.max_partition_fetch_bytes
         )
 
@@ -289,7 +303,7 @@ class Fetcher:
         # Nobody tried again while nobody drove: that counts like the longest pause between two tries, not more.
         pause = self._settings.retry_backoff_max_ms / 1000
         uncounted = max(0.0, time.monotonic() - self._left_at - pause)
-        for trouble in self._troubles.values():
+        for trouble in self._all_troubles():
             trouble.forget(uncounted)
         try:
             self._drive(wait, end)
@@ -298,8 +312,14 @@ class Fetcher:
                 raise
             self._late_error = error
 
+    def _all_troubles(self) -> list[_Trouble]:
+        with self.lock:
+            of_sources = [source.trouble for source in self.sources if source.trouble is not None]
+        return [*self._troubles.values(), *of_sources]
+
     def _drive(self, wait: bool, end: float | None) -> None:
         """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
+        looked_at = time.monotonic()
         self._found_error = False
         self._ask_all()
         if not wait or self._found_error:
@@ -307,15 +327,16 @@ class Fetcher:
         poller = select.poll()
         poller.register(self._wake_receiver, select.POLLIN)
         by_fd = {}
-        until = [trouble.retry_at for trouble in self._troubles.values()]
+        # What was due by then was asked for, unless nobody wants it now: that is not to be looked at all the time.
+        until = [trouble.retry_at for trouble in self._all_troubles() if trouble.retry_at > looked_at]
         if end is not None:
             until.append(end)
         for broker_id, link in list(self._links.items()):
             if link.count:
                 if link.connection.has_buffered:
-                    self._receive(broker_id)
+                    self._receive(broker_id, link)
                     return
-                by_fd[link.connection.fileno()] = broker_id
+                by_fd[link.connection.fileno()] = broker_id, link
                 poller.register(link.connection.fileno(), select.POLLIN)
                 until.append(link.deadline)
         timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000 + 1, _POLL_MS_MAX) if until else None
@@ -323,8 +344,10 @@ class Fetcher:
         for fd, _ in events:
             if fd == self._wake_receiver.fileno():
                 self._drain_wakes()
-            else:
-                self._receive(by_fd[fd])
+                continue
+            broker_id, link = by_fd[fd]
+            if self._links.get(broker_id) is link:  # else it was lost while another's answer was taken in
+                self._receive(broker_id, link)
         if not events:
             self._check_deadlines()
 
@@ -416,13 +439,12 @@ class Fetcher:
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
-            self._drop(broker_id)
+            self._drop(broker_id, link)
             raise
 
-    def _receive(self, broker_id: int) -> None:
+    def _receive(self, broker_id: int, link: Link[_Asked]) -> None:
         """Take in an answer, and ask for what comes next before anyone looks at it."""
         trouble: KafkalogError | None
-        link = self._links[broker_id]
         try:
             header, body = link.connection.receive()
             asked = link.asked(header)
@@ -431,10 +453,10 @@ class Fetcher:
             link.answered()
             trouble = self._take_in(asked, header.fetch, body)
         except RetriableError as error:
-            self._drop(broker_id)
+            self._drop(broker_id, link)
             trouble = error
         except KafkalogError:
-            self._drop(broker_id)
+            self._drop(broker_id, link)
             raise
         if trouble is not None:
             self._failed(broker_id, trouble)
@@ -455,11 +477,14 @@ class Fetcher:
                     found = source.reader.take(answer, data)
                 except OffsetOutOfRange as error:
                     self._out_of_range(source, error)
+                except DiskFull as error:  # its log could not be opened; those beside it can be read
+                    self._source_failed(source, error)
                 except RetriableError as error:
                     trouble = error
                 except KafkalogError as error:
                     source.error = error
                 else:
+                    source.trouble = None
                     source.arrived.extend(found)
                     source.arrived_bytes += sum(batch.header.length for batch in found)
         return trouble
@@ -482,30 +507,39 @@ class Fetcher:
     def _failed(self, broker_id: int, error: KafkalogError) -> None:
         """A broker was not reached, or was the wrong one. Raises the error if that goes on for too long."""
         now = time.monotonic()
+        self._stale = True
         trouble = self._troubles.get(broker_id)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
-        pause = trouble.retry.failed(now)
-        if pause is None:
+        if not trouble.failed(now):
             del self._troubles[broker_id]
             raise error
         if not self.closed:  # else it was us
             self._complaint.failed(error, trouble.retry.until, broker_id=broker_id)
-        self._stale = True
-        trouble.retry_at = now + pause
+
+    def _source_failed(self, source: Source, error: KafkalogError) -> None:
+        """Lock held: one partition cannot be read just now. Its error, if that goes on for too long."""
+        now = time.monotonic()
+        if source.trouble is None:
+            source.trouble = _Trouble(self._settings, now)
+        if source.trouble.failed(now):
+            self._complaint.failed(error, source.trouble.retry.until, partition=str(source.topic_partition))
+        else:
+            source.error, source.trouble = error, None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for broker_id, link in list(self._links.items()):
             if link.deadline <= now:
-                self._drop(broker_id)
+                self._drop(broker_id, link)
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
                 self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
 
-    def _drop(self, broker_id: int) -> None:
-        lost = self._links.pop(broker_id).lose()
+    def _drop(self, broker_id: int, link: Link[_Asked]) -> None:
+        if self._links.get(broker_id) is link:
+            del self._links[broker_id]
         with self.lock:
-            for asked in lost:
+            for asked in link.lose():
                 for source in asked.sources:
                     if source.asked is asked:
                         source.asked = None
@@ -568,8 +602,8 @@ class Fetcher:
         if self._let_go_of:
             return
         self._let_go_of = True
-        for broker_id in list(self._links):
-            self._drop(broker_id)
+        for broker_id, link in list(self._links.items()):
+            self._drop(broker_id, link)
         self._wake_receiver.close()
         self._wake_sender.close()
         if self._on_closed is not None:

@@ -311,10 +311,11 @@ class BrokerLink:
             self._finish_unanswered(requests, None)
 
     def _connected(self) -> Link[_Request]:
-        if self._link is not None:
-            return self._link
+        link = self._link
+        if link is not None:
+            return link
         connection = self._cluster.connect_data(self.broker_id)
-        link: Link[_Request] = Link(connection)
+        link = Link(connection)
         reader = threading.Thread(target=self._read, args=(link,), name=f"producer-{self.broker_id}-acks", daemon=True)
         with self._accumulator.lock:
             try:

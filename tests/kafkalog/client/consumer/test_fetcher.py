@@ -13,11 +13,11 @@ from kafkalog.client.config import CONSUMER_SETTINGS
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.link import Link
-from kafkalog.errors import BrokerUnreachable, LeaderNotAvailable, ProtocolError, UnknownTopicId
+from kafkalog.errors import BrokerUnreachable, DiskFull, LeaderNotAvailable, ProtocolError, UnknownTopicId
 from kafkalog.net.data import Reply
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
-from kafkalog.wire.frames import PREFIX_SIZE
+from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
 
 TOPIC_ID = b"t" * 16
 
@@ -89,6 +89,92 @@ def test_an_error_that_nobody_takes_leaves_no_time_to_look_again() -> None:
     waiting.close()
 
 
+def test_a_link_that_is_lost_while_another_answers_is_not_looked_at_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event is in hand already; the number may be that of a new connection by then."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    received: list[int] = []
+    for broker_id, fd in ((1, 91), (2, 92)):
+        connection: Any = SimpleNamespace(has_buffered=False, fileno=lambda fd=fd: fd, close=lambda: None)
+        waiting._links[broker_id] = link = Link(connection)
+        link.sends(link.next_id(), fetcher_module._Asked())
+
+    def receive(broker_id: int, link: Link[Any]) -> None:
+        received.append(broker_id)
+        waiting._drop(3 - broker_id, waiting._links[3 - broker_id])
+
+    poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: [(91, 1), (92, 1)])
+    monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    waiting._receive = receive  # type: ignore[method-assign]
+    waiting._drive(True, None)
+    assert received == [1]
+    waiting.close()
+
+
+def test_who_has_no_time_to_try_again_asks_who_leads_the_next_time_all_the_same() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_timeout_ms=0)
+    with pytest.raises(BrokerUnreachable):
+        waiting._ask_all()
+    asked: list[object] = []
+    cluster.refresh = lambda names, patient: asked.append(names)
+    cluster.leader_id = -1
+    with pytest.raises(BrokerUnreachable):
+        waiting._ask_all()
+    assert asked == [["t"]]
+    waiting.close()
+
+
+def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_up_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=500, retry_timeout_ms=1000)
+    good, full = waiting.sources
+    tries: list[float] = []
+    answer = pb.FetchReply(partitions=[{}, {"error": error_to_wire(DiskFull(directory="/data", reason="full"))}])
+    while full.error is None:
+        asked = fetcher_module._Asked()
+        asked.sources += waiting.sources
+        wanted = waiting._wants_more(full)
+        good.asked, full.asked = asked, asked if wanted else None
+        if wanted:
+            tries.append(now)
+        assert waiting._take_in(asked, answer, None) is None, "no reason to leave the broker alone"
+        assert waiting._wants_more(good)
+        if full.trouble is not None:
+            assert full.trouble in waiting._all_troubles(), "it wakes who drives"
+        now += 0.125
+    assert tries == [0.0, 0.125, 0.375, 0.875, 1.0]
+    assert isinstance(full.error, DiskFull)
+    assert waiting._troubles == {}
+    full.go_to(0)
+    assert waiting._wants_more(full)
+    waiting.close()
+
+
+def test_a_time_to_try_again_that_nobody_waits_for_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a broker whose partitions have enough for now, or one that was asked and has not answered yet."""
+    waits: list[float | None] = []
+    poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: waits.append(timeout_ms) or [])
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    for broker_id, retry_at in ((1, 4.9), (2, 5.0)):
+        trouble = waiting._troubles[broker_id] = fetcher_module._Trouble(waiting._settings, 0.0)
+        trouble.retry_at = retry_at
+    waiting._drive(True, None)
+    trouble.retry_at = 5.5
+    waiting._drive(True, None)
+    assert waits == [None, 501.0]
+    waiting.close()
+
+
 def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
@@ -110,9 +196,9 @@ def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(mo
     now = 0.5
     waiting._refresh()
     assert list(waiting._troubles) == [1]
-    asking(waiting, Answering(), [], 60.0)
+    link = asking(waiting, Answering(), [], 60.0)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
-    waiting._receive(1)
+    waiting._receive(1, link)
     assert waiting._troubles == {}
     waiting.close()
 
@@ -290,7 +376,7 @@ def test_an_answer_to_another_request_ends_the_connection() -> None:
     link.answered()
     link.sends(2, waiting.sources[0].asked)
     with pytest.raises(ProtocolError, match="an answer to a request that was not made"):
-        waiting._receive(1)
+        waiting._receive(1, link)
     assert waiting._links == {}
     assert waiting.sources[0].asked is None
     waiting.close()
