@@ -37,9 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--pure"):
-        pure, others = [item for item in items if _is_pure(item)], [item for item in items if not _is_pure(item)]
+        others = [item for item in items if not _is_pure(item)]
         config.hook.pytest_deselected(items=others)
-        items[:] = pure
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _is_pure(item: pytest.Item) -> bool:
