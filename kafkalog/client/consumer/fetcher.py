@@ -214,7 +214,11 @@ class Fetcher:
                             self._restart_all()
                         source = self._ready(among())
                         if source is not None:
+                            was_full = not self._wants_more(source)
                             taken = take(source)
+                            has_room = was_full or not source.arrived
+                            if has_room and self._driver is not None and self._wants_more(source):
+                                self.wake()  # whoever drives left it out, and would not look before its next event
                         if self._driver is None and (source is None or self._is_behind()):
                             break
                         if source is not None:

@@ -175,6 +175,25 @@ def test_a_time_to_try_again_that_nobody_waits_for_wakes_nobody(monkeypatch: pyt
     waiting.close()
 
 
+def test_who_makes_room_in_a_partition_wakes_the_thread_that_drives() -> None:
+    """It has left that partition out, and waits for another's next event."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, max_partition_fetch_bytes=100)
+    source = waiting.sources[0]
+    woken: list[int] = []
+    waiting.wake = lambda: woken.append(source.arrived_bytes)  # type: ignore[method-assign]
+    waiting._driver = -1  # another thread
+    batches: Any = [SimpleNamespace(header=SimpleNamespace(length=size, record_count=1)) for size in (60, 60, 40)]
+    source.put_back(batches)
+    after_each = []
+    for _ in range(4):
+        waiting.next(lambda: [source], 0.0, lambda source: source.take(1, 1))
+        after_each.append(list(woken))
+    assert after_each == [[], [40], [40, 0], [40, 0]], "where there is room, and where there is nothing"
+    waiting._driver = None
+    waiting.close()
+
+
 def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
