@@ -140,7 +140,7 @@ class Broker:
             catalog.start()
         jobs = StagedJobs(settings.broker_id)
         self._undo.append(jobs.stop)
-        self.resolver = Resolver(catalog, settings, directory.steady_clock, jobs)
+        self.resolver = Resolver(catalog, settings, directory.services.steady_clock, jobs)
         self._undo.append(self.resolver.stop)
         self.resolver.start()
 

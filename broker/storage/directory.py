@@ -1,4 +1,4 @@
-"""A broker's data directory: whose it is, and the logs in it, with the threads that flush and tidy them.
+"""A broker's data directory: whose it is, and the logs in it, with the thread that tidies them.
 
     lock         held while a broker has the directory; the holder's process id is in it
     meta         cluster id, broker id and the directory's own id (a sealed document, see checkpoint.py)
@@ -22,28 +22,26 @@ logs are opened and made, and where logs and segments are deleted.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import os
-import queue
 import re
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
-from broker.storage.faults import Faults
-from broker.storage.home import Flushable
+from broker.storage.disk_errors import DirectoryHealth, DiskErrors
+from broker.storage.flusher import WAIT_SECONDS_MAX, Flusher
 from broker.storage.log import Log
 from broker.storage.opening import make_empty_log
 from broker.storage.segment import LOG_SUFFIX
-from broker.storage.staging import STAGING
+from broker.storage.services import Services
 from broker.storage.steady_clock import SteadyClock
+from broker.storage.unlinker import Unlinker
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import Values
 from kafkalog.errors import (
@@ -53,7 +51,6 @@ from kafkalog.errors import (
     DiskFull,
     InvalidSetting,
     KafkalogError,
-    OutOfFiles,
     StorageFailed,
 )
 from kafkalog.events import get_logger
@@ -68,24 +65,8 @@ _DELETED = ".deleted"
 _NEW = ".new"
 _SET_ASIDE = ".set-aside-"
 _META_FACTS = {"cluster_id": str, "broker_id": int, "directory_id": str}
-_FLUSHERS = 4
-"""Threads for group commit. The file system joins their fdatasyncs of several partitions into one journal commit."""
-_WAIT_SECONDS_MAX = 86_400.0
-"""Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
 _REMOVAL_SECONDS = 1.0
 """How long the removal of a folder is given to get to its last file, before a missing one is the disk's fault."""
-_FULL_LOGGED_EVERY_SECONDS = 60.0
-_FULL_RETRY_SECONDS = 1.0
-_REMOVAL_RETRY_SECONDS = 1.0
-
-
-@dataclass(order=True, slots=True)
-class _Deadline:
-    """When a log is to be flushed. `log` None: not any more."""
-
-    at: float
-    ticket: int
-    log: Flushable | None = field(compare=False)
 
 
 def folder_name(topic_id: bytes, partition: int) -> str:
@@ -107,7 +88,7 @@ class LogDirectory:
     Args:
         path: made if it is missing.
         disk, clock: what stands for the machine.
-        producer_batches_remembered, producer_state_max: of each producer, and of each log; see `Producers`.
+        producer_batches_remembered, producer_state_max: see `Services`.
         producer_expiration_ms: silent producers are forgotten after that long.
         check_interval_ms: how often retention, rolls by age and checkpoints are looked at.
 
@@ -117,11 +98,10 @@ class LogDirectory:
         directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
         lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
             the lock knows that no other process that names the same file is alive.
-        failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service.
         on_lost: called with topic id and partition of a log that is closed since somebody removed its files; from any
             thread, with no lock held.
-        steady_clock: the time by which something is deleted or forgotten.
+        services: what its logs share, and what else a partition keeps in its folder.
 
     Raises:
         DataDirInUse: another process has it.
@@ -141,38 +121,40 @@ class LogDirectory:
         check_interval_ms: int = 60_000,
     ) -> None:
         self.path = Path(path).absolute()
-        self.disk = disk or Disk()
-        self.clock = clock
-        self.steady_clock: Clock = SteadyClock(clock)
-        self.producer_batches_remembered = producer_batches_remembered
-        self.producer_state_max = producer_state_max
-        self.producer_expiration_ms = producer_expiration_ms
-        self.check_interval_ms = check_interval_ms
-        self.failed: StorageFailed | None = None
+        health = DirectoryHealth(self.path, clock)
+        health.on_failed = lambda error: self._have_done(partial(self._report_failure, error), "log-failed")
+        health.on_doubt = self._doubt
+        self.services = Services(
+            path=self.path,
+            disk=disk or Disk(),
+            clock=clock,
+            steady_clock=SteadyClock(clock),
+            health=health,
+            flusher=Flusher(health, clock),
+            unlinker=Unlinker(health),
+            producer_batches_remembered=producer_batches_remembered,
+            producer_state_max=producer_state_max,
+        )
+        self.disk = self.services.disk
+        self._health = health
+        self._unlinker = self.services.unlinker
+        self._producer_expiration_us = producer_expiration_ms * 1000
+        self._check_interval_seconds = min(check_interval_ms / 1000, WAIT_SECONDS_MAX)
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.on_lost: Callable[[bytes, int], None] = lambda topic_id, partition: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
         self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
-        self._telling = threading.Lock()  # guards failed, _full_logged_at and _doubted; after all other locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # what `note_if_missing` found, and _untrusted
         self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
-        self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._closed = False
-        self._full_at = float("-inf")
-        self._full_logged_at: dict[str, float] = {}  # by event
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not outlive a power cut
-        self._threads: list[threading.Thread] = []
-        self._to_flush: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
-        self._to_remove: queue.SimpleQueue[tuple[str, Callable[[], bool]] | None] = queue.SimpleQueue()
-        self._asked_to_remove: set[tuple[str, Callable[[], bool]]] = set()  # what is in it
-        self._timer = threading.Condition()  # guards _timed, _deadlines, _stopping and _chores; after any log's locks
-        self._timed: dict[Flushable, _Deadline] = {}
-        self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a log that passed early
-        self._ticket = itertools.count()
+        self._tidier: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards all below; after any log's locks
+        self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._stopping = False
         self._chores: deque[Callable[[], object]] = deque()  # what no other thread could be started for
         try:
@@ -207,7 +189,7 @@ class LogDirectory:
                 elif is_log_folder(name.removesuffix(_NEW)) and name.endswith(_NEW):
                     self._remove_folder(self.path / name)
                 elif is_log_folder(name.removesuffix(_DELETED)) and name.endswith(_DELETED):
-                    self._put_to_remove((name, partial(self._remove_deleted, self.path / name)))
+                    self._unlinker.later(name, partial(self._remove_deleted, self.path / name))
             self.was_clean = _CLEAN in names or not self.existing()
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)
@@ -264,7 +246,7 @@ class LogDirectory:
         except FileNotFoundError:
             return False
         except OSError as error:
-            Faults(self, folder_name(topic_id, partition)).refuse_to_open(error, "looking for the log")
+            DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking for the log")
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
@@ -311,7 +293,7 @@ class LogDirectory:
                 self.disk.rename(new, folder)
                 self.disk.sync_dir(self.path)
             except OSError as error:
-                Faults(self, folder.name).refuse_to_open(error, "making the log anew")
+                DiskErrors(self._health, folder.name).refuse_to_open(error, "making the log anew")
 
     def trust_log(self, topic_id: bytes, partition: int) -> None:
         """What `replace_log` made is the partition's log from now on."""
@@ -337,7 +319,7 @@ class LogDirectory:
             folder = self.path / folder_name(topic_id, partition)
             self._sync_names(key, folder, label)
             self._half_opened.add(key)
-            opened = self._logs[key] = Log(self, folder, label, settings, leader_epoch)
+            opened = self._logs[key] = Log(self.services, folder, label, settings, leader_epoch)
             self._half_opened.discard(key)
             return opened
 
@@ -359,7 +341,7 @@ class LogDirectory:
                 self.disk.sync_dir(self.path)
                 self._unsynced = False
         except OSError as error:
-            Faults(self, "logs").refuse_to_open(error, "making folders")
+            DiskErrors(self._health, "logs").refuse_to_open(error, "making folders")
 
     def _sync_names(self, key: tuple[bytes, int], folder: Path, label: str) -> None:
         """Make the names in a log's folder last, where whoever made them may have been stopped before: the log's
@@ -368,11 +350,10 @@ class LogDirectory:
             if (not self.was_clean or key in self._half_opened) and self.disk.names(folder):
                 self.disk.sync_dir(folder)
         except OSError as error:
-            Faults(self, label).refuse_to_open(error, "opening the log")
+            DiskErrors(self._health, label).refuse_to_open(error, "opening the log")
 
     def _check_usable(self) -> None:
-        if self.failed is not None:
-            raise StorageFailed(**self.failed.facts)
+        self._health.check()
         if self._closed:
             raise Closed(what=f"log directory {self.path}")
 
@@ -395,8 +376,8 @@ class LogDirectory:
             except FileNotFoundError:
                 return
             except OSError as error:
-                Faults(self, folder.name).refuse_to_open(error, "deleting the log")
-        self.unlink_soon(gone.name, partial(self._remove_deleted, gone))
+                DiskErrors(self._health, folder.name).refuse_to_open(error, "deleting the log")
+        self._unlinker.soon(gone.name, partial(self._remove_deleted, gone))
 
     def _remove_deleted(self, gone: Path) -> bool:
         """Delete a folder that was renamed for it, unless `close` comes before its end. False: it is not to be called
@@ -407,40 +388,9 @@ class LogDirectory:
         except FileNotFoundError:
             pass  # somebody else removes it too
         except OSError as error:
-            Faults(self, gone.name).refuse_to_open(error, "deleting the log")
+            DiskErrors(self._health, gone.name).refuse_to_open(error, "deleting the log")
         log.info("log_deleted", folder=gone.stem)
         return False
-
-    def unlink_soon(self, name: str, unlink: Callable[[], bool]) -> None:
-        if self._threads:
-            self._put_to_remove((name, unlink))
-        else:
-            while unlink():
-                pass
-
-    def _put_to_remove(self, asked: tuple[str, Callable[[], bool]]) -> None:
-        """Queue a removal, once: one that is refused for days is asked for again by each retention."""
-        if asked not in self._asked_to_remove:
-            self._asked_to_remove.add(asked)
-            self._to_remove.put(asked)
-
-    def _unlink_loop(self) -> None:
-        told = set()
-        while (asked := self._to_remove.get()) is not None:
-            if self._stopping or self.failed is not None:
-                continue  # the next start removes it
-            name, unlink = asked
-            self._asked_to_remove.discard(asked)  # first: what is asked for from now on may come too late for this call
-            try:
-                if unlink():
-                    self._put_to_remove(asked)
-                told.discard(name)
-            except Exception as error:
-                if name not in told and self.failed is None:
-                    told.add(name)
-                    log.warning("not_unlinked", folder=name, reason=str(error))
-                self._wait_stopping(_REMOVAL_RETRY_SECONDS)
-                self._put_to_remove(asked)
 
     def _forget_missing(self, key: tuple[bytes, int]) -> None:
         self._missing.discard(key)
@@ -448,15 +398,14 @@ class LogDirectory:
 
     def _remove_folder(self, folder: Path) -> bool:
         """Delete a folder; False if `close` came before its end."""
-        names = self.disk.names(folder)
-        if STAGING in names:
-            if not self._remove_folder(folder / STAGING):
-                return False
-            names.remove(STAGING)
-        for name in names:
+        for name in self.disk.names(folder):
             if self._stopping:
                 return False
-            self.disk.unlink(folder / name)
+            try:
+                self.disk.unlink(folder / name)
+            except IsADirectoryError:
+                if not self._remove_folder(folder / name):
+                    return False
         self.disk.remove_dir(folder)
         return True
 
@@ -467,20 +416,20 @@ class LogDirectory:
 
     # --- failing -------------------------------------------------------------------------------------------------
 
-    def fail(self, error: StorageFailed) -> None:
-        """Take the directory out of service. Whoever waits for a flush is woken by a thread of its own: the caller
-        may hold a log's lock."""
-        with self._telling:
-            if self.failed is not None:
-                return
-            self.failed = error
-        log.error("log_directory_failed", directory=str(self.path), reason=error.facts.get("reason"))
-        self._have_done(partial(self._tell_failure, error), "log-failed")
+    @property
+    def failed(self) -> StorageFailed | None:
+        """Why it is out of service; None while it serves."""
+        return self._health.failed
 
-    def doubt(self, label: str, error: StorageFailed) -> None:
-        """Have a thread of its own look for a partition's log, of which a file was not there: the caller may hold that
-        log's lock. The directory fails with the error if the log is in its place."""
-        with self._telling:
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk had no room for something in the last minute."""
+        return self._health.is_full
+
+    def _doubt(self, label: str, error: StorageFailed) -> None:
+        """Have a thread of its own look for a partition's log, of which a file was not there. The directory fails with
+        the error if the log is in its place."""
+        with self._changed:
             if label in self._doubted or self.failed is not None:
                 return
             self._doubted.add(label)
@@ -493,20 +442,20 @@ class LogDirectory:
             threading.Thread(target=call, name=name, daemon=True).start()
         except RuntimeError as error:
             log.warning("thread_not_started", name=name, reason=str(error))
-            with self._timer:
+            with self._changed:
                 self._chores.append(call)
-                self._timer.notify_all()
+                self._changed.notify_all()
 
     def _settle_doubt(self, label: str, error: StorageFailed) -> None:
         try:
             if not self._check_removed(label):
                 self._wait_stopping(_REMOVAL_SECONDS)
                 if not self._check_removed(label):
-                    self.fail(error)
+                    self._health.fail(error)
         except KafkalogError:  # it cannot be looked for
-            self.fail(error)
+            self._health.fail(error)
         finally:
-            with self._telling:
+            with self._changed:
                 self._doubted.discard(label)
 
     def _check_removed(self, label: str) -> bool:
@@ -533,7 +482,7 @@ class LogDirectory:
             if is_of_a_name(error) or passes(error):
                 return True  # that says nothing of the directory
             reason = f"looking for {lock}: {error.strerror or error}"
-        self.fail(StorageFailed(directory=str(self.path), reason=reason))
+        self._health.fail(StorageFailed(directory=str(self.path), reason=reason))
         return False
 
     def _lose_if_gone(self, key: tuple[bytes, int], opened: Log) -> bool:
@@ -554,25 +503,8 @@ class LogDirectory:
         self.on_lost(*key)
         return True
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the disk had no room for something in the last minute."""
-        return self.clock.monotonic() - self._full_at < _FULL_LOGGED_EVERY_SECONDS
-
-    def tell_full(self, error: DiskFull, label: str) -> None:
-        """Log that there was no room for something of a partition, or nothing left to open its file with; each at most
-        once a minute, however often it is tried."""
-        now = self.clock.monotonic()
-        event = "out_of_files" if isinstance(error, OutOfFiles) else "disk_full"
-        with self._telling:
-            if event == "disk_full":
-                self._full_at = now
-            if now - self._full_logged_at.get(event, float("-inf")) < _FULL_LOGGED_EVERY_SECONDS:
-                return
-            self._full_logged_at[event] = now
-        log.warning(event, partition=label, directory=str(self.path), reason=str(error))
-
-    def _tell_failure(self, error: StorageFailed) -> None:
+    def _report_failure(self, error: StorageFailed) -> None:
+        """Whoever waits for a flush is woken."""
         self.on_failed(error)
         for opened in self.logs():
             opened.on_flushed()
@@ -581,74 +513,16 @@ class LogDirectory:
 
     def start(self) -> None:
         """Start flushing and tidying in the background; what was asked for before is done now."""
-        assert not self._threads, "started already"
-        self._threads = [
-            *(threading.Thread(target=self._flush_loop, name=f"flusher-{i}", daemon=True) for i in range(_FLUSHERS)),
-            threading.Thread(target=self._timer_loop, name="log-timer", daemon=True),
-            threading.Thread(target=self._tidy_loop, name="log-tidy", daemon=True),
-            threading.Thread(target=self._unlink_loop, name="log-unlink", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def flush_soon(self, log: Flushable) -> None:
-        self._to_flush.put(log)
-
-    def flush_within(self, log: Flushable, seconds: float) -> None:
-        deadline = self.clock.monotonic() + seconds
-        with self._timer:
-            known = self._timed.get(log)
-            if known is not None:
-                if known.at <= deadline:
-                    return
-                known.log = None
-            mine = self._timed[log] = _Deadline(deadline, next(self._ticket), log)
-            heapq.heappush(self._deadlines, mine)
-            if self._deadlines[0] is mine:
-                self._timer.notify_all()
-
-    def flush_not(self, log: Flushable) -> None:
-        with self._timer:
-            known = self._timed.pop(log, None)
-            if known is not None:
-                known.log = None
-
-    def _flush_loop(self) -> None:
-        while (asked := self._to_flush.get()) is not None:
-            try:
-                asked.flush()
-            except (StorageFailed, Closed):
-                pass  # the failure was told, and a closed log is flushed
-            except DiskFull as full:
-                self.tell_full(full, asked.label)
-                self.flush_within(asked, _FULL_RETRY_SECONDS)
-            except Exception:
-                log.exception("flush_failed", partition=asked.label)
-
-    def _timer_loop(self) -> None:
-        with self._timer:
-            while not self._stopping:
-                try:
-                    self._timer.wait(self._take_due())
-                except Exception:  # every topic's flush.ms hangs on this thread
-                    log.exception("flush_timer_failed", directory=str(self.path))
-                    self._timer.wait(1.0)
-
-    def _take_due(self) -> float | None:
-        """Have the logs flushed whose time has come; the seconds until the next one's."""
-        now = self.clock.monotonic()
-        while self._deadlines and (self._deadlines[0].log is None or self._deadlines[0].at <= now):
-            due = heapq.heappop(self._deadlines).log
-            if due is not None:
-                del self._timed[due]
-                self._to_flush.put(due)
-        return min(self._deadlines[0].at - now, _WAIT_SECONDS_MAX) if self._deadlines else None
+        assert self._tidier is None, "started already"
+        self.services.flusher.start()
+        self._unlinker.start()
+        self._tidier = threading.Thread(target=self._tidy_loop, name="log-tidy", daemon=True)
+        self._tidier.start()
 
     def _tidy_loop(self) -> None:
-        seconds = min(self.check_interval_ms / 1000, _WAIT_SECONDS_MAX)
         while True:
-            with self._timer:
-                self._timer.wait_for(lambda: self._stopping or self._chores, seconds)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._chores, self._check_interval_seconds)
                 if self._stopping:
                     return
                 chore = self._chores.popleft() if self._chores else self.tidy
@@ -657,9 +531,9 @@ class LogDirectory:
             except Exception:
                 log.exception("tidy_failed", directory=str(self.path))
 
-    def _wait_stopping(self, seconds: float) -> bool:
-        with self._timer:
-            return self._timer.wait_for(lambda: self._stopping, min(seconds, _WAIT_SECONDS_MAX))
+    def _wait_stopping(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, seconds)
 
     def tidy(self) -> None:
         """One round over every log: whether it is still there, then rolls by age, retention, checkpoints and forgetting
@@ -674,12 +548,12 @@ class LogDirectory:
                     continue
                 opened.roll_if_old()
                 opened.apply_retention()
-                opened.forget_silent_producers(self.steady_clock.now_us() - self.producer_expiration_ms * 1000)
+                opened.forget_silent_producers(self.services.steady_clock.now_us() - self._producer_expiration_us)
                 opened.checkpoint()
             except (StorageFailed, Closed):
                 continue
             except DiskFull as error:
-                self.tell_full(error, opened.label)
+                self._health.log_full(error, opened.label)
             except KafkalogError as error:
                 log.warning("tidy_failed", partition=opened.label, reason=str(error))
             except Exception:
@@ -696,14 +570,13 @@ class LogDirectory:
                 return
             self._closed = True
             logs = list(self._logs.items())
-        with self._timer:
+        with self._changed:
             self._stopping = True
-            self._timer.notify_all()
-        for _ in range(_FLUSHERS if self._threads else 0):
-            self._to_flush.put(None)
-        self._to_remove.put(None)
-        for thread in self._threads:
-            thread.join()
+            self._changed.notify_all()
+        self._unlinker.stop()
+        self.services.flusher.stop()
+        if self._tidier is not None:
+            self._tidier.join()
         all_saved = clean or not logs  # without a log open it is as it was found
         for _, opened in logs:
             try:

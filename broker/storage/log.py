@@ -25,9 +25,8 @@ from typing import NamedTuple
 from broker.storage.appended import Appended, Batch
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
-from broker.storage.faults import Faults
+from broker.storage.disk_errors import DiskErrors
 from broker.storage.file_slice import FileSlice, Hint
-from broker.storage.home import LogHome
 from broker.storage.marks import Mark
 from broker.storage.opening import open_folder, open_producers
 from broker.storage.producers import Producers, ProducersSnapshot, Remembered
@@ -35,6 +34,7 @@ from broker.storage.reading import UNKNOWN, Reader, View
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.saved import Saved
 from broker.storage.segment import NEXT_SUFFIX, Segment
+from broker.storage.services import Services
 from broker.storage.staged_writes import StagedWrites
 from broker.storage.staging import Staging
 from kafkalog.config import Values
@@ -72,7 +72,7 @@ class Log:
             `flushed_offset` moved and when the directory failed.
     """
 
-    def __init__(self, home: LogHome, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
+    def __init__(self, services: Services, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
         """Open the folder's log; recovers what a stop left.
 
         Raises:
@@ -82,10 +82,10 @@ class Log:
         self.label = label
         self.directory = folder
         self.on_flushed: Callable[[], None] = lambda: None
-        self._home = home
-        self._faults = Faults(home, label)
-        self._disk = home.disk
-        self._clock = home.clock
+        self._services = services
+        self._errors = DiskErrors(services.health, label)
+        self._disk = services.disk
+        self._clock = services.clock
         self._lock = threading.Lock()  # guards all below, but for reads of _view
         self._flush_lock = threading.Lock()  # one flush at a time; before _lock
         self._save_lock = threading.Lock()  # guards _saved, and segments against deletion; before _flush_lock
@@ -93,21 +93,24 @@ class Log:
         self._closes = False  # `close` was called
         self._flush_asked = False
         self._flush_timed = False
-        self._reader = Reader(home.disk, label, self._faults, self._usable_view)
-        self._producers = Producers(label, home.producer_batches_remembered, home.producer_state_max, home.clock)
+        self._flush_task = services.flusher.task(label, self.flush)
+        self._reader = Reader(services.disk, label, self._errors, self._usable_view)
+        self._producers = Producers(
+            label, services.producer_batches_remembered, services.producer_state_max, services.clock
+        )
         self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
         self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
-            staging = Staging(home, folder, label, self._faults)
+            staging = Staging(services, folder, label, self._errors)
             opened = open_folder(
-                self._disk, folder, label, settings.index_interval_bytes, self._producers, self._faults
+                self._disk, folder, label, settings.index_interval_bytes, self._producers, self._errors
             )
         except OSError as error:
-            self._faults.refuse_to_open(error, "opening the log")
+            self._errors.refuse_to_open(error, "opening the log")
         deleted, self._segments, checkpoint, self._saved_offset = opened
         self._deleted = deque(deleted)  # segments that are yet to be unlinked, the oldest first; under _save_lock
         segments = self._segments
-        self._saved = Saved(self._disk, folder, label, checkpoint, self._faults, self._saved_offset)
+        self._saved = Saved(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
         self._active = segments[-1]
         self._unsynced_rolls: list[_Roll] = []  # the oldest first
         self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
@@ -198,7 +201,7 @@ class Log:
             self.request_flush()
 
     def _check_usable(self) -> None:
-        self._faults.check()
+        self._errors.check()
         if self._closed:
             raise Closed(what=f"log of {self.label}")
 
@@ -229,7 +232,7 @@ class Log:
             try:
                 self._append(batches, results)
             except DiskFull as full:
-                self._home.tell_full(full, self.label)
+                self._services.health.log_full(full, self.label)
                 results.extend([full] * (len(batches) - len(results)))
         return results
 
@@ -289,9 +292,9 @@ class Log:
         try:
             position = active.append(buffers, length)
         except TruncateFailed as error:
-            self._faults.fail(error, "cutting off a failed append")
+            self._errors.fail(error, "cutting off a failed append")
         except OSError as error:
-            self._faults.refuse(error, "appending")
+            self._errors.refuse(error, "appending")
         for header, _ in run:
             active.note(header, active.end_offset, position, now_us)
             if header.producer_id >= 0:
@@ -312,7 +315,7 @@ class Log:
             self._ask_flush()
         elif self._flush_ms is not None and not self._flush_timed:
             self._flush_timed = True
-            self._home.flush_within(self, self._flush_ms / 1000)
+            self._flush_task.within(self._flush_ms / 1000)
 
     def append_decided(self, batches: Sequence[Batch]) -> None:
         """Append batches of one transaction, hidden from readers until `show`. Their order is the caller's business.
@@ -386,7 +389,7 @@ class Log:
         try:
             new.create()
         except OSError as error:
-            self._faults.refuse(error, "making a segment")
+            self._errors.refuse(error, "making a segment")
         self._unsynced_rolls.append(_Roll(old, new, self._producers.snapshot(self._end_offset)))
         self._segments.append(new)
         self._active = new
@@ -414,7 +417,7 @@ class Log:
     def _ask_flush(self) -> None:
         if not self._flush_asked:
             self._flush_asked = True
-            self._home.flush_soon(self)
+            self._flush_task.soon()
 
     def flush_to(self, offset: int) -> None:
         """`flush`, unless everything before an offset is, or is once the flush under way is over."""
@@ -460,7 +463,7 @@ class Log:
         try:
             self._disk.sync(file.fd)
         except OSError as error:
-            self._faults.fail(error, "fdatasync")
+            self._errors.fail(error, "fdatasync")
         finally:
             file.release()
 
@@ -472,7 +475,7 @@ class Log:
                 roll.new.rename()
             self._disk.sync_dir(self.directory)
         except OSError as error:
-            self._faults.refuse(error, "naming a segment")
+            self._errors.refuse(error, "naming a segment")
 
     def _roll_synced(self, roll: _Roll) -> None:
         self._unsynced_rolls.remove(roll)
@@ -484,7 +487,7 @@ class Log:
         """Save the indexes of full segments, and what is known of the producers; under `_save_lock`. What there is no
         room for is left to be built anew by a start."""
         with self._lock:
-            if self._closed or self._home.failed is not None:
+            if self._closed or self._services.health.failed is not None:
                 return
             rolls, self._unsaved_rolls = self._unsaved_rolls, []
         for roll in rolls:
@@ -494,7 +497,7 @@ class Log:
                 roll.old.save_index(durable=True)  # once for each segment; a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
-                    self._faults.fail(error, "saving an index")
+                    self._errors.fail(error, "saving an index")
                 log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
 
     def _mark_flushed(self, offset: int, segment: Segment, position: int) -> None:
@@ -527,7 +530,7 @@ class Log:
                 if self._saved.producers_at <= end_offset:
                     self._saved.save_producers(producers)
             except OSError as error:
-                self._faults.refuse(error, "saving an index")
+                self._errors.refuse(error, "saving an index")
             checkpoint = self._saved.checkpoint
             self._saved.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
             self._saved_offset = end_offset
@@ -567,7 +570,7 @@ class Log:
         with self._save_lock:
             with self._lock:
                 self._check_usable()
-                count = expired(self._segments, self.settings, self._home.steady_clock.now_us())
+                count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
                 if not count:
                     return 0
                 if count == len(self._segments):
@@ -670,15 +673,15 @@ class Log:
                 self._disk.sync_dir(self.directory)
         except OSError as error:
             if durable:
-                self._faults.fail(error, "deleting a segment")
-            self._faults.refuse_to_open(error, "deleting a segment")
+                self._errors.fail(error, "deleting a segment")
+            self._errors.refuse_to_open(error, "deleting a segment")
         self._deleted.popleft()
         log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
 
     def _unlink_soon(self) -> None:
         """Have the directory's thread unlink the segments that were cut off. Called without a lock."""
         if self._deleted:
-            self._home.unlink_soon(self.directory.name, self._unlink_deleted)
+            self._services.unlinker.soon(self.directory.name, self._unlink_deleted)
 
     def _unlink_deleted(self) -> bool:
         """Unlink a segment of those that were cut off; whether there are more. An unlink of 1 GiB takes 50 to 300 ms.
@@ -710,7 +713,7 @@ class Log:
         try:
             self._saved.save_producers(producers)
         except OSError as error:
-            self._faults.refuse(error, "saving the producers' state")
+            self._errors.refuse(error, "saving the producers' state")
 
     def truncate_to(self, offset: int) -> int:
         """Cut off every batch that holds an offset at or behind the one given, as a follower does.
@@ -734,7 +737,7 @@ class Log:
             try:
                 self._truncate(view, offset)
             except OSError as error:
-                self._faults.fail(error, "truncating")
+                self._errors.fail(error, "truncating")
             log.info("log_truncated", partition=self.label, asked=offset, end_offset=self._end_offset)
             return self._end_offset
 
@@ -776,11 +779,11 @@ class Log:
             with self._save_lock, self._flush_lock, self._lock:  # it may just have been renamed, or have a successor
                 return not self._closed and not self._active.is_in_place()
         except OSError as error:
-            self._faults.refuse_to_open(error, "looking for its file")
+            self._errors.refuse_to_open(error, "looking for its file")
 
     def forget_silent_producers(self, before_us: int) -> int:
         """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
-        keep, now_us = self.staged.producer_ids(), self._home.steady_clock.now_us()
+        keep, now_us = self.staged.producer_ids(), self._services.steady_clock.now_us()
         with self._lock:
             has_silent = bool(self._producers.marks.silent(now_us, keep))
         # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
@@ -801,13 +804,13 @@ class Log:
         """
         self._closes = True
         try:
-            if clean and not self._closed and self._home.failed is None:
+            if clean and not self._closed and self._services.health.failed is None:
                 self.checkpoint()
         finally:
             with self._save_lock, self._flush_lock, self._lock:
                 if not self._closed:
                     self._closed = True
-                    self._home.flush_not(self)
+                    self._flush_task.cancel()
                     for segment in self._segments:
                         segment.close()
             self.staged.close()

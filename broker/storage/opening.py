@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, read_whole, write_checkpoint
 from broker.storage.disk import Disk, is_full
-from broker.storage.faults import Faults
+from broker.storage.disk_errors import DiskErrors
 from broker.storage.index import Damage
 from broker.storage.producers import PRODUCERS_SUFFIX, Producers
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
@@ -39,7 +39,7 @@ class Opened(NamedTuple):
 
 
 def open_folder(
-    disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers, faults: Faults
+    disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers, errors: DiskErrors
 ) -> Opened:
     """Open the segments of a folder, the last one for appending; makes the first one if there is none. Brings the
     producers' state to the log's end. Raises OSError; StorageFailed, with the directory out of service."""
@@ -66,7 +66,7 @@ def open_folder(
         for segment, behind in itertools.pairwise(segments):
             _open_closed(segment, behind.base_offset, checkpoint, label)
         if segments:
-            indexed_offset = _open_end(disk, folder, segments, unsynced, checkpoint, label, faults)
+            indexed_offset = _open_end(disk, folder, segments, unsynced, checkpoint, label, errors)
         else:
             segments = [Segment(disk, folder, checkpoint.synced_offset, index_interval_bytes)]
             segments[0].create()
@@ -152,12 +152,12 @@ def _open_end(
     unsynced: list[Segment],
     checkpoint: Checkpoint,
     label: str,
-    faults: Faults,
+    errors: DiskErrors,
 ) -> int:
     """Open the last segment, and take in those behind it that follow on it without a gap, or a new one if its tail is
     damaged; returns up to where the last one was described."""
     indexed_offset, tail_damaged = _open_last(
-        segments[-1], checkpoint, unsynced[0].base_offset if unsynced else None, label, faults
+        segments[-1], checkpoint, unsynced[0].base_offset if unsynced else None, label, errors
     )
     while unsynced and unsynced[0].base_offset == segments[-1].end_offset:
         segment = unsynced.pop(0)
@@ -167,7 +167,7 @@ def _open_end(
         segments[-1].close()
         segments.append(segment)
         behind = unsynced[0].base_offset if unsynced else None
-        indexed_offset, tail_damaged = _open_last(segment, checkpoint, behind, label, faults)
+        indexed_offset, tail_damaged = _open_last(segment, checkpoint, behind, label, errors)
     if unsynced:
         for segment in reversed(unsynced):
             log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
@@ -186,7 +186,7 @@ def _open_end(
 
 
 def _open_last(
-    segment: Segment, checkpoint: Checkpoint, behind: int | None, label: str, faults: Faults
+    segment: Segment, checkpoint: Checkpoint, behind: int | None, label: str, errors: DiskErrors
 ) -> tuple[int, bool]:
     """Open a segment that may be torn; returns up to where it was described, and whether its tail is damaged.
 
@@ -211,7 +211,7 @@ def _open_last(
         elif described < size:
             segment.sync()  # a killed process leaves bytes that only the page cache has
     except OSError as error:  # whichever: what the page cache has of it is not to be believed at a second try
-        faults.fail(error, "fdatasync of what was recovered")
+        errors.fail(error, "fdatasync of what was recovered")
     if found.damaged:
         _unless_full(segment.save_index)
     return indexed_offset, found.tail_damaged

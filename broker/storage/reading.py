@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
-from broker.storage.faults import Faults
+from broker.storage.disk_errors import DiskErrors
 from broker.storage.file_slice import FileSlice, Hint, SharedFile
 from broker.storage.index import Damage
 from broker.storage.segment import BadHeader, Segment
@@ -94,10 +94,10 @@ class Reader:
         view: what is there now; raises StorageFailed or Closed when nothing may be read.
     """
 
-    def __init__(self, disk: Disk, label: str, faults: Faults, view: Callable[[], View]) -> None:
+    def __init__(self, disk: Disk, label: str, errors: DiskErrors, view: Callable[[], View]) -> None:
         self._disk = disk
         self._label = label
-        self._faults = faults
+        self._errors = errors
         self._view = view
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
@@ -125,7 +125,7 @@ class Reader:
                 self._failed(error)
 
     def _failed(self, error: OSError) -> NoReturn:
-        self._faults.refuse(error, "reading")
+        self._errors.refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
         """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
 from broker.storage.disk import Disk
-from broker.storage.faults import Faults
+from broker.storage.disk_errors import DiskErrors
 from broker.storage.opening import snapshot_offsets, snapshot_path
 from broker.storage.producers import ProducersSnapshot
 
@@ -25,12 +25,12 @@ class Saved:
     """
 
     def __init__(
-        self, disk: Disk, folder: Path, label: str, checkpoint: Checkpoint, faults: Faults, producers_at: int
+        self, disk: Disk, folder: Path, label: str, checkpoint: Checkpoint, errors: DiskErrors, producers_at: int
     ) -> None:
         self._disk = disk
         self._folder = folder
         self._label = label
-        self._faults = faults
+        self._errors = errors
         self.checkpoint = checkpoint
         self.producers_at = producers_at
 
@@ -39,7 +39,7 @@ class Saved:
         try:
             write_checkpoint(self._disk, self._folder, checkpoint, self._label)
         except OSError as error:
-            self._faults.refuse(error, "writing a checkpoint")
+            self._errors.refuse(error, "writing a checkpoint")
         self.checkpoint = checkpoint
 
     def save_producers(self, producers: ProducersSnapshot) -> None:

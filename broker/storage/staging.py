@@ -28,9 +28,9 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.appended import Batch
 from broker.storage.disk import Buffer, TruncateFailed
-from broker.storage.faults import Faults
-from broker.storage.home import LogHome
+from broker.storage.disk_errors import DiskErrors
 from broker.storage.segment import base_offset_of
+from broker.storage.services import Services
 from broker.storage.staged_file import STAGED_SUFFIX, StagedFile
 from broker.storage.staged_format import (
     BATCH,
@@ -116,12 +116,13 @@ class Staging:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, home: LogHome, folder: Path, label: str, faults: Faults) -> None:
+    def __init__(self, services: Services, folder: Path, label: str, errors: DiskErrors) -> None:
         self.label = label
-        self._home = home
-        self._disk = home.disk
-        self._clock = home.clock
-        self._faults = faults
+        self._services = services
+        self._disk = services.disk
+        self._clock = services.clock
+        self._errors = errors
+        self._sync_task = services.flusher.task(label, self.sync)
         self._folder = folder / STAGING
         self._lock = threading.Lock()  # guards all below
         self._sync_lock = threading.Lock()  # one sync at a time; before _lock
@@ -322,9 +323,9 @@ class Staging:
         try:
             position = file.append(buffers, start + length)
         except TruncateFailed as error:
-            self._faults.fail(error, "cutting off what was staged in part")
+            self._errors.fail(error, "cutting off what was staged in part")
         except OSError as error:
-            self._faults.refuse(error, "staging")
+            self._errors.refuse(error, "staging")
         self._written = self._now()
         return file, position + start + FRAME_SIZE
 
@@ -341,7 +342,7 @@ class Staging:
                 pass
             file.create()
         except OSError as error:
-            self._faults.refuse(error, "making a staged file")
+            self._errors.refuse(error, "making a staged file")
         self._names_made += 1
         self._next_number += 1
         self._files[file.number] = self._active = file
@@ -409,7 +410,7 @@ class Staging:
             try:
                 file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
             except DiskFull as full:  # what a start finds again, the decision in ZooKeeper drops again
-                self._home.tell_full(full, self.label)
+                self._services.health.log_full(full, self.label)
                 self._forget_set(commit_uuid, None)
             else:
                 self._forget_set(commit_uuid, file)
@@ -444,7 +445,7 @@ class Staging:
             if self._drops_synced < dropped:
                 self.sync(drops_too=True)
         except DiskFull as full:
-            self._home.tell_full(full, self.label)
+            self._services.health.log_full(full, self.label)
             return False
         return True
 
@@ -526,7 +527,7 @@ class Staging:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                self._faults.fail(error, "removing a staged file")
+                self._errors.fail(error, "removing a staged file")
             self._removed.add(file.number)
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -625,14 +626,14 @@ class Staging:
             finally:
                 shared.release()
         except OSError as error:
-            self._faults.refuse(error, "reading what is staged")
+            self._errors.refuse(error, "reading what is staged")
 
     # --- syncing -------------------------------------------------------------------------------------------------
 
     def _ask_sync_ahead(self, file: StagedFile) -> None:
         if not self._sync_asked and file.size - file.synced >= _SYNC_AHEAD_BYTES:
             self._sync_asked = True
-            self._home.flush_soon(self)
+            self._sync_task.soon()
 
     @property
     def unsynced_bytes(self) -> int:
@@ -645,11 +646,7 @@ class Staging:
         with self._lock:
             if not self._sync_asked:
                 self._sync_asked = True
-                self._home.flush_soon(self)
-
-    def flush(self) -> None:
-        """`sync`, as the directory's threads call it."""
-        self.sync()
+                self._sync_task.soon()
 
     def sync(self, *, drops_too: bool = False) -> None:
         """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed.
@@ -671,7 +668,7 @@ class Staging:
                     if not self._names_synced:
                         self._disk.sync_dir(self._folder.parent)
                 except OSError as error:
-                    self._faults.refuse(error, "making a staged file last")
+                    self._errors.refuse(error, "making a staged file last")
                 self._drops_synced = drops
                 with self._lock:
                     self._removed -= removed
@@ -684,11 +681,11 @@ class Staging:
                     return  # nothing in it is needed any more
                 shared = file.share()
         except OSError as error:
-            self._faults.refuse(error, "opening a staged file")
+            self._errors.refuse(error, "opening a staged file")
         try:
             self._disk.sync(shared.fd)
         except OSError as error:
-            self._faults.fail(error, "fdatasync of what is staged")
+            self._errors.fail(error, "fdatasync of what is staged")
         finally:
             shared.release()
         with self._lock:
@@ -698,7 +695,7 @@ class Staging:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        self._faults.check()
+        self._errors.check()
         if self._closed:
             raise Closed(what=f"staging of {self.label}")
 

@@ -157,7 +157,7 @@ def test_a_failed_broker_that_zookeeper_does_not_hear_takes_itself_out_later(
         withdraw(session, broker)
 
     monkeypatch.setattr("broker.replica.catalog.registry.withdraw_broker", unheard)
-    catalog._directory.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+    catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
     assert catalog.wait_until(lambda: not catalog.brokers, 60)
     assert heard.is_set()
 
@@ -169,7 +169,7 @@ def test_a_broker_whose_disk_fails_while_it_starts_does_not_start(
 
     def late(session: ZooKeeperSession, broker: BrokerRecord) -> object:
         done = registered(session, broker)
-        catalogs[0]._directory.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+        catalogs[0]._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
         return done
 
     catalogs: list[Catalog] = []

@@ -208,6 +208,8 @@ class MemoryDisk(Disk):
         folder.change((new.name, folder.names[old.name]), (old.name, None))
 
     def unlink(self, path: Path) -> None:
+        if isinstance(self._folder(path.parent).names.get(path.name), Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         self._file(path)
         self._step(f"unlink {path.name}")
         self._folder(path.parent).change((path.name, None))

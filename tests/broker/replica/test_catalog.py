@@ -530,7 +530,7 @@ def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(
         withdrawn.set()
 
     def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
-        catalog._directory.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
+        catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
         assert withdrawn.wait(_PATIENT_SECONDS)
         return register(session, record)
 
@@ -634,7 +634,7 @@ def test_a_deletion_that_could_not_be_done_is_left_to_the_next_start_once_the_di
     broker = start_broker()
     catalog = broker.broker.catalog
     removals_that_fail(broker, monkeypatch)
-    catalog._directory.fail(errors.StorageFailed(directory="/data", reason="Read-only file system"))
+    catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="Read-only file system"))
     until(broker, lambda: not catalog._to_retry())
     assert registry.deleted_topics(catalog.session)
 

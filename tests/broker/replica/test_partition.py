@@ -115,7 +115,7 @@ def test_a_failed_directory_is_told_to_who_waits(partition: Partition, directory
     woken = threading.Event()
     partition.append_as_leader([checked(a_batch())])
     partition.register(woken.set)
-    directory.fail(StorageFailed(directory="d", reason="broken"))
+    directory.services.health.fail(StorageFailed(directory="d", reason="broken"))
     assert woken.wait(30)
     with pytest.raises(StorageFailed, match="broken"):
         partition.is_flushed_to(0)

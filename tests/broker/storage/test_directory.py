@@ -371,7 +371,7 @@ def test_what_is_not_a_brokers_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unlink_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.storage.directory._REMOVAL_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("broker.storage.unlinker._RETRY_SECONDS", 0.01)
     refused = threading.Event()
 
     class Refusing(Disk):
@@ -395,7 +395,7 @@ def test_an_unlink_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest
 def test_a_segment_that_may_not_be_unlinked_keeps_nothing_from_being_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
 ) -> None:
-    monkeypatch.setattr("broker.storage.directory._REMOVAL_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("broker.storage.unlinker._RETRY_SECONDS", 0.01)
 
     class Immutable(Disk):
         """As `chattr +i` makes a file."""
@@ -435,7 +435,7 @@ def test_a_segment_that_may_not_be_unlinked_keeps_nothing_from_being_served(
     assert log.start_offset == cut_to
     log.delete_before(log.view.segments[-1].base_offset)
     log.delete_before(log.end_offset)
-    assert directory._to_remove.qsize() <= 1, "it is asked for once more with each deletion"
+    assert directory.services.unlinker._asked.qsize() <= 1, "it is asked for once more with each deletion"
     disk.name = "none"
     waited_for(lambda: segment_names(log) == [log.view.segments[-1].path.name])
     assert directory.failed is None
@@ -568,7 +568,7 @@ def test_failure_is_told_where_no_thread_can_be_started_for_it(tmp_path: Path, m
     directory.start()
     log.on_flushed = woken.set
     machine = NoThreads(monkeypatch, lambda name: name.startswith("log-"))
-    directory.fail(StorageFailed(directory=str(tmp_path), reason="the disk is gone"))
+    directory.services.health.fail(StorageFailed(directory=str(tmp_path), reason="the disk is gone"))
     assert machine.refused == ["log-failed"]
     assert told.wait(WAIT_SECONDS)
     assert woken.wait(WAIT_SECONDS)
@@ -582,8 +582,8 @@ def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:
     directory.on_failed = told.append
     log.on_flushed = woken.set
     first = StorageFailed(directory=str(tmp_path), reason="the disk is gone")
-    directory.fail(first)
-    directory.fail(StorageFailed(directory=str(tmp_path), reason="again"))
+    directory.services.health.fail(first)
+    directory.services.health.fail(StorageFailed(directory=str(tmp_path), reason="again"))
     assert woken.wait(WAIT_SECONDS)
     assert told == [first]
     with pytest.raises(StorageFailed, match="the disk is gone"):

@@ -412,17 +412,18 @@ def test_flush_ms_of_all_time_keeps_no_other_topic_from_its_flushes(tmp_path: Pa
 
 
 def test_a_log_has_one_deadline_whatever_flushes_it_before(directory: LogDirectory) -> None:
+    flusher = directory.services.flusher
     log = open_log(directory, topic(flush_ms=3_600_000, flush_messages=10))
     for _ in range(50):
         fill(log, 12)
         log.flush()
-    assert len(directory._deadlines) == 1
+    assert len(flusher._deadlines) == 1
     log.update_settings(topic(flush_ms=1000))  # earlier counts
     log.flush()
     fill(log, 1)
-    assert [waiting.at for waiting in directory._deadlines if waiting.log] == [1.0]
+    assert [waiting.at for waiting in flusher._deadlines if waiting.task] == [1.0]
     directory.remove_log(TOPIC_ID, 0)
-    assert not [waiting for waiting in directory._deadlines if waiting.log], "a deleted log is kept by its deadline"
+    assert not [waiting for waiting in flusher._deadlines if waiting.task], "a deleted log is kept by its deadline"
 
 
 def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path: Path) -> None:
@@ -757,7 +758,7 @@ def test_of_the_producers_states_the_last_two_are_kept(directory: LogDirectory) 
 def test_a_flush_for_which_there_was_no_room_is_tried_again(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.storage.directory._FULL_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("broker.storage.flusher._FULL_RETRY_SECONDS", 0.0)
     log = open_log(directory)
     real, tries = directory.disk.rename, itertools.count()
 

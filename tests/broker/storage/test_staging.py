@@ -117,9 +117,9 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
     assert [staged.prepared for staged in log.staged.staged()] == [held]
     log.staged.drop(held.commit_uuid, 5)
-    log.staged.expire((), directory.clock.monotonic())
+    log.staged.expire((), directory.services.clock.monotonic())
     assert len(staged_files(log)) == 1  # it was written to just now
-    log.staged.expire((), directory.clock.monotonic() + 1)
+    log.staged.expire((), directory.services.clock.monotonic() + 1)
     assert staged_files(log) == []
     assert len(read_all(log)) == 180
 
@@ -142,7 +142,7 @@ def test_a_file_that_tells_the_end_of_a_set_stays_as_long_as_the_file_of_that_se
     log = open_log(directory)
     assert [each.prepared for each in log.staged.staged()] == [held]
     assert log.staged.drop(held.commit_uuid, 5)
-    log.staged.expire((), directory.clock.monotonic() + 1)
+    log.staged.expire((), directory.services.clock.monotonic() + 1)
     assert staged_files(log) == []
     directory.close()
 
@@ -193,7 +193,7 @@ def test_a_drop_that_is_told_late_is_synced_and_stays_as_long_as_the_file_of_its
     assert log.staged.settle_drops()
     assert log.staged.unsynced_bytes == 0
     assert log.staged.drop(gone.commit_uuid, 5)
-    log.staged.expire((), directory.clock.monotonic() + 1)
+    log.staged.expire((), directory.services.clock.monotonic() + 1)
     directory, log = reopened(directory)
     assert [each.prepared for each in log.staged.staged()] == [held]
     directory.close()
@@ -318,7 +318,7 @@ def test_a_set_that_is_dropped_while_it_is_checked_takes_nothing_out_of_service(
     def read_into(fd: int, buffer: memoryview, position: int) -> int:
         if not reads:
             assert log.staged.drop(prepared.commit_uuid, 5)
-            log.staged.expire((), directory.clock.monotonic() + 1)
+            log.staged.expire((), directory.services.clock.monotonic() + 1)
             assert staged_files(log) == []
         reads.append(position)
         return real(fd, buffer, position)
@@ -624,7 +624,7 @@ def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pyte
 
 
 def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stays(directory: LogDirectory) -> None:
-    clock = directory.clock
+    clock = directory.services.clock
     assert isinstance(clock, ManualClock)
     log = open_log(directory)
     stream = write(log, 5, [batch(0, batch_id=5)])
@@ -710,7 +710,7 @@ def test_a_power_cut_that_keeps_the_end_of_a_set_removed_keeps_the_set_removed(
 def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = directory.clock
+    clock = directory.services.clock
     assert isinstance(clock, ManualClock)
     monkeypatch.setattr("broker.storage.marks.MARKS_MAX", 3)
     log = open_log(directory)

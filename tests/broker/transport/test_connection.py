@@ -257,7 +257,7 @@ def test_a_log_that_cannot_be_read_while_it_is_sent_ends_its_directory_and_the_c
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
-    directory = broker.broker.catalog.leader_of(topic, 0).log._home
+    directory = broker.broker.catalog._directory
     told: list[KafkalogError] = []
     monkeypatch.setattr(directory, "on_failed", told.append)
 
@@ -646,7 +646,7 @@ def test_a_flush_that_ends_between_a_look_and_the_registration_to_wait_is_not_mi
     topic = broker.new_topic(flush_messages=1)
     partition = broker.broker.catalog.leader_of(topic, 0)
     register = partition.register
-    monkeypatch.setattr(broker.broker.catalog.leader_of(topic, 0).log._home, "flush_soon", lambda log: None)
+    monkeypatch.setattr(partition.log._flush_task, "soon", lambda: None)
 
     def flush_and_register(wake: Callable[[], None]) -> None:
         partition.log.flush()  # and nothing flushes, or wakes, after it

@@ -1,0 +1,153 @@
+"""The threads that flush the logs of one data directory: at once, or within a time. Knows tasks, not what they flush.
+
+Four threads do it, for group commit: the file system joins their fdatasyncs of several partitions into one journal
+commit. A fifth waits for those flushes that are due later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.storage.disk_errors import DirectoryHealth
+from kafkalog.clock import Clock
+from kafkalog.errors import Closed, DiskFull, StorageFailed
+from kafkalog.events import get_logger
+
+log = get_logger(__name__)
+
+_THREADS = 4
+_FULL_RETRY_SECONDS = 1.0
+WAIT_SECONDS_MAX = 86_400.0
+"""Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
+
+
+@dataclass(order=True, slots=True)
+class _Deadline:
+    """When a task is due. `task` None: it is not any more."""
+
+    at: float
+    ticket: int
+    task: FlushTask | None = field(compare=False)
+
+
+class FlushTask:
+    """Something of a partition that is flushed in the background.
+
+    Args:
+        label: the partition, as errors and events name it.
+        flush: does it; what fails with DiskFull is tried again a second later.
+    """
+
+    def __init__(self, flusher: Flusher, label: str, flush: Callable[[], object]) -> None:
+        self.label = label
+        self.flush = flush
+        self._flusher = flusher
+
+    def soon(self) -> None:
+        """Have it done by the next thread that is free."""
+        self._flusher.put(self)
+
+    def within(self, seconds: float) -> None:
+        """Have it done that much later, or earlier if that was asked for already."""
+        self._flusher.put_within(self, seconds)
+
+    def cancel(self) -> None:
+        """Forget what `within` asked for: it was done, or there is nothing to flush any more."""
+        self._flusher.cancel(self)
+
+
+class Flusher:
+    """Thread-safe. What is asked for before `start` is done then."""
+
+    def __init__(self, health: DirectoryHealth, clock: Clock) -> None:
+        self._health = health
+        self._clock = clock
+        self._due: queue.SimpleQueue[FlushTask | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # guards all below; after any log's locks
+        self._timed: dict[FlushTask, _Deadline] = {}
+        self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a task that passed early
+        self._ticket = itertools.count()
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+
+    def task(self, label: str, flush: Callable[[], object]) -> FlushTask:
+        return FlushTask(self, label, flush)
+
+    def start(self) -> None:
+        self._threads = [
+            *(threading.Thread(target=self._flush_loop, name=f"flusher-{i}", daemon=True) for i in range(_THREADS)),
+            threading.Thread(target=self._timer_loop, name="flush-timer", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Do what is due, and end the threads. What is due later is left undone."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for _ in self._threads:
+            self._due.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def put(self, task: FlushTask) -> None:
+        """`FlushTask.soon`."""
+        self._due.put(task)
+
+    def put_within(self, task: FlushTask, seconds: float) -> None:
+        """`FlushTask.within`."""
+        deadline = self._clock.monotonic() + seconds
+        with self._changed:
+            known = self._timed.get(task)
+            if known is not None:
+                if known.at <= deadline:
+                    return
+                known.task = None
+            mine = self._timed[task] = _Deadline(deadline, next(self._ticket), task)
+            heapq.heappush(self._deadlines, mine)
+            if self._deadlines[0] is mine:
+                self._changed.notify_all()
+
+    def cancel(self, task: FlushTask) -> None:
+        """`FlushTask.cancel`."""
+        with self._changed:
+            known = self._timed.pop(task, None)
+            if known is not None:
+                known.task = None
+
+    def _flush_loop(self) -> None:
+        while (task := self._due.get()) is not None:
+            try:
+                task.flush()
+            except (StorageFailed, Closed):
+                pass  # the failure was reported, and a closed log is flushed
+            except DiskFull as full:
+                self._health.log_full(full, task.label)
+                task.within(_FULL_RETRY_SECONDS)
+            except Exception:
+                log.exception("flush_failed", partition=task.label)
+
+    def _timer_loop(self) -> None:
+        with self._changed:
+            while not self._stopping:
+                try:
+                    self._changed.wait(self._take_due())
+                except Exception:  # every topic's flush.ms hangs on this thread
+                    log.exception("flush_timer_failed")
+                    self._changed.wait(1.0)
+
+    def _take_due(self) -> float | None:
+        """Hand on the tasks whose time has come; the seconds until the next one's."""
+        now = self._clock.monotonic()
+        while self._deadlines and (self._deadlines[0].task is None or self._deadlines[0].at <= now):
+            due = heapq.heappop(self._deadlines).task
+            if due is not None:
+                del self._timed[due]
+                self._due.put(due)
+        return min(self._deadlines[0].at - now, WAIT_SECONDS_MAX) if self._deadlines else None
