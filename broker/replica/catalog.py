@@ -517,35 +517,40 @@ class Catalog:
             else:
                 wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
         opened = self._open_all(topic, settings, wanted, failed)
-        for number, partition in opened.items():
-            state = topic.states.get(number)
-            if state is None and partition.log.end_offset > 0:
-                lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
-            elif wanted[number] != state:
-                to_write[number] = wanted[number]
-        states = dict(topic.states)
-        if to_write := to_write | lost_states:
-            states |= registry.write_states(self.session, topic, to_write)
-        for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
-            epoch = states[number].leader_epoch
-            log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
-        hosted = dict(self._hosted)
-        for number, partition in opened.items():
-            if number not in states:  # the topic was deleted meanwhile
-                continue
-            lost = self._loss(topic, number, states[number])
-            if lost is not None:  # another one was faster to write the state
-                failed[number] = lost
-                continue
-            partition.log.leader_epoch = states[number].leader_epoch
-            hosted[topic.topic_id, number] = partition
-        for number in failed:
-            fenced = hosted.pop((topic.topic_id, number), None)
-            if fenced is not None:
-                fenced.close()
-        self._hosted = hosted
-        self._take_in_failures(topic, failed, range(start, end))
-        return replace(topic, states=states), end
+        try:
+            for number, partition in opened.items():
+                state = topic.states.get(number)
+                if state is None and partition.log.end_offset > 0:
+                    lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
+                elif wanted[number] != state:
+                    to_write[number] = wanted[number]
+            states = dict(topic.states)
+            if to_write := to_write | lost_states:
+                states |= registry.write_states(self.session, topic, to_write)
+            for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
+                epoch = states[number].leader_epoch
+                log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
+            hosted = dict(self._hosted)
+            for number, partition in opened.items():
+                if number not in states:  # the topic was deleted meanwhile
+                    continue
+                lost = self._loss(topic, number, states[number])
+                if lost is not None:  # another one was faster to write the state
+                    failed[number] = lost
+                    continue
+                partition.log.leader_epoch = states[number].leader_epoch
+                hosted[topic.topic_id, number] = partition
+            for number in failed:
+                fenced = hosted.pop((topic.topic_id, number), None)
+                if fenced is not None:
+                    fenced.close()
+            self._hosted = hosted
+            self._take_in_failures(topic, failed, range(start, end))
+            return replace(topic, states=states), end
+        finally:
+            for number, partition in opened.items():
+                if self._hosted.get((topic.topic_id, number)) is not partition:
+                    partition.close()
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state that an open log without one gets."""

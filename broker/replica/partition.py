@@ -1,4 +1,5 @@
-"""One replica of a partition on this broker: its log, who leads it, who waits for it. Knows no sockets, no ZooKeeper.
+"""One replica of a partition on this broker: its log, what is staged beside it, what of both readers see, who waits for
+it. Knows no sockets, no ZooKeeper.
 
 Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and a registration is good for one.
 """
@@ -9,17 +10,19 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from broker.replica.applier import Applied, Applier
+from broker.replica.visibility import Visibility
 from broker.storage.appended import Appended, Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.log import Log
+from broker.storage.reading import reach
 from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_part import Write
-from broker.storage.staged_writes import Applied
-from broker.storage.staging import Staged
+from broker.storage.staging import Staged, Staging
 from kafkalog.clock import Clock
 from kafkalog.config import Values
-from kafkalog.errors import Closed, KafkalogError, NotLeader, StorageFailed
+from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
 
 Wake = Callable[[], None]
 
@@ -65,6 +68,9 @@ class Partition:
         number: within the topic.
         log: its open log, of `directory`, which closes it.
         settings: the topic's.
+
+    Raises:
+        StorageFailed, FileRefused, DiskFull: what is staged cannot be opened.
     """
 
     def __init__(
@@ -88,7 +94,10 @@ class Partition:
         self._closed = False
         self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
         self._waiters: set[Wake] = set()
-        log.on_flushed = self.wake_waiters
+        self._staging = Staging(directory.services, log.directory, log.label)
+        self._visibility = Visibility(log, settings)
+        self._applier = Applier(log, self._staging, self._visibility)
+        log.on_flushed = self._flushed
 
     # --- what requests do ----------------------------------------------------------------------------------------
 
@@ -114,35 +123,87 @@ class Partition:
         if self._closed:
             raise self._not_here()
         try:
-            return self.log.read(offset, max_bytes, hint)
+            return self.log.read(offset, max_bytes, hint, self._visibility.readable_end)
         except Closed:
             raise self._not_here() from None
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self.log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self.log.end_offset
+
+    @property
+    def readable_end_offset(self) -> int:
+        """Readers may read up to it; see `Visibility`."""
+        return self._visibility.readable_end(self.log.view)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.log.view.size_bytes
+
+    def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
+        """(offset, timestamp_us) of the first readable record at or after a timestamp; see Log.offset_for_timestamp."""
+        with self._hosted():
+            return self.log.offset_for_timestamp(timestamp_us, self._visibility.readable_end)
+
+    def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
+        """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""
+        view = self.log.view
+        return reach(view, offset, max_bytes, self._visibility.readable_end(view))
+
+    def delete_before(self, offset: int) -> int:
+        """Delete every record before an offset, or all readable ones (-1); the start offset then.
+
+        Raises:
+            OffsetOutOfRange: behind the readable end.
+        """
+        start_offset, end_offset = self.start_offset, self.readable_end_offset
+        if offset > end_offset:
+            raise OffsetOutOfRange(
+                offset=offset, partition=self.label, start_offset=start_offset, end_offset=end_offset
+            )
+        with self._hosted():
+            return self.log.delete_before(end_offset if offset == -1 else offset)
+
+    def truncate_to(self, offset: int) -> int:
+        """Cut off every batch that holds an offset at or behind the one given; see Log.truncate_to."""
+        with self._hosted():
+            end_offset = self.log.truncate_to(offset)
+        self._visibility.truncated(end_offset)
+        return end_offset
 
     # --- staged writes -------------------------------------------------------------------------------------------
 
     def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
         """Keep checked batches of a part beside the log; see Staging.stage."""
         with self._hosted():
-            return self.log.staged.stage(uuid, batches)
+            return self._staging.stage(uuid, batches)
 
     def prepare(self, prepared: PreparedSet) -> None:
         """Record parts as a set; `keep_prepared` is the promise. See Staging.prepare."""
         with self._hosted():
-            self.log.staged.prepare(prepared)
+            self._staging.prepare(prepared)
+            self._staging.request_sync()
 
     def keep_prepared(self, commit_uuid: bytes) -> None:
-        """A set that was recorded is undamaged, and outlives a power cut; see StagedWrites.keep_prepared."""
+        """All of a recorded set is as it was staged, and outlives a power cut. Raises as Staging.check."""
         with self._hosted():
-            self.log.staged.keep_prepared(commit_uuid)
+            self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
+            self._staging.sync()
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See StagedWrites.apply.
+        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See Applier.apply.
 
         Readers that wait for data are woken by the flush that shows the batch; here, in case that one is over already.
         """
         try:
             with self._hosted():
-                return self.log.staged.apply(transactional_id, producer_id, batch_id, commit_uuid)
+                return self._applier.apply(transactional_id, producer_id, batch_id, commit_uuid)
         finally:
             self.wake_waiters()
 
@@ -150,59 +211,72 @@ class Partition:
         """`apply`, or None while another apply or drop is under way."""
         try:
             with self._hosted():
-                return self.log.staged.try_apply(transactional_id, producer_id, batch_id, commit_uuid)
+                return self._applier.try_apply(transactional_id, producer_id, batch_id, commit_uuid)
         finally:
             self.wake_waiters()
 
     @property
     def unsynced_staged_bytes(self) -> int:
         """How much a prepare has to sync here, more or less."""
-        return self.log.staged.unsynced_bytes
+        return self._staging.unsynced_bytes
 
     def prepared_bytes(self, commit_uuid: bytes) -> int:
         """The size of a prepared set, 0 if there is none."""
-        return self.log.staged.prepared_bytes(commit_uuid)
+        prepared = self._staging.prepared(commit_uuid)
+        return prepared.length if prepared is not None else 0
 
     @property
     def staged_work(self) -> int:
-        """A number that grows while anything is done for prepares and applies here; see StagedWrites.work."""
-        return self.log.staged.work
+        """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
+        start: who waits for one sees by it that something is done. What is only done again does not count."""
+        return self._applier.applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     def finish_apply(self, applied: Applied) -> None:
         """Wait until an applied batch outlives a power cut; readers see it from then on."""
         with self._hosted():
-            self.log.staged.finish_apply(applied)
+            self._applier.finish(applied)
 
     def drop(self, commit_uuid: bytes, below_version: int) -> bool:
-        """Forget a prepared set; see StagedWrites.drop."""
+        """Forget a prepared set; see Applier.drop."""
         with self._hosted():
-            dropped = self.log.staged.drop(commit_uuid, below_version)
+            dropped = self._applier.drop(commit_uuid, below_version)
         self.wake_waiters()
         return dropped
 
-    def release(self, transactional_id: str, batch_id: int, last: bool) -> None:
+    def release(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
         """Forget what is staged of a transaction up to a batch that is done, the last one of it or not."""
         with self._hosted():
-            self.log.staged.release(transactional_id, batch_id, last)
+            self._applier.release(transactional_id, batch_id, last)
 
     def discard(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""
         with self._hosted():
-            self.log.staged.discard(uuids)
+            self._staging.discard(uuids)
 
     def renew(self, write: Write) -> None:
         """Keep the parts of a write: one of its tasks runs."""
         with self._hosted():
-            self.log.staged.renew(write)
+            self._staging.renew(write)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many."""
         with self._hosted():
-            return self.log.staged.expire(writes, before)
+            return self._staging.expire(writes, before)
+
+    def forget_silent_transactions(self) -> None:
+        """Forget how far transactions came in the log that are long over."""
+        if self.log.knows_transactions:
+            with self._hosted():
+                self._applier.forget_silent()
+
+    @property
+    def staged_size_bytes(self) -> int:
+        """Bytes of the files of what is staged."""
+        return self._staging.size_bytes
 
     def staged(self) -> list[Staged]:
         """What is staged here."""
-        return self.log.staged.staged()
+        return self._staging.staged()
 
     @contextmanager
     def _hosted(self) -> Iterator[None]:
@@ -214,7 +288,16 @@ class Partition:
         except Closed:
             raise self._not_here() from None
 
+    def _flushed(self) -> None:
+        self._visibility.flushed()
+        self.wake_waiters()
+
     # --- acks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_flush_for_ack(self) -> bool:
+        """flush.messages=1: an ack is a promise of the disk."""
+        return self.log.needs_flush_for_ack
 
     def is_flushed_to(self, end_offset: int) -> bool:
         """Whether what ends there outlives a power cut.
@@ -262,9 +345,11 @@ class Partition:
 
     def update_settings(self, settings: Values) -> None:
         self.settings = settings
+        self._visibility.update_settings(settings)
         self.log.update_settings(settings)
 
     def close(self) -> None:
         """Refuse requests from now on, and let go who waits. The log is the directory's to close."""
         self._closed = True
         self.wake_waiters()
+        self._staging.close()

@@ -19,12 +19,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from broker.replica.applier import Applied
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_part import Write
-from broker.storage.staged_writes import Applied
 from broker.storage.staging import Staged
 from kafkalog.clock import Clock
 from kafkalog.config import Values
@@ -44,6 +44,7 @@ log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_SECONDS = 10.0
+_TIDY_EVERY_SECONDS = 60.0
 _FORGET_EVERY_SECONDS = 600.0
 _FORGET_SECONDS = 1.0
 """How long each look forgets decisions for, at most. 100,000 of them take ZooKeeper a minute."""
@@ -88,7 +89,8 @@ class Resolver:
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
-        self._forget_at = 0.0  # this and the next are the thread's own
+        self._tidy_at = 0.0  # this and the next two are the thread's own
+        self._forget_at = 0.0
         self._forgetting: Iterator[list[Decision]] = iter(())
         self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
@@ -122,6 +124,7 @@ class Resolver:
             try:
                 self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
                 self._forget_expired()
+                self._forget_silent()
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
             except Exception:
@@ -139,6 +142,18 @@ class Resolver:
                 log.info("transactions_forgotten", count=len(forgotten))
             if self._stopping or self._clock.monotonic() - now > _FORGET_SECONDS:
                 break
+
+    def _forget_silent(self) -> None:
+        """Every minute: how far transactions came in logs that are long over."""
+        now = self._clock.monotonic()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + _TIDY_EVERY_SECONDS
+        for partition in list(self._catalog.hosted.values()):
+            try:
+                partition.forget_silent_transactions()
+            except KafkalogError:
+                continue  # it was closed meanwhile, or its directory is out of service
 
     def resolve(self, least_age: float) -> None:
         """One round over all partitions: sets prepared at least so many seconds ago, and what nobody prepares any more.

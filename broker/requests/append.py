@@ -261,8 +261,8 @@ def _write(partition: Partition, group: _Group) -> None:
         for call, index, _ in group.parts:
             call.results[index] = defect
         return
-    start_offset = partition.log.start_offset
-    needs_flush = partition.log.needs_flush_for_ack
+    start_offset = partition.start_offset
+    needs_flush = partition.needs_flush_for_ack
     position = 0
     for call, index, count in group.parts:
         first = last = outcomes[position]

@@ -89,8 +89,8 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
                 fetched.slice.position = piece.position
             else:
                 piece.close()
-        fetched.log_start_offset = partition.log.start_offset
-        fetched.end_offset = partition.log.visible_offset
+        fetched.log_start_offset = partition.start_offset
+        fetched.end_offset = partition.readable_end_offset
     except KafkalogError as error:
         fetched.Clear()
         fetched.error.CopyFrom(error_to_wire(error))

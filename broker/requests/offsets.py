@@ -5,7 +5,6 @@ Nothing waits here: whoever answers a listing decides by `has_news` whether to w
 from __future__ import annotations
 
 from broker.replica.catalog import Catalog
-from broker.storage.reading import reach
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -17,20 +16,20 @@ def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOff
     for wanted in request.partitions:
         listed = reply.partitions.add()
         try:
-            log = catalog.leader_of(wanted.topic_id, wanted.partition).log
-            listed.size_bytes = log.view.size_bytes
+            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            listed.size_bytes = partition.size_bytes
             if wanted.at == pb.ListOffset.EARLIEST:
-                listed.found, listed.offset = True, log.start_offset
+                listed.found, listed.offset = True, partition.start_offset
             elif wanted.at == pb.ListOffset.LATEST:
-                listed.found, listed.offset = True, log.visible_offset
+                listed.found, listed.offset = True, partition.readable_end_offset
             elif wanted.at == pb.ListOffset.TIMESTAMP:
-                found = log.offset_for_timestamp(wanted.timestamp_us)
+                found = partition.offset_for_timestamp(wanted.timestamp_us)
                 if found is not None:
                     listed.found = True
                     listed.offset, listed.timestamp_us = found
             elif wanted.at == pb.ListOffset.AFTER_BYTES:
                 listed.found = True
-                listed.offset, listed.size_bytes = reach(log.view, wanted.from_offset, wanted.max_bytes)
+                listed.offset, listed.size_bytes = partition.reach(wanted.from_offset, wanted.max_bytes)
             else:
                 raise InvalidRequest(reason=f"{wanted.at} is no place to list an offset at")
         except KafkalogError as error:
@@ -43,7 +42,7 @@ def has_news(request: pb.ListOffsetsRequest, catalog: Catalog) -> bool:
     """Whether some partition ends elsewhere than at its known offset, or fails."""
     for wanted in request.partitions:
         try:
-            if catalog.leader_of(wanted.topic_id, wanted.partition).log.visible_offset != wanted.known_offset:
+            if catalog.leader_of(wanted.topic_id, wanted.partition).readable_end_offset != wanted.known_offset:
                 return True
         except KafkalogError:
             return True
@@ -57,6 +56,5 @@ def delete_records(request: pb.DeleteRecordsRequest, catalog: Catalog) -> pb.Del
         UnknownTopicId, UnknownPartition, NotLeader.
         OffsetOutOfRange: it is past the end.
     """
-    log = catalog.leader_of(request.topic_id, request.partition).log
-    before = log.visible_offset if request.before_offset == -1 else request.before_offset
-    return pb.DeleteRecordsReply(log_start_offset=log.delete_before(before))
+    partition = catalog.leader_of(request.topic_id, request.partition)
+    return pb.DeleteRecordsReply(log_start_offset=partition.delete_before(request.before_offset))

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from broker.replica.applier import Applied
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition, wait_for
 from broker.requests.append import checked
 from broker.storage.appended import Batch
 from broker.storage.staged_format import PartSpec, PreparedSet
-from broker.storage.staged_writes import Applied
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.events import get_logger
 from kafkalog.format.producer_ids import producer_id_of
@@ -261,7 +261,7 @@ def list_staged(request: pb.ListStagedRequest, catalog: Catalog) -> pb.ListStage
 
 def staged_bytes(catalog: Catalog) -> int:
     """What the files of staged data take on this broker's disk."""
-    return sum(partition.log.staged.size_bytes for partition in catalog.hosted.values())
+    return sum(partition.staged_size_bytes for partition in catalog.hosted.values())
 
 
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +31,11 @@ from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.marks import Mark
 from broker.storage.opening import open_folder, open_producers
 from broker.storage.producers import Producers, ProducersSnapshot, Remembered
-from broker.storage.reading import UNKNOWN, Reader, View
+from broker.storage.reading import UNKNOWN, EndOf, Reader, View, log_end
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.saved import Saved
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
-from broker.storage.staged_writes import StagedWrites
-from broker.storage.staging import Staging
 from kafkalog.config import Values
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
@@ -67,7 +66,6 @@ class Log:
     Attributes:
         label: the partition as errors and events name it.
         settings: of the topic, in force; `update_settings` changes them.
-        staged: what is staged beside it, until transactions decide.
         on_flushed: called without arguments, on any thread and with no lock held that an append or a flush needs, after
             `flushed_offset` moved and when the directory failed.
     """
@@ -98,10 +96,7 @@ class Log:
         self._producers = Producers(
             label, services.producer_batches_remembered, services.producer_state_max, services.clock
         )
-        self._hidden: dict[tuple[int, int], int] = {}  # batches of transactions that are half here: where they begin
-        self._whole: dict[tuple[int, int], int] = {}  # those of them that are whole: shown once flushed up to there
         try:
-            staging = Staging(services, folder, label, self._errors)
             opened = open_folder(
                 self._disk, folder, label, settings.index_interval_bytes, self._producers, self._errors
             )
@@ -115,11 +110,10 @@ class Log:
         self._unsynced_rolls: list[_Roll] = []  # the oldest first
         self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
-        self._end_offset = self._flushed_offset = self._shown_offset = checkpoint.recovery_point
+        self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
         self._apply_settings(settings)
         self._publish()
-        self.staged = StagedWrites(self, staging)
         self._unlink_soon()
 
     def _apply_settings(self, settings: Values) -> None:
@@ -128,22 +122,22 @@ class Log:
         self._segment_us: int = settings.segment_ms * 1000
         self._flush_messages: int | None = settings.flush_messages
         self._flush_ms: int | None = settings.flush_ms
-        self._visible_when_flushed = settings.flush_visibility == "flushed"
 
     def _publish(self) -> None:
         """Show readers what is there now."""
         start = self._saved.checkpoint.start_offset
-        size, end = self._active.size, self._end_offset
-        if self._visible_when_flushed:
-            visible, visible_position = max(self._flushed_offset, self._shown_offset), self._flushed_position
-            if visible != self._flushed_offset or visible < self._active.base_offset:
-                visible_position = UNKNOWN
-        else:
-            visible, visible_position = end, size
-        if self._hidden and (hidden := max(start, min(self._hidden.values()))) < visible:
-            visible, visible_position = hidden, UNKNOWN
         bases = tuple(segment.base_offset for segment in self._segments)
-        self._view = View(start, tuple(self._segments), bases, end, size, visible, visible_position)
+        flushed_offset = self._flushed_offset
+        flushed_position = self._flushed_position if flushed_offset >= self._active.base_offset else UNKNOWN
+        self._view = View(
+            start,
+            tuple(self._segments),
+            bases,
+            self._end_offset,
+            self._active.size,
+            flushed_offset,
+            flushed_position,
+        )
 
     # --- what it holds -------------------------------------------------------------------------------------------
 
@@ -156,12 +150,6 @@ class Log:
     def end_offset(self) -> int:
         """The offset that the next record gets."""
         return self._view.end_offset
-
-    @property
-    def visible_offset(self) -> int:
-        """Consumers may read up to it: the end, or with flush.visibility=flushed what is flushed, or was shown before
-        that was set."""
-        return self._view.visible_offset
 
     @property
     def flushed_offset(self) -> int:
@@ -188,15 +176,9 @@ class Log:
             self._leader_epoch = max(self._leader_epoch, epoch)
 
     def update_settings(self, settings: Values) -> None:
-        """Use other topic settings from now on (index.interval.bytes: from the next segment on).
-
-        With flush.visibility=flushed readers keep what they were shown before: a reader whose end went back would take
-        its range for lost.
-        """
+        """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
         with self._lock:
-            self._shown_offset = self._view.visible_offset
             self._apply_settings(settings)
-            self._publish()
         if self._flush_messages is not None or self._flush_ms is not None:
             self.request_flush()
 
@@ -305,10 +287,7 @@ class Log:
         run.clear()
         self._end_offset = offset
         view = self._view
-        if self._visible_when_flushed or self._hidden:
-            self._view = view._replace(end_offset=offset, end_position=position)
-        else:
-            self._view = View(view[0], view[1], view[2], offset, position, offset, position)
+        self._view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
         messages = self._flush_messages
         many = messages is not None and offset - self._flushed_offset >= messages
         if many or position - self._flushed_position >= _FLUSH_AHEAD_BYTES:
@@ -318,53 +297,22 @@ class Log:
             self._flush_task.within(self._flush_ms / 1000)
 
     def append_decided(self, batches: Sequence[Batch]) -> None:
-        """Append batches of one transaction, hidden from readers until `show`. Their order is the caller's business.
+        """Append batches of one transaction. Their order, and who may see them, is the caller's business.
 
         Raises:
             DiskFull: the first of them may be there; the transaction's mark tells. StorageFailed, Closed.
         """
-        key = batches[0][0].producer_id, batches[0][0].transaction_batch_id
         with self._lock:
             self._check_usable()
-            offset = self._end_offset
-            self._hidden.setdefault(key, offset)
-            try:
-                self._write(list(batches), sum(header.length for header, _ in batches), [])
-            finally:
-                if self._end_offset == offset == self._hidden[key]:
-                    del self._hidden[key]  # nothing of it is there
+            self._write(list(batches), sum(header.length for header, _ in batches), [])
             if self._active.size - self._flushed_position >= _FLUSH_AHEAD_DECIDED:
                 self._ask_flush()
 
-    def hide(self, producer_id: int, batch_id: int, offset: int) -> None:
-        """Show readers nothing from an offset on, where a batch of a transaction begins that is not whole yet."""
+    @contextmanager
+    def no_appends(self) -> Iterator[int]:
+        """The end offset, which stands still meanwhile: appends wait."""
         with self._lock:
-            self._hidden.setdefault((producer_id, batch_id), offset)
-            self._publish()
-
-    def show(self, producer_id: int, batch_id: int) -> None:
-        """Show readers what was hidden of a batch."""
-        with self._lock:
-            self._show([(producer_id, batch_id)])
-
-    def show_once_flushed(self, producer_id: int, batch_id: int, end_offset: int) -> None:
-        """The same, as soon as everything before an offset is flushed: now, or by the flush that gets there, before
-        `on_flushed` is called."""
-        key = producer_id, batch_id
-        with self._lock:
-            if self._flushed_offset >= end_offset:
-                self._show([key])
-                return
-            if key in self._hidden:
-                self._whole[key] = end_offset
-            self._ask_flush()
-
-    def _show(self, keys: Iterable[tuple[int, int]]) -> None:
-        was_hidden = [key for key in keys if self._hidden.pop(key, None) is not None]
-        for key in was_hidden:
-            self._whole.pop(key, None)
-        if was_hidden:
-            self._publish()
+            yield self._end_offset
 
     def transaction_done(self, producer_id: int, batch_id: int) -> None:
         """Forget how far a transaction came in a while: that was its last batch, and it is done everywhere."""
@@ -505,10 +453,8 @@ class Log:
         if offset > self._flushed_offset:
             self._flushed_offset = offset
             self._flushed_position = position if segment is self._active else 0
-            if self._visible_when_flushed:
-                self._publish()
-            if self._whole:
-                self._show([key for key, end_offset in self._whole.items() if end_offset <= offset])
+            known = self._flushed_position if offset >= self._active.base_offset else UNKNOWN
+            self._view = self._view._replace(flushed_offset=offset, flushed_position=known)
 
     def checkpoint(self) -> None:
         """Flush, and save all that shortens the next start: index, producers, recovery point.
@@ -537,14 +483,14 @@ class Log:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_offset: int | None = None) -> FileSlice:
+    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_of: EndOf = log_end) -> FileSlice:
         """Where the batches from an offset on stand.
 
         Args:
             offset: the slice starts with the batch that holds it.
             max_bytes: the slice is at most that long, unless its first batch is longer.
             hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
-            end_offset: no batch at or behind it is in the slice; the visible offset unless given.
+            end_of: what the end is for a view; no batch at or behind it is in the slice.
 
         Returns:
             A slice of one segment; empty at the end.
@@ -553,15 +499,15 @@ class Log:
             OffsetOutOfRange: before the start or behind the end.
             CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
         """
-        return self._reader.read(offset, max_bytes, hint, end_offset)
+        return self._reader.read(offset, max_bytes, hint, end_of)
 
-    def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
-        """(offset, timestamp_us) of the first visible record at or after a timestamp; None if there is none.
+    def offset_for_timestamp(self, timestamp_us: int, end_of: EndOf = log_end) -> tuple[int, int] | None:
+        """(offset, timestamp_us) of the first record at or after a timestamp; None if there is none before the end.
 
         Raises:
             CorruptBatch: it may lie in a damaged range.
         """
-        return self._reader.search(timestamp_us)
+        return self._reader.search(timestamp_us, end_of)
 
     # --- cutting -------------------------------------------------------------------------------------------------
 
@@ -587,14 +533,14 @@ class Log:
             The start offset now: the one given, or the one there was if it is behind it.
 
         Raises:
-            OffsetOutOfRange: behind the visible end.
+            OffsetOutOfRange: behind the end.
         """
         with self._save_lock:
             with self._lock:
                 self._check_usable()
                 view = self._view
-                if offset > view.visible_offset or offset < 0:
-                    raise self._reader.out_of_range(offset, view)
+                if offset > view.end_offset or offset < 0:
+                    raise self._reader.out_of_range(offset, view, view.end_offset)
                 moves = offset > view.start_offset
                 if moves and offset == self._end_offset and self._active.size:
                     self._roll()
@@ -728,7 +674,7 @@ class Log:
             self._check_usable()
             view = self._view
             if offset < view.start_offset:
-                raise self._reader.out_of_range(offset, view)
+                raise self._reader.out_of_range(offset, view, view.end_offset)
             if offset >= view.end_offset:
                 return view.end_offset
             for roll in list(self._unsynced_rolls):
@@ -764,7 +710,6 @@ class Log:
         self._active = segment
         self._end_offset = self._flushed_offset = self._saved_offset = end_offset
         self._flushed_position = position
-        self._shown_offset = min(self._shown_offset, end_offset)
         open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
         self._publish()
 
@@ -782,16 +727,26 @@ class Log:
             self._errors.refuse_to_open(error, "looking for its file")
 
     def forget_silent_producers(self, before_us: int) -> int:
-        """Forget producers that appended last before a time, and old marks of transactions; returns how many."""
-        keep, now_us = self.staged.producer_ids(), self._services.steady_clock.now_us()
+        """Forget producers that appended last before a time; returns how many."""
         with self._lock:
-            has_silent = bool(self._producers.marks.silent(now_us, keep))
-        # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
-        are_dropped = has_silent and self.staged.settle_drops()
-        with self._lock:
-            if are_dropped:
-                self._producers.marks.forget_silent(now_us, keep)
             return self._producers.forget_silent(before_us)
+
+    @property
+    def knows_transactions(self) -> bool:
+        """Whether there is any mark of a transaction."""
+        return bool(self._producers.marks)
+
+    def has_silent_transactions(self, keep: Collection[int]) -> bool:
+        """Whether the marks of some transactions are old enough to be forgotten, but for some producers'."""
+        now_us = self._services.steady_clock.now_us()
+        with self._lock:
+            return bool(self._producers.marks.silent(now_us, keep))
+
+    def forget_silent_transactions(self, keep: Collection[int]) -> None:
+        """Forget those marks."""
+        now_us = self._services.steady_clock.now_us()
+        with self._lock:
+            self._producers.marks.forget_silent(now_us, keep)
 
     def close(self, clean: bool = True) -> None:
         """Stop appending and reading; slices that are out stay good.
@@ -813,4 +768,3 @@ class Log:
                     self._flush_task.cancel()
                     for segment in self._segments:
                         segment.close()
-            self.staged.close()

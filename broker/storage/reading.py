@@ -23,16 +23,16 @@ UNKNOWN = -1
 
 
 class View(NamedTuple):
-    """All that a read needs, as it was at one moment. The positions are in the last segment; `visible_position` may
-    be UNKNOWN, to be looked up."""
+    """All that a read needs, as it was at one moment. The positions are in the last segment; `flushed_position` is
+    UNKNOWN where what is flushed ends before it."""
 
     start_offset: int
     segments: tuple[Segment, ...]
     bases: tuple[int, ...]
     end_offset: int
     end_position: int
-    visible_offset: int
-    visible_position: int
+    flushed_offset: int
+    flushed_position: int
 
     @property
     def size_bytes(self) -> int:
@@ -44,47 +44,65 @@ class View(NamedTuple):
             return self.end_position, self.end_offset
         return self.segments[number].size, self.bases[number + 1]
 
-    def visible_place(self) -> tuple[int, int]:
-        """(number of the segment, position there) of the visible end. Of a position that is to be looked up it is that
+    def position(self, end_offset: int) -> int:
+        """Where an end offset is in the last segment, if that is known; else UNKNOWN."""
+        if end_offset == self.end_offset:
+            return self.end_position
+        return self.flushed_position if end_offset == self.flushed_offset else UNKNOWN
+
+    def place(self, end_offset: int) -> tuple[int, int]:
+        """(number of the segment, position there) of an end offset. Where the position is to be looked up it is that
         of the index entry at or after it, or of the segment's end: too large by about index.interval.bytes."""
-        if self.visible_position != UNKNOWN:
-            return len(self.segments) - 1, self.visible_position
-        number = max(bisect_left(self.bases, self.visible_offset) - 1, 0)  # the one that holds the record before it
-        end_position, end_offset = self.limit(number)
-        entry = self.segments[number].index.at_or_after(self.visible_offset)
-        if entry is None or self.visible_offset >= end_offset:
-            return number, end_position
-        return number, min(entry[0], end_position)
+        position = self.position(end_offset)
+        if position != UNKNOWN:
+            return len(self.segments) - 1, position
+        number = max(bisect_left(self.bases, end_offset) - 1, 0)  # the one that holds the record before it
+        last_position, last_offset = self.limit(number)
+        entry = self.segments[number].index.at_or_after(end_offset)
+        if entry is None or end_offset >= last_offset:
+            return number, last_position
+        return number, min(entry[0], last_position)
 
 
-def reach(view: View, offset: int, max_bytes: int) -> tuple[int, int]:
+EndOf = Callable[[View], int]
+"""The end of what may be read, as an offset, for a view."""
+
+
+def log_end(view: View) -> int:
+    return view.end_offset
+
+
+def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
     """How far the batches from an offset on go in about so many bytes, as the indexes know it: nothing is read.
+
+    Args:
+        end_offset: they go no further.
 
     Returns:
         (offset, bytes up to it). The offset is where an index entry stands, so that it misses the limit by
-        `index.interval.bytes` at most, or the visible end. The bytes are exact; up to the visible end they are about
-        those while something behind it is hidden (`View.visible_place`). One entry's worth comes whatever the limit is,
+        `index.interval.bytes` at most, or the end. The bytes are exact; up to the end they are about those where its
+        position is not known (`View.place`). One entry's worth comes whatever the limit is,
         so that who reads in such steps always gets on.
     """
     offset = max(offset, view.start_offset)
-    if offset >= view.visible_offset:
-        return view.visible_offset, 0
+    if offset >= end_offset:
+        return end_offset, 0
     first = bisect_right(view.bases, offset) - 1
     position, _ = view.segments[first].index.before(offset)
-    last, visible_position = view.visible_place()
+    last, last_position = view.place(end_offset)
     counted = 0
     for number in range(first, last + 1):
         segment = view.segments[number]
-        end_position = visible_position if number == last else segment.size
+        end_position = last_position if number == last else segment.size
         if end_position - position > max_bytes - counted:
             (at, reached), behind = segment.index.around(position + max_bytes - counted)
             if reached <= offset:  # in the first segment only
                 at, reached = behind or (end_position, segment.end_offset)
-            if reached < view.visible_offset:
+            if reached < end_offset:
                 return reached, counted + at - position
         counted += end_position - position
         position = 0
-    return view.visible_offset, counted
+    return end_offset, counted
 
 
 class Reader:
@@ -100,25 +118,25 @@ class Reader:
         self._errors = errors
         self._view = view
 
-    def read(self, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
+    def read(self, offset: int, max_bytes: int, hint: Hint | None, end_of: EndOf) -> FileSlice:
         """`Log.read`."""
         while True:
             view = self._view()
             if not view.start_offset <= offset <= view.end_offset:
-                raise self.out_of_range(offset, view)
+                raise self.out_of_range(offset, view, end_of(view))
             try:
-                return self._read(view, offset, max_bytes, hint, end_offset)
+                return self._read(view, offset, max_bytes, hint, end_of(view))
             except FileNotFoundError:
                 self._check_moved(view, offset)
             except OSError as error:
                 self._failed(error)
 
-    def search(self, timestamp_us: int) -> tuple[int, int] | None:
+    def search(self, timestamp_us: int, end_of: EndOf) -> tuple[int, int] | None:
         """`Log.offset_for_timestamp`."""
         while True:
             view = self._view()
             try:
-                return self._search(view, timestamp_us)
+                return self._search(view, timestamp_us, end_of(view))
             except FileNotFoundError:
                 self._check_moved(view, view.start_offset)
             except OSError as error:
@@ -132,13 +150,12 @@ class Reader:
         if self._view() is view:
             raise CorruptBatch(partition=self._label, offset=offset, reason="its segment's file is gone")
 
-    def out_of_range(self, offset: int, view: View) -> OffsetOutOfRange:
+    def out_of_range(self, offset: int, view: View, end_offset: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(
-            offset=offset, partition=self._label, start_offset=view.start_offset, end_offset=view.visible_offset
+            offset=offset, partition=self._label, start_offset=view.start_offset, end_offset=end_offset
         )
 
-    def _read(self, view: View, offset: int, max_bytes: int, hint: Hint | None, end_offset: int | None) -> FileSlice:
-        end = view.visible_offset if end_offset is None else min(end_offset, view.end_offset)
+    def _read(self, view: View, offset: int, max_bytes: int, hint: Hint | None, end: int) -> FileSlice:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         if offset >= end:
@@ -177,9 +194,9 @@ class Reader:
         self, view: View, segment: Segment, file: SharedFile, end: int, limit: int, limit_offset: int
     ) -> int:
         """Where the batch that holds an end offset starts: readers stop there."""
-        known = view.visible_position != UNKNOWN and end == view.visible_offset
-        if known and segment is view.segments[-1]:
-            return view.visible_position
+        position = view.position(end)
+        if position != UNKNOWN and segment is view.segments[-1]:
+            return position
         try:
             return self._locate(segment, file, end, limit, limit_offset)[0]
         except CorruptBatch:
@@ -251,13 +268,13 @@ class Reader:
         finally:
             file.release()
 
-    def _search(self, view: View, timestamp_us: int) -> tuple[int, int] | None:
+    def _search(self, view: View, timestamp_us: int, end_offset: int) -> tuple[int, int] | None:
         for number, segment in enumerate(view.segments):
             if segment.max_timestamp_us < timestamp_us or view.limit(number)[1] <= view.start_offset:
                 continue
             found = self._search_segment(view, number, timestamp_us)
             if found is not None:
-                return found if found[0] < view.visible_offset else None
+                return found if found[0] < end_offset else None
         return None
 
     def _search_segment(self, view: View, number: int, timestamp_us: int) -> tuple[int, int] | None:

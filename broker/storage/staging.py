@@ -113,15 +113,16 @@ class Staging:
         label: the partition, as errors name it.
 
     Raises:
-        OSError: it cannot be opened.
+        StorageFailed: the directory is out of service from now on.
+        FileRefused, DiskFull: it cannot be opened; to be tried again.
     """
 
-    def __init__(self, services: Services, folder: Path, label: str, errors: DiskErrors) -> None:
+    def __init__(self, services: Services, folder: Path, label: str) -> None:
         self.label = label
         self._services = services
         self._disk = services.disk
         self._clock = services.clock
-        self._errors = errors
+        self._errors = DiskErrors(services.health, label)
         self._sync_task = services.flusher.task(label, self.sync)
         self._folder = folder / STAGING
         self._lock = threading.Lock()  # guards all below
@@ -140,7 +141,10 @@ class Staging:
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
-        self._open()
+        try:
+            self._open()
+        except OSError as error:
+            self._errors.refuse_to_open(error, "opening what is staged")
 
     # --- starting ------------------------------------------------------------------------------------------------
 

@@ -171,7 +171,6 @@ def test_power_cut_after_a_deletion_keeps_the_marks_that_the_roll_before_it_had_
     disk = FullForProducers()
     log = open_log(open_directory(disk))
     log.append_decided([make_batch([b"x"], producer=(9, 0, 0), transaction=(4, 0))])
-    log.show(9, 4)
     log.append([numbered(1, size=3000)])
     log.append([numbered(2, size=1000)])  # in another segment
     disk.full = True

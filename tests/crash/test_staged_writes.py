@@ -1,8 +1,8 @@
 """A crash before every step of a staged write: what was prepared survives, what was decided comes into the log once and
 whole, what was not decided never does, and no reader ever sees a part of a batch.
 
-After each crash the log is opened as a broker does, its readers are looked at, and then what was decided is applied
-again, as a leader does that reads the decision.
+After each crash the partition is opened as a broker does, its readers are looked at, and then what was decided is
+applied again, as a leader does that reads the decision.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import NamedTuple
 
 import pytest
 
+from broker.replica.partition import Partition
 from broker.storage import staged_part, staging
 from broker.storage.directory import LogDirectory
-from broker.storage.log import Log
 from broker.storage.marks import KEPT_US
 from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
+from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import Batch, make_batch, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.test_disk_errors import TAKES_ROOM, FailingDisk
-from tests.crash.workload import PATH, open_directory, open_log
+from tests.crash.workload import PATH, open_directory
 
 TRANSACTION, PRODUCER = "spark-stream-1", 1 << 62
 OTHER, OTHER_PRODUCER = "app-1", 1 << 62 | 1
@@ -134,6 +135,7 @@ class Staged(Done):
         self._prepare(SECOND)
         self._stage(FOREIGN, LOOSE)
         self._apply(SECOND)
+        self.partition.close()
         directory.close(clean=False)
         directory = self._start()
         self._prepare(FOREIGN)
@@ -143,10 +145,11 @@ class Staged(Done):
         self._apply(FOREIGN)
         self._stage(UNDECIDED)
         self._prepare(UNDECIDED)
-        self._try(self.log.checkpoint)
+        self._try(self.partition.log.checkpoint)
         self.synced_plain = len(self.plain)
         self._drop(FOREIGN)
         self._plain()
+        self.partition.close()
         directory.close()
         if "clean" in self.disk.names(PATH):
             self.synced_plain = len(self.plain)
@@ -162,18 +165,18 @@ class Staged(Done):
         raise AssertionError("the disk never had room again")
 
     def _start(self) -> LogDirectory:
-        opened: list[tuple[LogDirectory, Log]] = []
+        opened: list[tuple[LogDirectory, Partition]] = []
 
         def attempt() -> None:
             directory = open_directory(self.disk)
             try:
-                opened.append((directory, open_log(directory)))
+                opened.append((directory, open_partition(directory)))
             except DiskFull:
                 directory.close(clean=False)
                 raise
 
         self._try(attempt)
-        directory, self.log = opened[0]
+        directory, self.partition = opened[0]
         return directory
 
     def _stage(self, *sets: Set) -> None:
@@ -181,42 +184,42 @@ class Staged(Done):
         left = [(each.uuid(part), each.batches(part)) for each in sets for part, _ in each.parts]
         while left:
             for uuid, batches in left:
-                self._try(functools.partial(self.log.staged.stage, uuid, [batches.pop(0)]))
+                self._try(functools.partial(self.partition.stage, uuid, [batches.pop(0)]))
             left = [(uuid, batches) for uuid, batches in left if batches]
 
     def _prepare(self, which: Set) -> None:
         def prepare() -> None:
-            self.log.staged.prepare(which.prepared())
-            self.log.staged.keep_prepared(which.commit_uuid)
+            self.partition.prepare(which.prepared())
+            self.partition.keep_prepared(which.commit_uuid)
 
         self._try(prepare)
         self.prepared.add(which)
 
     def _apply(self, which: Set) -> None:
         self.decided.add(which)
-        self._try(functools.partial(apply, self.log, which))
+        self._try(functools.partial(apply, self.partition, which))
         self.applied.add(which)
         self.synced_plain = len(self.plain)
 
     def _drop(self, which: Set) -> None:
         self.dropped.add(which)
-        self._try(functools.partial(self.log.staged.drop, which.commit_uuid, 5))
+        self._try(functools.partial(self.partition.drop, which.commit_uuid, 5))
 
     def _plain(self) -> None:
         value = b"%020d" % len(self.plain)
         self.plain.append(value)
 
         def append() -> None:
-            (outcome,) = self.log.append([numbered(len(self.plain) - 1)])
+            (outcome,) = self.partition.append_as_leader([numbered(len(self.plain) - 1)])
             if isinstance(outcome, DiskFull):
                 raise outcome
 
         self._try(append)
 
 
-def apply(log: Log, which: Set) -> None:
-    applied = log.staged.apply(which.prepared().transactional_id, which.producer, which.batch_id, which.commit_uuid)
-    log.staged.finish_apply(applied)
+def apply(partition: Partition, which: Set) -> None:
+    applied = partition.apply(which.prepared().transactional_id, which.producer, which.batch_id, which.commit_uuid)
+    partition.finish_apply(applied)
 
 
 class Crash(NamedTuple):
@@ -239,15 +242,15 @@ def snapshot(work: Staged) -> dict[str, object]:
     return {name: getattr(work, name) for name in Done.__dataclass_fields__}
 
 
-def visible(log: Log) -> list[bytes | None]:
-    return list(read_all(log).values())
+def visible(partition: Partition) -> list[bytes | None]:
+    return list(read_all(partition).values())
 
 
 def check(disk: MemoryDisk, done: Done, *, power_cut: bool) -> None:
     """Start from what a crash left, look, resolve, look again; start once more, and look."""
     directory = open_directory(disk, ManualClock(1_000_000))
-    log = open_log(directory, leader_epoch=1)
-    seen = [value for value in visible(log) if value is not None]
+    partition = open_partition(directory, leader_epoch=1)
+    seen = [value for value in visible(partition) if value is not None]
     for each in ALL:
         found = [value for value in seen if value in set(each.values)]
         if each not in done.decided:
@@ -258,30 +261,32 @@ def check(disk: MemoryDisk, done: Done, *, power_cut: bool) -> None:
             assert found == each.values, f"{each} was applied"
     kept = done.plain[: done.synced_plain] if power_cut else done.plain[:-1]
     for each in sorted(done.prepared - done.decided - done.dropped, key=lambda each: each.commit_uuid):
-        assert log.staged.staged(), each
-        assert each.prepared() in [staged.prepared for staged in log.staged.staged()], f"{each} was prepared"
+        assert partition.staged(), each
+        assert each.prepared() in [staged.prepared for staged in partition.staged()], f"{each} was prepared"
     for each in sorted(done.decided, key=lambda each: each.commit_uuid):
-        apply(log, each)
-        apply(log, each)
+        apply(partition, each)
+        apply(partition, each)
     wanted = sorted(value for each in done.decided for value in each.values)
-    present = [value for value in visible(log) if value is not None]
+    present = [value for value in visible(partition) if value is not None]
     assert sorted(value for value in present if b" " in value) == wanted
     if not power_cut:
-        assert None not in visible(log)
+        assert None not in visible(partition)
     plain = [value for value in present if b" " not in value]
     assert plain[: len(kept)] == kept
     assert len(set(plain)) == len(plain)
     late = [each for each in (FIRST, SECOND) if each in done.decided]
     for each in late:
-        apply(log, each)
-    assert [value for value in visible(log) if value is not None] == present
+        apply(partition, each)
+    assert [value for value in visible(partition) if value is not None] == present
+    partition.close()
     directory.close(clean=False)
     directory = open_directory(disk, ManualClock(1_000_000))
-    log = open_log(directory, leader_epoch=2)
-    assert [value for value in visible(log) if value is not None] == present
+    partition = open_partition(directory, leader_epoch=2)
+    assert [value for value in visible(partition) if value is not None] == present
     for each in late:
-        apply(log, each)
-    assert [value for value in visible(log) if value is not None] == present
+        apply(partition, each)
+    assert [value for value in visible(partition) if value is not None] == present
+    partition.close()
     directory.close()
     assert disk.open_files == 0
 
@@ -324,9 +329,9 @@ def test_kill_at_every_step_of_an_apply_that_resumes_costs_nothing() -> None:
         disk = crash.disk.after_kill()
         images: list[MemoryDisk] = []
         disk.before = lambda step, disk=disk, images=images: images.append(disk.after_kill())
-        log = open_log(open_directory(disk), leader_epoch=1)
+        partition = open_partition(open_directory(disk), leader_epoch=1)
         for each in crash.done.decided:
-            apply(log, each)
+            apply(partition, each)
         for number, image in enumerate(images):
             check(image, crash.done, power_cut=False)
             check(image.after_power_cut(random.Random(number), 0.5), crash.done, power_cut=True)
@@ -370,67 +375,67 @@ def test_damage_of_a_staged_batch_loses_its_set_and_is_never_served() -> None:
     work._stage(FIRST)
     work._prepare(FIRST)
     directory.close(clean=False)
-    (name,) = work.disk.names(work.log.directory / staging.STAGING)
-    path = work.log.directory / staging.STAGING / name
+    (name,) = work.disk.names(work.partition.log.directory / staging.STAGING)
+    path = work.partition.log.directory / staging.STAGING / name
     size = work.disk.file_size(path)
     for at in range(0, size, 7):
         disk = work.disk.after_kill()
         disk.bytes_of(path)[at] ^= 16
-        log = open_log(open_directory(disk))
+        partition = open_partition(open_directory(disk))
         try:
-            apply(log, FIRST)
+            apply(partition, FIRST)
         except StagedPartLost:
-            assert visible(log) == []
+            assert visible(partition) == []
         else:  # a bit that means nothing: one that a stamp replaces
-            assert visible(log) == FIRST.values
+            assert visible(partition) == FIRST.values
 
 
 def done_and_forgotten(work: Staged, also_staged: Set | None = None) -> LogDirectory:
     """A one-off write that is done, released, and so long ago that its progress is forgotten, which is saved."""
     clock = ManualClock(1)
     directory = open_directory(work.disk, clock)
-    work.log = open_log(directory)
+    work.partition = open_partition(directory)
     if also_staged is not None:
         work._stage(also_staged)  # its file has to stay
         work._prepare(also_staged)
     work._stage(FIRST)
     work._prepare(FIRST)
     work._apply(FIRST)
-    work.log.staged.release(TRANSACTION, FIRST.batch_id, last=True)
+    work.partition.release(TRANSACTION, FIRST.batch_id, last=True)
     clock.advance(KEPT_US // 1_000_000 + 1)
     return directory
 
 
 def forget(work: Staged, directory: LogDirectory) -> None:
-    work.log.forget_silent_producers(0)
+    work.partition.forget_silent_transactions()
     work._plain()
-    work.log.checkpoint()
+    work.partition.log.checkpoint()
     directory.close(clean=False)
 
 
 def apply_again(disk: MemoryDisk) -> None:
     """A committer that was frozen asks once more: the set may be back, but what it wrote is not written twice."""
-    log = open_log(open_directory(disk), leader_epoch=1)
+    partition = open_partition(open_directory(disk), leader_epoch=1)
     try:
-        apply(log, FIRST)
+        apply(partition, FIRST)
     except StagedPartLost:
         pass
-    values = [value for value in visible(log) if value is not None]
+    values = [value for value in visible(partition) if value is not None]
     assert sorted(value for value in values if value in FIRST.values) == sorted(FIRST.values)
 
 
 def test_a_set_that_is_prepared_again_after_a_kill_outlives_a_power_cut() -> None:
     disk = MemoryDisk()
-    log = open_log(open_directory(disk))
+    partition = open_partition(open_directory(disk))
     for part, _ in FIRST.parts:
-        log.staged.stage(FIRST.uuid(part), FIRST.batches(part))
-    log.staged.prepare(FIRST.prepared())
+        partition.stage(FIRST.uuid(part), FIRST.batches(part))
+    partition.prepare(FIRST.prepared())
     disk = disk.after_kill()  # before anything of it was synced, the names of its files included
-    log = open_log(open_directory(disk), leader_epoch=1)
-    log.staged.prepare(FIRST.prepared())
-    log.staged.keep_prepared(FIRST.commit_uuid)
-    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)), leader_epoch=2)
-    assert [staged.prepared for staged in log.staged.staged()] == [FIRST.prepared()]
+    partition = open_partition(open_directory(disk), leader_epoch=1)
+    partition.prepare(FIRST.prepared())
+    partition.keep_prepared(FIRST.commit_uuid)
+    partition = open_partition(open_directory(disk.after_power_cut(random.Random(0), 0.0)), leader_epoch=2)
+    assert [staged.prepared for staged in partition.staged()] == [FIRST.prepared()]
 
 
 @pytest.mark.parametrize("also_staged", [None, FOREIGN])
@@ -444,9 +449,9 @@ def test_the_progress_of_an_apply_is_forgotten_only_once_no_power_cut_brings_its
         directory.close(clean=False)
         clock = ManualClock(2 * KEPT_US)
         directory = open_directory(work.disk, clock)
-        work.log = open_log(directory)
+        work.partition = open_partition(directory)
     forget(work, directory)
-    assert work.log.mark(PRODUCER) is None
+    assert work.partition.log.mark(PRODUCER) is None
     for number in range(20):
         apply_again(work.disk.after_power_cut(random.Random(number), number % 3 / 2))
 
@@ -461,10 +466,10 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
 
     work.disk.before = no_room
     directory = done_and_forgotten(work, also_staged=FOREIGN)
-    work.log.forget_silent_producers(0)
-    assert work.log.mark(PRODUCER) is not None
+    work.partition.forget_silent_transactions()
+    assert work.partition.log.mark(PRODUCER) is not None
     full = False
     forget(work, directory)
-    assert work.log.mark(PRODUCER) is None
+    assert work.partition.log.mark(PRODUCER) is None
     apply_again(work.disk.after_kill())
     apply_again(work.disk.after_power_cut(random.Random(0), 0.0))

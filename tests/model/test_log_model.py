@@ -15,7 +15,8 @@ from broker.storage.log import Appended, Batch
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import iter_batches
-from tests.broker.storage.batches import TOPIC_ID, make_batch, topic, values_of
+from tests.broker.replica.partitions import open_partition
+from tests.broker.storage.batches import make_batch, topic, values_of
 from tests.crash.memory_disk import MemoryDisk
 
 PATH = Path("/data")
@@ -55,10 +56,12 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.directory = LogDirectory(PATH, disk=self.disk, clock=self.clock, producer_batches_remembered=5)
-        self.log = self.directory.open_log(TOPIC_ID, 0, "t-0", self.settings, 0)
+        self.partition = open_partition(self.directory, self.settings)
+        self.log = self.partition.log
 
     def teardown(self) -> None:
         if hasattr(self, "directory"):
+            self.partition.close()
             self.directory.close()
             assert self.disk.open_files == 0
 
@@ -146,7 +149,12 @@ class LogMachine(RuleBasedStateMachine):
                 self.log.read(offset, 100)
 
     def check_read(self, offset: int, max_bytes: int, hint: Hint | None, end: int | None) -> None:
-        with self.log.read(offset, max_bytes, hint, end) as found:
+        read = (
+            self.partition.read(offset, max_bytes, hint)
+            if end is None
+            else self.log.read(offset, max_bytes, hint, lambda view: end)
+        )
+        with read as found:
             data = found.read()
             assert len(data) == found.length
             position = found.position
@@ -187,14 +195,14 @@ class LogMachine(RuleBasedStateMachine):
         )
         if expected is not None and expected[0] >= self.visible:
             expected = None
-        assert self.log.offset_for_timestamp(timestamp) == expected
+        assert self.partition.offset_for_timestamp(timestamp) == expected
 
     # --- cutting -------------------------------------------------------------------------------------------------
 
     @rule(limit=st.sampled_from([-1, 0, 3000, 20_000]), seconds=AGES)
     def apply_retention(self, limit: int, seconds: int) -> None:
         self.clock.advance(seconds)
-        self.log.update_settings(self.settings.with_({"retention.bytes": limit}))
+        self.partition.update_settings(self.settings.with_({"retention.bytes": limit}))
         segments = self.segments()
         kept = self.kept(segments, limit)
         assert self.log.apply_retention() == len(segments) - len(kept)
@@ -221,7 +229,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(at=OFFSETS)
     def delete_before(self, at: int) -> None:
         offset = self.start + at % (self.visible - self.start + 1) if self.visible >= self.start else self.start
-        assert self.log.delete_before(offset) == offset
+        assert self.partition.delete_before(offset) == offset
         self.start = offset
 
     @rule(at=OFFSETS)
@@ -229,7 +237,7 @@ class LogMachine(RuleBasedStateMachine):
     def truncate(self, at: int) -> None:
         offset = self.start + at % (len(self.records) - self.start)
         expected = max(start for start in self.batch_starts if start <= offset)
-        assert self.log.truncate_to(offset) == expected
+        assert self.partition.truncate_to(offset) == expected
         del self.records[expected:]
         self.batch_starts = [start for start in self.batch_starts if start < expected]
         del self.batch_times[len(self.batch_starts) :]
@@ -266,7 +274,7 @@ class LogMachine(RuleBasedStateMachine):
         if hasattr(self, "log"):
             assert self.log.start_offset == self.start
             assert self.log.end_offset == len(self.records)
-            assert self.log.visible_offset == self.visible
+            assert self.partition.readable_end_offset == self.visible
 
 
 class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,name-defined]

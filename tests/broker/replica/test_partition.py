@@ -92,7 +92,7 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
     partition.finish_apply(getattr(partition, method)("x", producer, 0, b"c" * 16))
-    assert partition.log.visible_offset == 1
+    assert partition.readable_end_offset == 1
     assert woken.is_set()
 
 
@@ -101,14 +101,14 @@ def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition)
     data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
     partition.stage(b"u" * 16, [checked(data)])
     partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (PartSpec(b"u" * 16, 0, 1, len(data)),)))
-    partition.log.hide(producer, 0, 0)  # as where half of the batch stood in the log
+    partition._visibility.hide((producer, 0), 0)  # as where half of the batch stood in the log
     partition.append_as_leader([checked(a_batch())])
-    assert partition.log.visible_offset == 0
+    assert partition.readable_end_offset == 0
     woken = threading.Event()
     partition.register(woken.set)
     assert partition.drop(b"c" * 16, 0)
     assert woken.is_set()
-    assert partition.log.visible_offset == 1
+    assert partition.readable_end_offset == 1
 
 
 def test_a_failed_directory_is_told_to_who_waits(partition: Partition, directory: LogDirectory) -> None:

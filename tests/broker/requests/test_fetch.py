@@ -10,6 +10,7 @@ import pytest
 from broker.requests import fetch as fetching
 from broker.requests.fetch import Answer, fetch, hosted
 from broker.storage.directory import LogDirectory
+from broker.storage.reading import EndOf
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
 from kafkalog.format.batch import check_batch
 from kafkalog.wire import dataport_pb2 as pb
@@ -116,7 +117,7 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(catalog: Hosted) 
 
 
 def test_what_is_hidden_is_neither_given_nor_told(catalog: Hosted) -> None:
-    catalog.partitions[0].log.hide(1, 0, 2)
+    catalog.partitions[0]._visibility.hide((1, 0), 2)
     answer = fetched(catalog, part())
     assert lengths(answer) == [2 * SIZE]
     assert answer.reply.partitions[0].end_offset == 2
@@ -127,9 +128,9 @@ def test_a_hint_is_handed_to_the_log(catalog: Hosted, monkeypatch: pytest.Monkey
     log = catalog.partitions[0].log
     read = log.read
 
-    def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None) -> object:
+    def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None, end_of: EndOf) -> object:
         hints.append(hint)
-        return read(offset, max_bytes, hint)  # type: ignore[arg-type]
+        return read(offset, max_bytes, hint, end_of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(log, "read", reading)
     hinted = part(offset=2)

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pytest
 
 from broker.config import BROKER_SETTINGS
+from broker.replica import applier
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.replica.resolver import Verdict, verdict
 from broker.requests import transactions
-from broker.storage import staged_writes, staging
+from broker.storage import staging
 from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.segment import LOG_SUFFIX
@@ -218,7 +219,7 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
 def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
     monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
-    monkeypatch.setattr(staged_writes, "_SYNC_BYTES", 1)
+    monkeypatch.setattr(applier, "_SYNC_BYTES", 1)
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, *[(b"x" * 700_000,)] * 4)
@@ -337,7 +338,7 @@ def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_par
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(staged_writes, "_WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(applier, "_WAIT_SECONDS", 3.0)
     topic = broker.new_topic()
     [partition] = broker.broker.catalog.hosted.values()
     gate = HeldUp()
@@ -364,13 +365,13 @@ def test_a_small_apply_that_finds_its_partition_taken_becomes_a_job(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(staged_writes, "_WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(applier, "_WAIT_SECONDS", 3.0)
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
     [partition] = broker.broker.catalog.hosted.values()
-    with partition.log.staged._applying:  # as by another's, which began after it was looked at
+    with partition._applier._applying:  # as by another's, which began after it was looked at
         [answer] = write.asked("Apply").partitions
         assert answer.unfinished, answer
         assert answer.progress > 0
@@ -587,7 +588,7 @@ def test_a_partition_shows_its_batch_while_another_of_the_request_is_still_appen
     real = second.log.append_decided
 
     def append_decided(batches: Sequence[Batch]) -> None:
-        waited_for(lambda: first.log.visible_offset == 1, 15)
+        waited_for(lambda: first.readable_end_offset == 1, 15)
         real(batches)
 
     monkeypatch.setattr(second.log, "append_decided", append_decided)
@@ -691,7 +692,7 @@ def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) ->
         for value in range(3):
             client.append(topic, a_batch([b"%d" % value]))
     partition = broker.broker.catalog.leader_of(topic, 0)
-    partition.log.hide(PRODUCER, 0, 2)  # as a start that finds half a batch there
+    partition._visibility.hide((PRODUCER, 0), 2)  # as a start that finds half a batch there
     for offset in range(4):
         wanted = broker_pb2.ListOffset(
             topic_id=topic, partition=0, at=broker_pb2.ListOffset.AFTER_BYTES, from_offset=offset, max_bytes=1 << 62
@@ -1014,7 +1015,7 @@ def test_what_is_staged_is_listed_with_its_facts_for_one_transaction_or_for_all(
     first, second = transactions.list_staged(pb.ListStagedRequest(), hosted).sets
     assert (first.transactional_id, first.version, first.commit_uuid) == (TRANSACTION, 4, b"c" * 16)
     assert (second.transactional_id, second.partition, second.version) == ("", 1, -1)
-    sizes = [partition.log.staged.size_bytes for partition in hosted.partitions]
+    sizes = [partition.staged_size_bytes for partition in hosted.partitions]
     assert all(sizes)
     assert transactions.staged_bytes(hosted) == sum(sizes)
 

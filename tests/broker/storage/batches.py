@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from broker.config import TOPIC_SETTINGS
+from broker.replica.partition import Partition
 from broker.storage.log import Batch, Log
 from kafkalog.config import Values
 from kafkalog.errors import CorruptBatch
@@ -72,18 +73,19 @@ def values_of(header: BatchHeader, batch: bytes | memoryview) -> list[tuple[int,
     return [(header.base_offset + i, value.as_py()) for i, value in enumerate(column)]
 
 
-def read_batches(log: Log, offset: int, max_bytes: int = 1 << 20) -> list[tuple[BatchHeader, bytes]]:
+def read_batches(log: Log | Partition, offset: int, max_bytes: int = 1 << 20) -> list[tuple[BatchHeader, bytes]]:
     """What one read gives: its whole batches, each checked as a client checks them."""
-    with log.read(offset, max_bytes) as found:
+    with log.read(offset, max_bytes, None) as found:
         data = found.read()
         assert len(data) == found.length
     return [(header, bytes(batch)) for header, batch in iter_batches(memoryview(data))]
 
 
-def read_all(log: Log) -> dict[int, bytes | None]:
+def read_all(log: Log | Partition) -> dict[int, bytes | None]:
     """Every readable record by offset; every damaged offset as the value None. Values in these tests are never null."""
     found: dict[int, bytes | None] = {}
-    offset, end = log.start_offset, log.visible_offset
+    offset = log.start_offset
+    end = log.readable_end_offset if isinstance(log, Partition) else log.end_offset
     while offset < end:
         try:
             batches = read_batches(log, offset, 1500)

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from broker.replica.partition import Partition
 from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
 from broker.storage.log import Log
@@ -24,12 +25,14 @@ from kafkalog.errors import (
     DiskFull,
     FileRefused,
     InvalidSetting,
+    NotLeader,
     OutOfFiles,
     StorageFailed,
 )
+from tests.broker.replica.partitions import open_partition
+from tests.broker.replica.test_staged_writes import PRODUCER, write
+from tests.broker.replica.test_staged_writes import batch as staged_batch
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
-from tests.broker.storage.test_staging import PRODUCER, write
-from tests.broker.storage.test_staging import batch as staged_batch
 from tests.threads import NoThreads
 from tests.waiting import waited_for
 
@@ -294,7 +297,7 @@ def segment_names(log: Log) -> list[str]:
 def cut_off(log: Log, disk: SlowUnlinks) -> None:
     """Every record deleted; the unlink of the first segment goes on."""
     assert len(segment_names(log)) >= 5
-    log.delete_before(log.view.visible_offset)
+    log.delete_before(log.end_offset)
     assert disk.began.wait(WAIT_SECONDS)
 
 
@@ -707,38 +710,38 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
     directory.close()
 
 
-def rolled(log: Log) -> None:
+def rolled(partition: Partition) -> None:
     """Another segment was begun, and gets its name at the next flush."""
     for number in range(2):
-        log.append([numbered(number, size=5000)])
+        partition.log.append([numbered(number, size=5000)])
 
 
-def prepared(log: Log) -> None:
+def prepared(partition: Partition) -> None:
     """A batch is staged and prepared."""
-    write(log, 0, [staged_batch(0)])
+    write(partition, 0, [staged_batch(0)])
 
 
-def apply(log: Log) -> None:
-    log.staged.apply("x", PRODUCER, 0, b"%016d" % 0)
-    log.checkpoint()
+def apply(partition: Partition) -> None:
+    partition.apply("x", PRODUCER, 0, b"%016d" % 0)
+    partition.log.checkpoint()
 
 
-def stage_more(log: Log) -> None:
-    log.staged.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
-    log.staged.discard([b"u" * 16])
-    log.staged.drop(b"%016d" % 0, 5)
-    log.staged.expire((), log.staged._staging._now() + 1)  # removes the file
-    prepared(log)
+def stage_more(partition: Partition) -> None:
+    partition.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
+    partition.discard([b"u" * 16])
+    partition.drop(b"%016d" % 0, 5)
+    partition.expire((), partition._staging._now() + 1)  # removes the file
+    prepared(partition)
 
 
 @pytest.mark.parametrize(
     ("before", "step"),
     [
-        (rolled, Log.flush),  # names the segment
-        (rolled, lambda log: log.append([numbered(2, size=5000)])),
-        (rolled, lambda log: log.delete_before(1)),
-        (rolled, lambda log: log.truncate_to(1)),
-        (rolled, Log.checkpoint),
+        (rolled, lambda partition: partition.log.flush()),  # names the segment
+        (rolled, lambda partition: partition.log.append([numbered(2, size=5000)])),
+        (rolled, lambda partition: partition.log.delete_before(1)),
+        (rolled, lambda partition: partition.log.truncate_to(1)),
+        (rolled, lambda partition: partition.log.checkpoint()),
         (rolled, prepared),
         (prepared, apply),
         (prepared, stage_more),
@@ -746,16 +749,15 @@ def stage_more(log: Log) -> None:
     ids=["flush", "append", "delete records", "truncate", "checkpoint", "stage", "apply", "stage again"],
 )
 def test_a_folder_that_somebody_removed_takes_no_other_log_along(
-    tmp_path: Path, before: Callable[[Log], None], step: Callable[[Log], object]
+    tmp_path: Path, before: Callable[[Partition], None], step: Callable[[Partition], object]
 ) -> None:
     directory = LogDirectory(tmp_path)
-    log, other = (
-        directory.open_log(TOPIC_ID, number, f"t-{number}", topic(segment_bytes=4096), 0) for number in (0, 1)
-    )
-    before(log)
-    shutil.rmtree(log.directory)
-    with contextlib.suppress(Closed):
-        step(log)
+    partition = open_partition(directory)
+    other = directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0)
+    before(partition)
+    shutil.rmtree(partition.log.directory)
+    with contextlib.suppress(Closed, NotLeader):
+        step(partition)
     directory.tidy()
     waited_for(lambda: not directory._doubted)
     assert directory.failed is None

@@ -343,10 +343,10 @@ def test_time_is_found_to_the_record_and_not_before_the_start(directory: LogDire
 # --- flushing --------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_flush_policy_nothing_is_flushed_but_all_is_visible(directory: LogDirectory) -> None:
+def test_without_a_flush_policy_nothing_is_flushed(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 3)
-    assert (log.flushed_offset, log.visible_offset) == (0, 3)
+    assert log.flushed_offset == 0
     assert not log.needs_flush_for_ack
     log.flush()
     assert log.flushed_offset == 3
@@ -518,52 +518,8 @@ def test_settings_that_ask_for_flushes_have_flushed_what_was_appended_before_the
     assert log.flushed_offset == 2
 
 
-def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
-    settings = topic(flush_messages=1000, flush_visibility="flushed")
-    log = open_log(directory, settings)
-    fill(log, 2)
-    assert (log.visible_offset, log.end_offset) == (0, 2)
-    with log.read(0, 1000) as found:
-        assert found.length == 0
-    with log.read(0, 10_000, end_offset=log.end_offset) as found:
-        assert found.length > 0  # a replica may
-    assert log.offset_for_timestamp(0) is None
-    log.flush()
-    fill(log, 1)
-    log.update_settings(settings.with_({"retention.bytes": 1 << 30}))
-    assert log.visible_offset == 2
-    assert list(read_all(log)) == [0, 1]
-    with pytest.raises(OffsetOutOfRange):
-        log.delete_before(3)
-    log.update_settings(topic())
-    assert log.visible_offset == 3
-
-
-def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(
-    directory: LogDirectory, disk: CountingDisk
-) -> None:
-    log = open_log(directory)
-    fill(log, 20)
-    disk.may_sync.clear()
-    log.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
-    assert (log.visible_offset, log.flushed_offset) == (20, 0)
-    assert list(read_all(log)) == list(range(20))
-    fill(log, 2)
-    assert log.visible_offset == 20  # the rule holds for what comes since
-    with log.read(20, 10_000) as found:
-        assert found.length == 0
-    disk.may_sync.set()
-    log.flush()
-    assert log.visible_offset == 22
-    fill(log, 1)
-    log.truncate_to(10)
-    assert log.visible_offset == 10
-    fill(log, 2)
-    assert log.visible_offset == 10
-
-
 def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> None:
-    log = open_log(directory, topic(flush_messages=1000, flush_visibility="flushed", segment_ms=1000))
+    log = open_log(directory, topic(flush_messages=1000, segment_ms=1000))
     told = threading.Event()
     log.on_flushed = told.set
     directory.start()
@@ -571,7 +527,7 @@ def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> 
     clock.advance(2)
     assert log.roll_if_old()
     assert told.wait(WAIT_SECONDS)
-    assert log.visible_offset == 2
+    assert log.flushed_offset == 2
 
 
 # --- appends while the disk is slow ----------------------------------------------------------------------------------
@@ -887,19 +843,19 @@ def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(dir
     assert len(view.segments) > 2
     size = view.size_bytes // 10
     for start in range(10):
-        assert reach(view, ends[start], 1 << 62) == (40, (10 - start) * size)
+        assert reach(view, ends[start], 1 << 62, 40) == (40, (10 - start) * size)
         for count in range(1, 11 - start):
-            assert reach(view, ends[start], count * size) == (ends[start + count], count * size)
-            assert reach(view, ends[start], count * size + size // 2) == reach(view, ends[start], count * size)
-        assert reach(view, ends[start], 0) == (ends[start + 1], size)
+            assert reach(view, ends[start], count * size, 40) == (ends[start + count], count * size)
+            assert reach(view, ends[start], count * size + size // 2, 40) == reach(view, ends[start], count * size, 40)
+        assert reach(view, ends[start], 0, 40) == (ends[start + 1], size)
     log.delete_before(22)
-    assert reach(log.view, 0, size) == (24, size)
-    half = log.view._replace(visible_offset=36, visible_position=log.view.end_position - size)
-    assert reach(half, 28, 1 << 62) == (36, 2 * size)
+    assert reach(log.view, 0, size, 40) == (24, size)
+    half = log.view._replace(flushed_offset=36, flushed_position=log.view.end_position - size)
+    assert reach(half, 28, 1 << 62, 36) == (36, 2 * size)
 
 
 @pytest.mark.parametrize("interval", [64, 1 << 16])
-def test_bytes_are_counted_up_to_what_is_hidden_wherever_that_begins(directory: LogDirectory, interval: int) -> None:
+def test_bytes_are_counted_up_to_the_end_that_is_given_wherever_that_is(directory: LogDirectory, interval: int) -> None:
     log = open_log(directory, topic(index_interval_bytes=interval))
     for first in range(0, 40, 4):
         log.append([numbered(first, 4, size=300)])
@@ -907,22 +863,18 @@ def test_bytes_are_counted_up_to_what_is_hidden_wherever_that_begins(directory: 
     size = whole.size_bytes // 10
     assert len(whole.segments) > 2
     for hidden in range(0, 40, 4):
-        log.hide(1 << 62, 0, hidden)
         view = log.view
-        assert view.visible_offset == hidden
         slack = max(interval // size, 0) * size + size  # an entry of the index, and a batch
         for start in range(0, 44, 4):
-            reached, counted = reach(view, start, 1 << 62)
+            reached, counted = reach(view, start, 1 << 62, hidden)
             assert reached == hidden
             exact = max(hidden - start, 0) // 4 * size
             assert exact <= counted <= exact + (0 if interval == 64 else min(slack, whole.size_bytes))
             assert (counted > 0) == (start < hidden)
             for most in range(0, whole.size_bytes, size):
-                reached, counted = reach(view, start, most)
+                reached, counted = reach(view, start, most, hidden)
                 assert min(start + 1, hidden) <= reached <= hidden
                 assert counted >= 0
-        log.show(1 << 62, 0)
-    assert log.view.visible_offset == 40
 
 
 def test_who_waits_for_a_flush_under_way_starts_no_other(
@@ -958,7 +910,7 @@ def test_who_waits_for_a_flush_under_way_starts_no_other(
 def test_roll_at_the_end_of_a_flush_under_way_leaves_no_flushed_bytes_in_the_new_segment(
     directory: LogDirectory, disk: CountingDisk
 ) -> None:
-    log = open_log(directory, topic(flush_visibility="flushed", flush_messages=1000))
+    log = open_log(directory, topic(flush_messages=1000))
     log.append([numbered(0, size=3000)])
     full = log.view.size_bytes
     flushing = threading.Thread(target=log.flush)
@@ -972,7 +924,7 @@ def test_roll_at_the_end_of_a_flush_under_way_leaves_no_flushed_bytes_in_the_new
         flushing.join(WAIT_SECONDS)
     assert log.view.bases == (0, 1)
     assert (log.flushed_offset, log._flushed_position) == (1, 0)
-    assert reach(log.view, 0, 1 << 30) == (1, full)
+    assert reach(log.view, 0, 1 << 30, 1) == (1, full)
 
 
 def test_index_of_a_segment_that_rolls_while_a_checkpoint_waits_for_its_flush_is_saved_whole(

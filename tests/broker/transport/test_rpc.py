@@ -589,12 +589,12 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
 
 def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    partition = broker.broker.catalog.leader_of(topic, 0)
     append(broker, topic, a_batch())
     discard = transactions_pb2.DiscardRequest(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
-    with log.staged._staging._lock:  # as while the disk stands still
+    with partition._staging._lock:  # as while the disk stands still
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
         queued = broker.stub.DeleteRecords.future(
             bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1), timeout=600
@@ -610,7 +610,7 @@ def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: R
     assert isinstance(error, grpc.RpcError)
     told = error_from_wire(pb.Error.FromString(dict(queued.trailing_metadata())[rpc.ERROR_KEY]))
     assert isinstance(told, errors.BrokerStopping)
-    assert log.start_offset == 0
+    assert partition.start_offset == 0
 
 
 def test_who_watches_a_brokers_health_is_told_that_it_stops(broker: RunningBroker) -> None:
@@ -687,7 +687,7 @@ def test_slow_work_on_staged_data_holds_up_nobody_else(broker: RunningBroker) ->
     discard = transactions_pb2.DiscardRequest(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
-    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:  # as while the disk stands still
+    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:  # as while the disk stands still
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(50)]
         assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
         assert len(pull(broker, topic, 0).body) > 0
@@ -709,7 +709,7 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     room = lanes.LANES["staged"].threads + 3
-    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:
+    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(room + 5)]
         waited_for(lambda: sum(call.done() for call in calls) >= 5)
     refusals = [call for call in calls if call.exception(timeout=30) is not None]
@@ -783,7 +783,7 @@ def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     delete = broker.stub.DeleteRecords
-    with broker.broker.catalog.leader_of(topic, 0).log.staged._staging._lock:
+    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
         given_up = delete.future(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=4), timeout=600)
         # What comes after it on the connection is answered, so the broker knows of it.

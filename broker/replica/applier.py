@@ -1,10 +1,10 @@
-"""The staged writes of one partition: what is staged beside its log, and how a decided batch comes into the log.
+"""How a decided batch of a transaction comes from what is staged into the log. One for each partition.
 
 A set is checked as a whole when it is prepared, and again by an apply that comes later, before it appends anything.
 Then what the log does not hold yet of the set is appended, piece by piece; appends of others may come between the
-pieces. Readers see nothing of the batch until all of it stands in the log and is synced: from its first record on the
-log is hidden, with whatever others append behind it. The flush that syncs its end shows it, whole. A start that finds a
-batch half there hides it too, until the apply is gone on with.
+pieces. Readers see nothing of the batch until all of it stands in the log and is synced: from before its first record
+on the log is hidden (`visibility.py`), with whatever others append behind it. The flush that syncs its end shows it,
+whole. A start that finds a batch half there hides it too, until the apply is gone on with.
 
 A set that is damaged is lost, and hides nothing. The check finds damage before a record is appended. Damage that comes
 later, between the check and the append or while the broker is down, leaves half a batch in the log: it is shown as it
@@ -18,46 +18,18 @@ Threads: `_applying` lets one apply or drop run at a time; it comes before the l
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from broker.storage.appended import Batch
+from broker.replica.visibility import Visibility
+from broker.storage.log import Log
 from broker.storage.marks import Mark
 from broker.storage.staged_format import PreparedSet
-from broker.storage.staged_part import Write
-from broker.storage.staging import Staged, Staging
+from broker.storage.staging import Staging
 from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
 from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
 _SYNC_BYTES = 64 << 20
-
-
-class Appendable(Protocol):
-    """A log, as its staged writes see it."""
-
-    label: str
-
-    def append_decided(self, batches: Sequence[Batch]) -> None:
-        """Append batches of one transaction, hidden from readers."""
-
-    def hide(self, producer_id: int, batch_id: int, offset: int) -> None:
-        """Show readers nothing from an offset on, where a transaction's batch begins."""
-
-    def show(self, producer_id: int, batch_id: int) -> None:
-        """Show readers what was hidden of a batch: there comes no more."""
-
-    def show_once_flushed(self, producer_id: int, batch_id: int, end_offset: int) -> None:
-        """Show it once everything before an offset outlives a power cut, and see to that: the batch is whole."""
-
-    def mark(self, producer_id: int) -> Mark | None:
-        """How far a transaction's last batch came into the log."""
-
-    def transaction_done(self, producer_id: int, batch_id: int) -> None:
-        """That was a transaction's last batch, and it is done everywhere."""
-
-    def flush_to(self, offset: int) -> None:
-        """Have everything before an offset outlive a power cut."""
 
 
 class Applied(NamedTuple):
@@ -71,16 +43,21 @@ class Applied(NamedTuple):
     batches: int
 
 
-class StagedWrites:
-    """The staged writes of a partition. Thread-safe."""
+class Applier:
+    """Applies and drops the prepared sets of one partition. Thread-safe.
 
-    def __init__(self, log: Appendable, staging: Staging) -> None:
+    Attributes:
+        applied_bytes: appended and synced, since the start.
+    """
+
+    def __init__(self, log: Log, staging: Staging, visibility: Visibility) -> None:
+        self.applied_bytes = 0
         self._log = log
         self._staging = staging
+        self._visibility = visibility
         self._applying = threading.Lock()
-        self._applied_bytes = 0  # appended and synced, since the start
         for producer_id, mark in self._half_applied().items():
-            log.hide(producer_id, mark.batch_id, mark.start_offset)
+            visibility.hide((producer_id, mark.batch_id), mark.start_offset)
 
     def _half_applied(self) -> dict[int, Mark]:
         """The marks of batches of which a part stands in the log, and the rest is to come."""
@@ -94,63 +71,11 @@ class StagedWrites:
                 half[staged.producer_id] = mark
         return half
 
-    # --- parts ---------------------------------------------------------------------------------------------------
-
-    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
-        """`Staging.stage`."""
-        return self._staging.stage(uuid, batches)
-
-    def discard(self, uuids: Iterable[bytes]) -> None:
-        """`Staging.discard`."""
-        self._staging.discard(uuids)
-
-    def renew(self, write: Write) -> None:
-        """`Staging.renew`."""
-        self._staging.renew(write)
-
-    def expire(self, writes: Collection[Write], before: float) -> int:
-        """`Staging.expire`."""
-        return self._staging.expire(writes, before)
-
-    def staged(self) -> list[Staged]:
-        """`Staging.staged`."""
-        return self._staging.staged()
-
-    @property
-    def work(self) -> int:
-        """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
-        start: who waits for one sees by it that something is done. What is only done again does not count."""
-        return self._applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
-
-    @property
-    def unsynced_bytes(self) -> int:
-        """`Staging.unsynced_bytes`."""
-        return self._staging.unsynced_bytes
-
-    def prepared_bytes(self, commit_uuid: bytes) -> int:
-        """The size of a prepared set, 0 if there is none."""
-        prepared = self._staging.prepared(commit_uuid)
-        return sum(part.length for part in prepared.parts) if prepared is not None else 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self._staging.size_bytes
-
-    # --- sets ----------------------------------------------------------------------------------------------------
-
-    def prepare(self, prepared: PreparedSet) -> None:
-        """Record a set; `keep_prepared` is the promise. Raises like `Staging.prepare`."""
-        self._staging.prepare(prepared)
-        self._staging.request_sync()
-
-    def keep_prepared(self, commit_uuid: bytes) -> None:
-        """All of a recorded set is as it was staged, and outlives a power cut. Raises like `Staging.check`."""
-        self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
-        self._staging.sync()
+    # --- applying ------------------------------------------------------------------------------------------------
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append what the log does not hold yet of a decided batch. `finish_apply` is the promise; readers see it as
-        soon as it is synced, whether that is called or not.
+        """Append what the log does not hold yet of a decided batch. `finish` is the promise; readers see it as soon as
+        it is synced, whether that is called or not.
 
         Raises:
             StagedPartLost: neither a prepared set nor the log has the batch, or part of the set is damaged; that is
@@ -194,7 +119,7 @@ class StagedWrites:
             count = self._append(prepared, mark if mark is not None and mark.batch_id == batch_id else None)
             mark = self._log.mark(producer_id)
         assert mark is not None
-        self._log.show_once_flushed(producer_id, batch_id, mark.end_offset)
+        self._visibility.show_once_flushed((producer_id, batch_id), mark.end_offset)
         end_offset = mark.end_offset if mark.batch_id == batch_id else 0
         return Applied(producer_id, batch_id, end_offset, mark.end_offset, count)
 
@@ -202,17 +127,17 @@ class StagedWrites:
         def is_there(part: int, number: int) -> bool:
             return mark is not None and mark.has(part, number)
 
-        count = 0
+        count = unsynced = behind = 0
         try:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
-            if mark is not None:  # as after a restart, and where a full disk stopped it
-                self._log.hide(prepared.producer_id, mark.batch_id, mark.start_offset)
-            unsynced = behind = 0
+            # With a mark it goes on, as after a restart, and where a full disk stopped it.
+            batch = prepared.producer_id, prepared.batch_id
+            self._visibility.hide(batch, mark.start_offset if mark is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 self._log.append_decided(batches)
                 count += len(batches)
                 size = sum(header.length for header, _ in batches)
-                self._applied_bytes += size
+                self.applied_bytes += size
                 unsynced += size
                 if unsynced >= _SYNC_BYTES:  # else the one sync at the end takes as long as all of it, unseen
                     behind = self._synced_to(prepared.producer_id, behind)
@@ -220,13 +145,22 @@ class StagedWrites:
         except StagedPartLost:
             self._show_unless_half(prepared)
             raise
+        finally:
+            if not count and mark is None:
+                self._show_if_nothing_came(prepared)
         return count
+
+    def _show_if_nothing_came(self, prepared: PreparedSet) -> None:
+        """Show what others appended behind a batch that did not begin."""
+        mark = self._log.mark(prepared.producer_id)
+        if mark is None or mark.batch_id != prepared.batch_id:
+            self._visibility.show((prepared.producer_id, prepared.batch_id))
 
     def _synced_to(self, producer_id: int, behind: int) -> int:
         """Wait for the sync of what was appended a while ago, not for the last of it: the disk and this thread work at
         once. Returns up to where to wait the next time."""
         self._log.flush_to(behind)
-        self._applied_bytes += 1
+        self.applied_bytes += 1
         mark = self._log.mark(producer_id)
         assert mark is not None
         return mark.end_offset
@@ -234,12 +168,14 @@ class StagedWrites:
     def _show_unless_half(self, prepared: PreparedSet) -> None:
         """Show what the log has of a batch, unless the rest of it is to come."""
         if prepared.producer_id not in self._half_applied():
-            self._log.show(prepared.producer_id, prepared.batch_id)
+            self._visibility.show((prepared.producer_id, prepared.batch_id))
 
-    def finish_apply(self, applied: Applied) -> None:
+    def finish(self, applied: Applied) -> None:
         """Wait until what `apply` appended is synced, and shown with it. Raises StorageFailed, Closed."""
         self._log.flush_to(applied.sync_to)
-        self._log.show(applied.producer_id, applied.batch_id)  # the flush did, and may still be at it
+        self._visibility.show((applied.producer_id, applied.batch_id))  # the flush did, and may still be at it
+
+    # --- forgetting ----------------------------------------------------------------------------------------------
 
     def drop(self, commit_uuid: bytes, below_version: int) -> bool:
         """Forget a prepared set that was prepared at a smaller version of the decision than that; whether it was.
@@ -280,16 +216,12 @@ class StagedWrites:
         finally:
             self._applying.release()
 
-    def producer_ids(self) -> set[int]:
-        """Whose sets are prepared here."""
-        return self._staging.producer_ids()
-
-    def settle_drops(self) -> bool:
-        """`Staging.settle_drops`."""
-        return self._staging.settle_drops()
-
-    def close(self) -> None:
-        self._staging.close()
+    def forget_silent(self) -> None:
+        """Have the log forget the marks of transactions that are long over. Raises StorageFailed, Closed."""
+        keep = self._staging.producer_ids()
+        # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
+        if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
+            self._log.forget_silent_transactions(keep)
 
 
 def _is_applied(mark: Mark | None, batch_id: int, prepared: PreparedSet | None) -> bool:

@@ -1,0 +1,109 @@
+"""Up to where readers may read a partition. Knows offsets; no bytes, no files.
+
+The readable end is the log's end or, with flush.visibility=flushed, what is flushed (the paper's rule, section 3.1).
+Before both it is where the first batch of a transaction begins that is not whole yet: such a batch is hidden, with
+whatever others append behind it, so that what readers see is always a beginning of the log. The readable end never goes
+back: a reader whose end went back would take its range for lost.
+
+Threads: `_lock` guards all that changes; it comes after the log's. `readable_end` takes no lock. It is given a view of
+the log, and looks at the state after that: a batch is hidden before it is appended, so whatever a view holds of it is
+hidden by the state that is looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from broker.storage.log import Log
+from broker.storage.reading import View
+from kafkalog.config import Values
+
+TransactionalBatch = tuple[int, int]
+"""Producer id and batch id of a transaction's batch."""
+
+
+class _State(NamedTuple):
+    """All that `readable_end` needs. `shown_offset`: with flush.visibility=flushed, what readers were shown before that
+    was set; `hidden_from`: where the first hidden batch begins."""
+
+    when_flushed: bool
+    shown_offset: int
+    hidden_from: int | None
+
+
+class Visibility:
+    """What of a log readers see. Thread-safe."""
+
+    def __init__(self, log: Log, settings: Values) -> None:
+        self._log = log
+        self._lock = threading.Lock()  # guards all below, but for reads of _state
+        self._hidden: dict[TransactionalBatch, int] = {}  # where they begin
+        self._whole: dict[TransactionalBatch, int] = {}  # of the hidden ones: where they end, to be flushed up to there
+        self._state = _State(settings.flush_visibility == "flushed", 0, None)
+
+    def readable_end(self, view: View) -> int:
+        """The offset up to which readers may read, for a view that was taken before this call."""
+        when_flushed, shown_offset, hidden_from = self._state
+        end = view.end_offset
+        if when_flushed:
+            end = max(view.flushed_offset, min(shown_offset, end))
+        if hidden_from is not None and hidden_from < end:
+            return max(view.start_offset, hidden_from)
+        return end
+
+    def update_settings(self, settings: Values) -> None:
+        """Use other topic settings from now on. What readers were shown they keep."""
+        with self._log.no_appends(), self._lock:
+            shown_offset = self.readable_end(self._log.view)
+            self._state = self._state._replace(
+                when_flushed=settings.flush_visibility == "flushed", shown_offset=shown_offset
+            )
+
+    def truncated(self, end_offset: int) -> None:
+        """The log was cut to an offset: what readers were shown behind it is gone."""
+        with self._lock:
+            self._state = self._state._replace(shown_offset=min(self._state.shown_offset, end_offset))
+
+    def hide(self, batch: TransactionalBatch, start_offset: int | None = None) -> None:
+        """Show readers nothing from where a batch begins, until it is shown. A hidden one stays as it is.
+
+        Args:
+            start_offset: where it begins; None: it will be appended, and nothing of it is there.
+        """
+        with self._log.no_appends() as end_offset, self._lock:
+            self._hidden.setdefault(batch, end_offset if start_offset is None else start_offset)
+            self._publish()
+
+    def show(self, batch: TransactionalBatch) -> None:
+        """Show readers what was hidden of a batch: there comes no more."""
+        with self._lock:
+            self._show([batch])
+
+    def show_once_flushed(self, batch: TransactionalBatch, end_offset: int) -> None:
+        """Show a batch that is whole as soon as everything before an offset is flushed: now, or by the flush that gets
+        there, which is asked for."""
+        with self._lock:
+            if self._log.flushed_offset >= end_offset:
+                self._show([batch])
+                return
+            if batch in self._hidden:
+                self._whole[batch] = end_offset
+        self._log.request_flush()
+
+    def flushed(self) -> None:
+        """A flush of the log is over: show what is whole."""
+        if self._whole:
+            with self._lock:
+                flushed_offset = self._log.flushed_offset
+                self._show([batch for batch, end_offset in self._whole.items() if end_offset <= flushed_offset])
+
+    def _show(self, batches: Iterable[TransactionalBatch]) -> None:
+        for batch in batches:
+            self._hidden.pop(batch, None)
+            self._whole.pop(batch, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._state = self._state._replace(hidden_from=min(self._hidden.values(), default=None))

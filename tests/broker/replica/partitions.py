@@ -1,0 +1,24 @@
+"""A partition over a log directory, without ZooKeeper or a port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.replica.partition import Partition
+from broker.storage.appended import Batch
+from broker.storage.directory import LogDirectory
+from kafkalog.config import Values
+from tests.broker.storage.batches import TOPIC_ID, topic
+
+
+def open_partition(directory: LogDirectory, settings: Values | None = None, leader_epoch: int = 0) -> Partition:
+    settings = settings or topic()
+    log = directory.open_log(TOPIC_ID, 0, "t-0", settings, leader_epoch)
+    return Partition("t", TOPIC_ID, 0, log, directory, settings, 0)
+
+
+def append_part_of_a_batch(partition: Partition, batches: Sequence[Batch]) -> None:
+    """As an apply does that stops behind them."""
+    header, _ = batches[0]
+    partition._visibility.hide((header.producer_id, header.transaction_batch_id))
+    partition.log.append_decided(batches)

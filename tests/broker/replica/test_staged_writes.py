@@ -1,0 +1,727 @@
+"""Staged data of one partition: what is taken, kept, dropped, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.replica.partition import Partition
+from broker.storage import staging
+from broker.storage.appended import Batch
+from broker.storage.directory import LogDirectory
+from broker.storage.dump import dump, verify
+from broker.storage.marks import DONE_KEPT_US, KEPT_US, Marks
+from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
+from kafkalog.clock import ManualClock
+from kafkalog.errors import DiskFull, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
+from kafkalog.format.producer_ids import producer_id_of
+from tests.broker.replica.partitions import append_part_of_a_batch, open_partition
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
+from tests.crash.memory_disk import MemoryDisk
+
+PRODUCER = 1 << 62
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data", clock=ManualClock())
+    yield opened
+    opened.close()
+
+
+def batch(number: int, *, batch_id: int = 0, part: int = 0, size: int = 20) -> Batch:
+    value = b"%0*d" % (size, 100 * batch_id + number)
+    return make_batch([value], producer=(PRODUCER, 0, number), transaction=(batch_id, part))
+
+
+def write(partition: Partition, batch_id: int, batches: list[Batch], *, part: int = 0) -> PreparedSet:
+    """Stage and prepare a part of its own."""
+    uuid = b"%015d%d" % (batch_id, part)
+    partition.stage(uuid, batches)
+    spec = PartSpec(uuid, part, len(batches), sum(len(data) for _, data in batches))
+    prepared = PreparedSet("x", PRODUCER, batch_id, b"%016d" % batch_id, -1, (spec,))
+    partition.prepare(prepared)
+    partition._staging.sync()
+    return prepared
+
+
+def apply(partition: Partition, prepared: PreparedSet) -> int:
+    applied = partition.apply("x", PRODUCER, prepared.batch_id, prepared.commit_uuid)
+    partition.finish_apply(applied)
+    return applied.end_offset
+
+
+def staged_files(partition: Partition) -> list[Path]:
+    return sorted((partition.log.directory / staging.STAGING).glob("*"))
+
+
+def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    first = batch(0)
+    assert partition.stage(b"u" * 16, [first]) == (1, len(first[1]))
+    assert partition.stage(b"u" * 16, [first, batch(1)])[0] == 2
+    assert partition.stage(b"u" * 16, [first])[0] == 2
+    with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 was sent batch 3 when 2 was expected"):
+        partition.stage(b"u" * 16, [batch(3)])
+    with pytest.raises(InvalidRequest, match="batches of another part"):
+        partition.stage(b"u" * 16, [batch(2, part=1)])
+
+
+def test_a_prepared_part_gets_no_more_batches(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    with pytest.raises(InvalidRequest, match="is prepared"):
+        partition.stage(prepared.parts[0].uuid, [batch(1)])
+    assert partition.stage(prepared.parts[0].uuid, [batch(0)])[0] == 1
+
+
+def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_the_decision_s(
+    directory: LogDirectory,
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    partition.prepare(prepared._replace(version=4))
+    partition.prepare(prepared._replace(version=2))
+    assert not partition.drop(prepared.commit_uuid, 4)
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    partition = open_partition(directory)
+    (found,) = partition.staged()
+    assert found.prepared is not None and found.prepared.version == 4
+    assert partition.drop(prepared.commit_uuid, 5)
+    assert partition.staged() == []
+    directory.close()
+
+
+def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 10_000)
+    partition = open_partition(directory)
+    held = write(
+        partition, 1000, [batch(0, batch_id=1000)]
+    )  # undecided for long: it holds its own file, and that alone
+    sizes = []
+    for batch_id in range(60):
+        prepared = write(partition, batch_id, [batch(number, batch_id=batch_id, size=1000) for number in range(3)])
+        apply(partition, prepared)
+        partition.release("x", batch_id)
+        sizes.append(partition.staged_size_bytes)
+    assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
+    assert [staged.prepared for staged in partition.staged()] == [held]
+    partition.drop(held.commit_uuid, 5)
+    partition.expire((), directory.services.clock.monotonic())
+    assert len(staged_files(partition)) == 1  # it was written to just now
+    partition.expire((), directory.services.clock.monotonic() + 1)
+    assert staged_files(partition) == []
+    assert len(read_all(partition)) == 180
+
+
+def test_a_file_that_tells_the_end_of_a_set_stays_as_long_as_the_file_of_that_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start would take the set for prepared."""
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    directory = LogDirectory(tmp_path / "data", clock=ManualClock())
+    partition = open_partition(directory)
+    held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    elsewhere = write(partition, 2, [batch(0, batch_id=2, size=2200)])
+    for prepared in (dropped, elsewhere):
+        assert partition.drop(prepared.commit_uuid, 5)
+    assert len(staged_files(partition)) == 2
+    directory.close()
+    directory = LogDirectory(tmp_path / "data", clock=ManualClock())
+    partition = open_partition(directory)
+    assert [each.prepared for each in partition.staged()] == [held]
+    assert partition.drop(held.commit_uuid, 5)
+    partition.expire((), directory.services.clock.monotonic() + 1)
+    assert staged_files(partition) == []
+    directory.close()
+
+
+@contextlib.contextmanager
+def full_disk(partition: Partition) -> Iterator[None]:
+    """No room for another byte, for a while."""
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(partition.log._disk, "write", write)
+        yield
+
+
+def reopened(directory: LogDirectory) -> tuple[LogDirectory, Partition]:
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    return directory, open_partition(directory)
+
+
+def test_a_set_prepared_again_after_a_drop_that_could_not_be_told_is_kept(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    other = prepared._replace(commit_uuid=b"o" * 16)  # another committer's: it keeps the parts
+    partition.prepare(other)
+    with full_disk(partition):
+        assert partition.drop(prepared.commit_uuid, 5)
+    partition.prepare(prepared._replace(version=7))
+    assert partition._staging.settle_drops()
+    directory, partition = reopened(directory)
+    assert {each.prepared for each in partition.staged()} == {other, prepared._replace(version=7)}
+    directory.close()
+
+
+def test_a_drop_that_is_told_late_is_synced_and_stays_as_long_as_the_file_of_its_set(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    partition = open_partition(directory)
+    held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    with full_disk(partition):
+        assert partition.drop(dropped.commit_uuid, 5)
+        assert not partition._staging.settle_drops()
+    gone = write(
+        partition, 2, [batch(0, batch_id=2, size=2200)]
+    )  # in a file of its own, with which the folder was synced
+    assert partition._staging.settle_drops()
+    assert partition.unsynced_staged_bytes == 0
+    assert partition.drop(gone.commit_uuid, 5)
+    partition.expire((), directory.services.clock.monotonic() + 1)
+    directory, partition = reopened(directory)
+    assert [each.prepared for each in partition.staged()] == [held]
+    directory.close()
+
+
+def test_an_apply_for_which_there_was_no_room_at_all_hides_nothing(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    with full_disk(partition), pytest.raises(DiskFull):
+        apply(partition, prepared)
+    partition.append_as_leader([numbered(7)])
+    assert partition.readable_end_offset == partition.end_offset == 1
+    assert apply(partition, prepared) == 2
+
+
+def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    partition.append_as_leader([numbered(7)])
+    seen: list[int] = []
+    real = partition.log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        partition.append_as_leader([numbered(8)])
+        seen.append(len(read_all(partition)))
+        seen.append(partition.readable_end_offset)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    assert apply(partition, prepared) == partition.end_offset - 1
+    assert seen == [1, 1] * 4
+    assert len(read_all(partition)) == 1 + 4 + 4
+
+
+def damage(path: Path, value: bytes) -> None:
+    """Change the last byte of a value as it stands in a file, from behind the broker."""
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(data.index(value) + len(value) - 1)
+        file.write(b"!")
+
+
+def lost_by(partition: Partition, prepared: PreparedSet) -> str:
+    """Why an apply of a set fails."""
+    with pytest.raises(StagedPartLost) as lost:
+        apply(partition, prepared)
+    return str(lost.value)
+
+
+def test_damage_of_a_later_part_is_found_before_the_first_append_and_hides_nothing(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    fine = write(partition, 1, [batch(0, batch_id=1)])
+    damage(staged_files(partition)[0], b"%0600000d" % 3)
+    assert "batch 3 of part 0: its checksum does not match" in lost_by(partition, prepared)
+    assert partition.end_offset == 0
+    partition.append_as_leader([numbered(7)])
+    assert len(read_all(partition)) == 1
+    assert [(staged.batch_id, staged.lost is None) for staged in partition.staged()] == [(0, False), (1, True)]
+    assert apply(partition, fine) == 2
+
+
+def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    directory = LogDirectory(tmp_path / "data", clock=clock)
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    partition.keep_prepared(prepared.commit_uuid)
+    damage(staged_files(partition)[0], b"%0600000d" % 3)
+    clock.advance(11)
+    assert "batch 3 of part 0: its checksum does not match" in lost_by(partition, prepared)
+    assert partition.end_offset == 0
+    directory.close()
+
+
+def test_a_check_that_is_only_made_again_is_no_progress(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(3)])
+    size = prepared.parts[0].length
+    real, left = partition.log.append_decided, 0
+
+    def until_full(batches: list[Batch]) -> None:
+        nonlocal left
+        if left == 0:
+            raise DiskFull(directory="d", doing="appending")
+        left -= 1
+        real(batches)
+
+    monkeypatch.setattr(partition.log, "append_decided", until_full)
+
+    def work_of(method: Callable[[], object]) -> int:
+        before = partition.staged_work
+        with contextlib.suppress(DiskFull):
+            method()
+        return partition.staged_work - before
+
+    assert [work_of(lambda: partition.keep_prepared(prepared.commit_uuid)) for _ in range(3)] == [size, 0, 0]
+    assert [work_of(lambda: apply(partition, prepared)) for _ in range(3)] == [size, 0, 0]
+    left = 1
+    first = size // 3
+    assert [work_of(lambda: apply(partition, prepared)) for _ in range(3)] == [first, size - first, 0]
+    left = 2
+    assert work_of(lambda: apply(partition, prepared)) == size - first
+    assert partition.end_offset == 3
+
+
+def test_a_set_that_is_dropped_while_it_is_checked_takes_nothing_out_of_service(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    real = directory.disk.read_into
+    reads: list[int] = []
+
+    def read_into(fd: int, buffer: memoryview, position: int) -> int:
+        if not reads:
+            assert partition.drop(prepared.commit_uuid, 5)
+            partition.expire((), directory.services.clock.monotonic() + 1)
+            assert staged_files(partition) == []
+        reads.append(position)
+        return real(fd, buffer, position)
+
+    monkeypatch.setattr(directory.disk, "read_into", read_into)
+    partition.keep_prepared(prepared.commit_uuid)
+    assert len(reads) == 1
+    assert directory.failed is None
+
+
+def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_after_a_restart(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory, topic(segment_bytes=1 << 24))
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    partition.append_as_leader([numbered(7)])
+    real = partition.log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        partition.append_as_leader([numbered(8)])
+        assert partition.readable_end_offset == 1
+        if partition.end_offset == 3:
+            damage(staged_files(partition)[0], b"%0600000d" % 3)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    assert "batch 3 of part 0" in lost_by(partition, prepared)
+    assert partition.readable_end_offset == partition.end_offset > 3
+    assert partition.end_offset == len(read_all(partition)) < 1 + 4 + 4
+    assert "batch 3 of part 0" in lost_by(partition, prepared)  # asked for again
+    partition.append_as_leader([numbered(9)])
+    assert partition.readable_end_offset == partition.end_offset
+    end_offset = partition.end_offset
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    partition = open_partition(directory, topic(segment_bytes=1 << 24))
+    assert partition.readable_end_offset == partition.end_offset == end_offset
+    assert "part 0 has 3 batches of 4" in lost_by(partition, prepared)
+    assert partition.readable_end_offset == end_offset
+    assert partition.drop(prepared.commit_uuid, 5)  # as once the loss is accepted
+    assert partition.readable_end_offset == end_offset
+    directory.close()
+
+
+def test_a_batch_is_shown_by_the_flush_that_reaches_its_end(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0), batch(1)])
+    partition.apply("x", PRODUCER, 0, prepared.commit_uuid)
+    partition.append_as_leader([numbered(7)])
+    assert partition.readable_end_offset == 0
+    partition.log.flush()
+    assert partition.readable_end_offset == partition.end_offset == 3
+    assert not partition._visibility._whole  # nothing is kept of the batches of a stream
+
+
+def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    other = directory.open_log(b"other topic's id", 0, "other-0", topic(), 0)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    real = partition.log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        directory.remove_log(TOPIC_ID, 0)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    with pytest.raises(NotLeader):
+        apply(partition, prepared)
+    assert directory.failed is None
+    other.append([numbered(0)])
+    assert len(read_all(other)) == 1
+
+
+def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    dropped: list[bool] = []
+    dropper = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5)))
+    real = partition.log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        real(batches)
+        if not dropper.ident:
+            dropper.start()
+            dropper.join(0.2)
+            assert dropper.is_alive()
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    assert apply(partition, prepared) == 4
+    dropper.join(30)
+    assert dropped == [True]
+    assert len(read_all(partition)) == 4
+    assert partition.staged() == []
+
+
+def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0), batch(1)])
+    append_part_of_a_batch(partition, [batch(0)])
+    partition.append_as_leader([numbered(7)])
+    partition.release("x", 0)
+    assert [staged.prepared for staged in partition.staged()] == [prepared]
+    assert partition.readable_end_offset == 0
+    assert apply(partition, prepared) == 3
+    assert len(read_all(partition)) == 3
+
+
+def test_a_release_of_a_batch_that_the_log_has_not_leaves_its_set(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(0, batch_id=1)])
+    apply(partition, old)
+    partition.release("x", 1)
+    assert new in [staged.prepared for staged in partition.staged()]
+    assert apply(partition, new) == 2
+
+
+def test_a_release_forgets_what_other_attempts_of_the_batch_staged(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    partition.stage(b"an older attempt", [batch(0)])
+    prepared = write(partition, 0, [batch(0)])
+    partition.stage(b"the next batch's", [batch(0, batch_id=1)])
+    apply(partition, prepared)
+    partition.release("x", 0)
+    assert [(staged.batch_id, staged.parts) for staged in partition.staged()] == [(1, 1)]
+
+
+def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(number, batch_id=1) for number in range(2)])
+    apply(partition, old)
+    append_part_of_a_batch(partition, [batch(0, batch_id=1)])
+    assert apply(partition, old) == 0
+    assert partition.readable_end_offset == 1
+    assert apply(partition, new) == 3
+    assert partition.readable_end_offset == 3
+
+
+def test_marks_outlive_their_batches(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 3, [batch(number, batch_id=3) for number in range(2)])
+    apply(partition, prepared)
+    partition.append_as_leader([numbered(0)])
+    partition.delete_before(partition.end_offset)
+    directory.close(clean=False)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    partition = open_partition(directory)
+    assert partition.start_offset == 3
+    assert apply(partition, prepared) == 2
+    assert partition.end_offset == 3
+    directory.close()
+
+
+def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepared() -> None:
+    marks = Marks()
+    header, _ = batch(0)
+    marks.record(header, 0, 10)
+    assert marks.forget_silent(10 + KEPT_US, ()) == 0
+    assert marks.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
+    assert marks.forget_silent(11 + KEPT_US, ()) == 1
+    assert KEPT_US >= 30 * 86_400 * 1_000_000
+
+
+def test_a_mark_is_done_with_its_own_batch_only() -> None:
+    marks = Marks()
+    marks.record(batch(0, batch_id=5)[0], 0, 10)
+    marks.done(PRODUCER, 4)  # it came late
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    marks.done(PRODUCER, 5)
+    marks.record(batch(0, batch_id=6)[0], 1, 10)  # there was another one after all
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    marks.done(PRODUCER, 6)
+    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 1
+
+
+def test_an_older_batch_that_stands_behind_a_newer_one_changes_no_mark() -> None:
+    marks = Marks()
+    marks.record(batch(0, batch_id=5)[0], 0, 1)
+    marks.record(batch(1, batch_id=4)[0], 9, 2)
+    mark = marks.get(PRODUCER)
+    assert mark is not None and (mark.batch_id, mark.end_offset) == (5, 1)
+    assert mark.has_all([(0, 1)]) and not mark.has_all([(0, 2)])
+
+
+def test_values_that_look_like_frames_are_none(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    write(partition, 0, [batch(0)])
+    (file,) = staged_files(partition)
+    inner = file.read_bytes()
+    partition.stage(b"v" * 16, [make_batch([inner], producer=(PRODUCER, 0, 0), transaction=(1, 0))])
+    partition.stage(b"w" * 16, [batch(0, batch_id=1, part=3)])
+    data = bytearray(file.read_bytes())
+    position = data.index(inner[16:], len(inner))
+    data[len(inner)] ^= 1  # the frame before the batch whose value holds frames of another file
+
+    def read(at: int, length: int) -> bytes:
+        return bytes(data[at : at + length])
+
+    kinds = [(found.kind, found.uuid) for found in scan_file(read, len(data))]
+    assert position
+    assert kinds[-1] == (1, b"w" * 16)
+    assert (1, b"v" * 16) not in kinds
+
+
+def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage().split()[0] for record in caplog.records if record.levelname == "ERROR"]
+    caplog.clear()
+    return found
+
+
+def test_a_file_whose_beginning_is_damaged_is_told_and_stays(
+    directory: LogDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = open_partition(directory)
+    write(partition, 0, [batch(0)])
+    [path] = staged_files(partition)
+    directory.close(clean=False)
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    torn = path.with_name(f"{1:020d}.staged")
+    torn.write_bytes(b"KLSG")  # all that a kill left of a new file
+    reopened = LogDirectory(directory.path, clock=ManualClock())
+    with contextlib.closing(reopened):
+        partition = open_partition(reopened)
+        assert errors_logged(caplog) == ["staged_damage_found"]
+        assert (staged_files(partition), path.read_bytes(), partition.staged()) == ([path], data, [])
+        apply(partition, write(partition, 1, [batch(0, batch_id=1)]))
+        partition.release("x", 1)
+        assert path.read_bytes() == data
+
+
+def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_somebody_needs_it(
+    directory: LogDirectory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 2000)
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number) for number in range(40)])
+    synced = {path: path.stat().st_size for path in staged_files(partition)}
+    apply(partition, prepared)
+    partition.release("x", 0)
+    [left] = staged_files(partition)
+    directory.close(clean=False)
+    with left.open("r+b") as file:
+        file.truncate(synced[left])  # the end of the set was not synced; that the other files are gone is on the disk
+    reopened = LogDirectory(directory.path, clock=ManualClock())
+    with contextlib.closing(reopened):
+        partition = open_partition(reopened)
+        assert [staged.lost for staged in partition.staged()] == ["part 0 is not here"]
+        assert errors_logged(caplog) == []
+        for _ in range(2):
+            with pytest.raises(StagedPartLost):
+                partition._staging.check(prepared.commit_uuid)
+        assert errors_logged(caplog) == ["staged_part_lost"]
+        with pytest.raises(StagedPartLost):
+            partition.prepare(prepared)
+        partition.release("x", 0)
+        assert partition.staged() == []
+
+
+def test_a_log_is_dumped_and_verified_beside_what_is_staged(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    apply(partition, write(partition, 0, [batch(0)]))
+    directory.close()
+    assert verify(directory.path).ok
+    assert "offsets 0 to 0" in "\n".join(dump(partition.log.directory))
+
+
+def test_a_file_of_which_nothing_is_needed_any_more_as_its_turn_to_be_synced_comes_is_left_out(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    partition = open_partition(directory)
+    for batch_id in range(3):
+        partition.stage(b"%016d" % batch_id, [batch(0, batch_id=batch_id, size=2200)])
+    assert len(staged_files(partition)) == 3
+    real: Callable[[int], None] = directory.disk.sync
+
+    def sync(fd: int) -> None:
+        partition.discard([b"%016d" % 1])
+        real(fd)
+
+    monkeypatch.setattr(directory.disk, "sync", sync)
+    partition._staging.sync()
+    assert len(staged_files(partition)) == 2
+    assert partition.unsynced_staged_bytes == 0
+    assert directory.failed is None
+
+
+def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    real: Callable[[int], None] = directory.disk.sync
+    monkeypatch.setattr(directory.disk, "sync", lambda fd: (real(fd), synced.set()))
+    partition = open_partition(directory)
+    directory.start()
+    for number in range(9):
+        partition.stage(b"u" * 16, [batch(number, size=1 << 20)])
+    assert synced.wait(30)
+    directory.close()
+
+
+def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stays(directory: LogDirectory) -> None:
+    clock = directory.services.clock
+    assert isinstance(clock, ManualClock)
+    partition = open_partition(directory)
+    stream = write(partition, 5, [batch(0, batch_id=5)])
+    apply(partition, stream)
+    partition.release("x", 5)
+    one_off = producer_id_of("one-off")
+    uuid, data = b"u" * 16, make_batch([b"v"], producer=(one_off, 0, 0), transaction=(0, 0))
+    partition.stage(uuid, [data])
+    prepared = PreparedSet("one-off", one_off, 0, b"c" * 16, -1, (PartSpec(uuid, 0, 1, len(data[1])),))
+    partition.prepare(prepared)
+    partition.finish_apply(partition.apply("one-off", one_off, 0, prepared.commit_uuid))
+    clock.advance(7200)
+    partition.forget_silent_transactions()
+    assert partition.log.mark(one_off) is not None  # its set is here, and an apply may come again
+    assert partition.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
+    partition.release("one-off", 0, last=True)
+    partition.forget_silent_transactions()
+    assert partition.log.mark(one_off) is None
+    assert partition.log.mark(PRODUCER) is not None
+    # What comes late all the same appends nothing.
+    with pytest.raises(StagedPartLost):
+        partition.apply("one-off", one_off, 0, prepared.commit_uuid)
+    with pytest.raises(StagedPartLost):
+        partition.prepare(prepared)
+    assert len(read_all(partition)) == 2
+
+
+def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    apply(partition, prepared)
+    partition.release("x", 0, last=True)
+    partition.log.transaction_done(PRODUCER, 0)
+    partition.forget_silent_transactions()
+    assert apply(partition, prepared) == 1
+    assert len(read_all(partition)) == 1
+
+
+def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_for_it() -> None:
+    disk, path = MemoryDisk(), Path("/data")
+    partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    prepared = write(partition, 0, [batch(0)])
+    assert partition.drop(prepared.commit_uuid, 5)
+    partition.expire((), 1 << 40)
+    disk = disk.after_kill()
+    assert disk.names(partition.log.directory / staging.STAGING) == []
+    partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    assert partition._staging.settle_drops()
+    partition = open_partition(
+        LogDirectory(path, disk=disk.after_power_cut(random.Random(0), 0.0), clock=ManualClock())
+    )
+    assert partition.staged() == []
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["in one life", "with a kill between"])
+def test_a_power_cut_that_keeps_the_end_of_a_set_removed_keeps_the_set_removed(
+    monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Of two removals it may keep the later one alone."""
+    monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(staging, "_WASTE_MAX", 1000)
+    disk, path = MemoryDisk(), Path("/data")
+    partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
+    elsewhere = write(partition, 2, [batch(0, batch_id=2, size=2200)])  # in a second file, as the ends that follow
+    folder = partition.log.directory / staging.STAGING
+    assert len(disk.names(folder)) == 2
+    assert partition.drop(dropped.commit_uuid, 5)
+    assert partition._staging.settle_drops()
+    assert len(disk.names(folder)) == 2
+    assert partition.drop(held.commit_uuid, 5)  # removes the first file
+    assert len(disk.names(folder)) == 1
+    if killed:
+        disk = disk.after_kill()
+        partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    assert partition.drop(elsewhere.commit_uuid, 5)
+    partition.expire((), 1 << 40)
+    assert disk.names(folder) == []
+    for seed in range(20):
+        cut = disk.after_power_cut(random.Random(seed), 0.5)
+        partition = open_partition(LogDirectory(path, disk=cut, clock=ManualClock()))
+        assert {each.prepared for each in partition.staged()} <= {held, elsewhere}
+
+
+def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = directory.services.clock
+    assert isinstance(clock, ManualClock)
+    monkeypatch.setattr("broker.storage.marks.MARKS_MAX", 3)
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    apply(partition, prepared)
+    for number in range(6):
+        clock.advance(1)
+        partition.log.append_decided([make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))])
+    partition.forget_silent_transactions()
+    assert [partition.log.mark(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
+    assert partition.log.mark(PRODUCER) is not None

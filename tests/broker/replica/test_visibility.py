@@ -1,0 +1,158 @@
+"""Up to where readers may read: what is flushed, what is hidden, and that the end never goes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.replica.visibility import Visibility
+from broker.storage.directory import LogDirectory
+from broker.storage.log import Log
+from kafkalog.clock import ManualClock
+from kafkalog.errors import OffsetOutOfRange
+from tests.broker.replica.partitions import open_partition
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+
+WAIT_SECONDS = 60.0
+BATCH, OTHER = (1 << 62, 0), (1 << 62 | 1, 0)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    opened = LogDirectory(tmp_path / "data", clock=ManualClock())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def log(directory: LogDirectory) -> Log:
+    return directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+
+
+def fill(log: Log, count: int) -> None:
+    for _ in range(count):
+        log.append([numbered(log.end_offset)])
+
+
+def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
+    settings = topic(flush_messages=1000, flush_visibility="flushed")
+    partition = open_partition(directory, settings)
+    log = partition.log
+    fill(log, 2)
+    assert (partition.readable_end_offset, partition.end_offset) == (0, 2)
+    with partition.read(0, 1000, None) as found:
+        assert found.length == 0
+    with log.read(0, 10_000) as found:
+        assert found.length > 0  # a replica may
+    assert partition.offset_for_timestamp(0) is None
+    log.flush()
+    fill(log, 1)
+    partition.update_settings(settings.with_({"retention.bytes": 1 << 30}))
+    assert partition.readable_end_offset == 2
+    assert list(read_all(partition)) == [0, 1]
+    with pytest.raises(OffsetOutOfRange, match=r"outside \[0, 2\]"):
+        partition.delete_before(3)
+    partition.update_settings(topic())
+    assert partition.readable_end_offset == 3
+    assert partition.delete_before(-1) == 3
+    partition.close()
+
+
+def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(log: Log) -> None:
+    visibility = Visibility(log, topic())
+    fill(log, 20)
+    visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+    assert (visibility.readable_end(log.view), log.flushed_offset) == (20, 0)
+    fill(log, 2)
+    assert visibility.readable_end(log.view) == 20  # the rule holds for what comes since
+    log.flush()
+    assert visibility.readable_end(log.view) == 22
+
+
+def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_before(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    fill(partition.log, 20)
+    partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+    assert partition.truncate_to(10) == partition.readable_end_offset == 10
+    fill(partition.log, 2)
+    assert partition.readable_end_offset == 10
+    partition.close()
+
+
+def test_what_is_hidden_begins_where_the_first_hidden_batch_does(log: Log) -> None:
+    visibility = Visibility(log, topic())
+    fill(log, 2)
+    visibility.hide(BATCH)
+    visibility.hide(OTHER, 1)  # as one that a start finds half there
+    fill(log, 3)
+    visibility.hide(BATCH, 0)  # it is hidden already, and stays where it is
+    assert visibility.readable_end(log.view) == 1
+    visibility.show(OTHER)
+    assert visibility.readable_end(log.view) == 2
+    visibility.show(BATCH)
+    assert visibility.readable_end(log.view) == 5
+
+
+def test_nothing_before_the_start_is_read_where_retention_took_the_beginning_of_a_hidden_batch(log: Log) -> None:
+    visibility = Visibility(log, topic())
+    visibility.hide(BATCH)
+    fill(log, 3)
+    log.delete_before(2)
+    assert visibility.readable_end(log.view) == 2
+
+
+def test_a_whole_batch_is_shown_by_the_flush_that_reaches_its_end_and_not_by_one_before(log: Log) -> None:
+    visibility = Visibility(log, topic())
+    log.on_flushed = visibility.flushed
+    visibility.hide(BATCH)
+    fill(log, 1)
+    log.flush()
+    fill(log, 1)
+    visibility.show_once_flushed(BATCH, 2)
+    visibility.flushed()  # of a flush that began before
+    assert visibility.readable_end(log.view) == 0
+    log.flush()
+    assert visibility.readable_end(log.view) == 2
+    visibility.hide(OTHER, 0)
+    visibility.show_once_flushed(OTHER, 2)  # it is flushed already
+    assert visibility.readable_end(log.view) == 2
+
+
+class BetweenLocks:
+    """In the place of the visibility's lock: something happens just before it is taken."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._happens()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("change", ["hide", "flushed visibility is set"])
+def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(log: Log, change: str) -> None:
+    visibility = Visibility(log, topic())
+    fill(log, 3)
+    seen: list[int] = []
+    appending = threading.Thread(target=fill, args=(log, 1))
+
+    def append_and_look() -> None:
+        appending.start()
+        appending.join(0.2)
+        seen.append(visibility.readable_end(log.view))
+
+    visibility._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
+    if change == "hide":
+        visibility.hide(BATCH)
+    else:
+        visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+    appending.join(WAIT_SECONDS)
+    assert log.end_offset == 4
+    assert visibility.readable_end(log.view) >= seen[0] == 3
