@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalog.config import Setting, Table, Values, anything, at_least, between, one_of
+from kafkalog.config import Setting, Settings, anything, at_least, between, one_of
 
 _HOUR_MS = 3_600_000
 _MIB = 1 << 20
@@ -10,38 +10,34 @@ _PARTITIONS_MAX = 40_000  # 25 bytes each with the longest broker id
 _INT_MAX = (1 << 31) - 1  # ZooKeeper counts milliseconds in 32 bits
 
 
-def _check_topic(values: Values) -> tuple[str, str] | None:
-    if values.flush_visibility == "flushed" and values.flush_messages is None and values.flush_ms is None:
-        return "flush.visibility", "'flushed' needs flush.messages or flush.ms: else nothing would ever be seen"
-    return None
+class TopicSettings(Settings, what="topic"):
+    # fmt: off
+    segment_bytes = Setting(int, 1 << 30, between(4096, (1 << 31) - 1),
+        "Size at which a segment is closed. Larger: fewer files, coarser retention.")
+    segment_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(1),
+        "Age at which a segment is closed, so that retention can take it.")
+    index_interval_bytes = Setting(int, 64 * 1024, at_least(64),
+        "Log bytes for each index entry. Smaller: more memory, shorter scans.")
+    retention_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(-1),
+        "Segments appended to last before that long ago are deleted; -1: never.")
+    retention_bytes = Setting(int, -1, at_least(-1),
+        "Oldest segments are deleted while a partition is larger, never the one that is written to; -1: no limit.")
+    cleanup_policy = Setting(str, "delete", one_of("delete"),
+        "What retention does with old segments ('compact' is not there yet).")
+    max_message_bytes = Setting(int, 8 * _MIB, between(1024, 1 << 30),
+        "Largest record batch, in bytes of the whole batch; the broker's request.max.bytes bounds it too.")
+    flush_messages = Setting(int, None, at_least(1),
+        "fdatasync after that many records; 1: before every ack (one group commit for all that wait). Unset: left to the operating system.")
+    flush_ms = Setting(int, None, at_least(1),
+        "fdatasync at the latest that long after an append. Unset: left to the operating system.")
+    flush_visibility = Setting(str, "written", one_of("written", "flushed"),
+        "When consumers see a record: once written, or only once flushed (the paper's rule; needs flush.messages or flush.ms).")
+    # fmt: on
 
-
-TOPIC_SETTINGS = Table(
-    "topic",
-    [
-        Setting("segment.bytes", int, 1 << 30, between(4096, (1 << 31) - 1),
-                "Size at which a segment is closed. Larger: fewer files, coarser retention."),
-        Setting("segment.ms", int, 7 * 24 * _HOUR_MS, at_least(1),
-                "Age at which a segment is closed, so that retention can take it."),
-        Setting("index.interval.bytes", int, 64 * 1024, at_least(64),
-                "Log bytes for each index entry. Smaller: more memory, shorter scans."),
-        Setting("retention.ms", int, 7 * 24 * _HOUR_MS, at_least(-1),
-                "Segments appended to last before that long ago are deleted; -1: never."),
-        Setting("retention.bytes", int, -1, at_least(-1),
-                "Oldest segments are deleted while a partition is larger, never the one that is written to; -1: no limit."),
-        Setting("cleanup.policy", str, "delete", one_of("delete"),
-                "What retention does with old segments ('compact' is not there yet)."),
-        Setting("max.message.bytes", int, 8 * _MIB, between(1024, 1 << 30),
-                "Largest record batch, in bytes of the whole batch; the broker's request.max.bytes bounds it too."),
-        Setting("flush.messages", int, None, at_least(1),
-                "fdatasync after that many records; 1: before every ack (one group commit for all that wait). Unset: left to the operating system."),
-        Setting("flush.ms", int, None, at_least(1),
-                "fdatasync at the latest that long after an append. Unset: left to the operating system."),
-        Setting("flush.visibility", str, "written", one_of("written", "flushed"),
-                "When consumers see a record: once written, or only once flushed (the paper's rule; needs flush.messages or flush.ms)."),
-    ],
-    _check_topic,
-)  # fmt: skip
+    def conflict(self) -> tuple[str, str] | None:
+        if self.flush_visibility == "flushed" and self.flush_messages is None and self.flush_ms is None:
+            return "flush.visibility", "'flushed' needs flush.messages or flush.ms: else nothing would ever be seen"
+        return None
 
 
 def _is_every_address(host: str) -> bool:
@@ -55,62 +51,57 @@ def _named(path: str) -> str | None:
     return "a ~ is not made a home directory here: write the whole path" if path.startswith("~") else None
 
 
-def _check_broker(values: Values) -> tuple[str, str] | None:
-    if _is_every_address(values.host if values.advertised_host is None else values.advertised_host):
-        return ("host" if values.advertised_host is None else "advertised.host"), (
-            "a client that connects to it reaches its own machine; set advertised.host to a name or address at which "
-            "clients reach this one"
-        )
-    if values.queued_max_request_bytes < values.request_max_bytes:
-        return "queued.max.request.bytes", f"it must be at least request.max.bytes ({values.request_max_bytes})"
-    return None
+_IS_A_TOPICS = "it is a topic's: kafkalog topics create TOPIC --config NAME=VALUE, or topics alter TOPIC --set"
 
 
-BROKER_SETTINGS = Table(
-    "broker",
-    [
-        Setting("broker.id", int, 0, at_least(0), "The broker's number, its own within the cluster."),
-        Setting("log.dir", str, "data", _named, "Directory of the logs; one broker's alone."),
-        Setting("zookeeper.connect", str, "127.0.0.1:2181", anything,
-                "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog."),
-        Setting("zookeeper.session.timeout.ms", int, 10_000, between(1000, _INT_MAX),
-                "Silence after which ZooKeeper counts this broker as gone."),
-        Setting("zookeeper.connection.timeout.ms", int, 15_000, between(100, _INT_MAX),
-                "How long a start waits for ZooKeeper."),
-        Setting("host", str, "127.0.0.1", anything, "Address that both ports are bound to."),
-        Setting("advertised.host", str, None, anything, "Address told to clients. Unset: the value of host; needed where that is 0.0.0.0 or ::, which is no address to connect to."),
-        Setting("grpc.port", int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one."),
-        Setting("data.port", int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one."),
-        Setting("rack", str, None, anything, "Where the broker stands; told to clients."),
-        Setting("num.partitions", int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic made without a number."),
-        Setting("max.partitions.per.topic", int, 10_000, between(1, _PARTITIONS_MAX),
-                "More are refused. At most 40000, for a topic is one znode, and ZooKeeper takes 1 MB."),
-        Setting("max.connections", int, 1000, at_least(1), "Data port connections at once; one more is told so and closed."),
-        Setting("request.max.bytes", int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused."),
-        Setting("queued.max.request.bytes", int, 64 * _MIB, at_least(1024),
-                "Request bytes in memory over all connections; connections wait their turn before they read more."),
-        Setting("fetch.max.bytes", int, 64 * _MIB, at_least(1024), "Largest answer to one fetch, but for a first batch that is larger."),
-        Setting("fetch.max.wait.ms", int, 30_000, at_least(0), "Longest wait of a fetch for min_bytes, whatever the client asks."),
-        Setting("pull.max.bytes", int, 4 * _MIB - 65536, at_least(1024), "Largest inline answer over gRPC."),
-        Setting("send.timeout.ms", int, 30_000, at_least(1), "A client that takes no byte of its answer for that long is cut off."),
-        Setting("connections.max.idle.ms", int, 600_000, at_least(1), "A data connection without a request for that long is closed."),
-        Setting("log.retention.check.interval.ms", int, 60_000, at_least(1), "How often retention and rolls by age are looked at."),
-        Setting("producer.id.expiration.ms", int, 24 * _HOUR_MS, at_least(1), "A silent producer's sequence state is forgotten after that long."),
-        Setting("producer.state.max", int, 10_000, at_least(1),
-                "Producers whose sequence state a partition keeps, 300 B each and 32 B a batch remembered; beyond that the one silent longest is forgotten; if all wrote within 5 minutes, a new one has to wait."),
-        Setting("producer.batches.remembered", int, 128, between(5, 10_000),
-                "Batches of a producer that are known again when sent twice; at least a producer's max.in.flight.requests."),
-        Setting("transaction.timeout.ms", int, 24 * _HOUR_MS, at_least(1),
-                "What is prepared of an exactly-once batch that nobody decides is dropped after that long."),
-        Setting("transaction.staged.retention.ms", int, 24 * _HOUR_MS, at_least(1),
-                "What is staged of an exactly-once write and never prepared is dropped that long after the last of its tasks was heard of."),
-        Setting("log.level", str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs, on stderr."),
-        Setting("exit.with.stdin", bool, False, anything,
-                "Stop when standard input closes: the way a parent takes its broker with it."),
-    ],
-    _check_broker,
-    elsewhere={
-        setting.name: "it is a topic's: kafkalog topics create TOPIC --config NAME=VALUE, or topics alter TOPIC --set"
-        for setting in TOPIC_SETTINGS
-    },
-)  # fmt: skip
+class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSettings.rows, _IS_A_TOPICS)):
+    # fmt: off
+    broker_id = Setting(int, 0, at_least(0), "The broker's number, its own within the cluster.")
+    log_dir = Setting(str, "data", _named, "Directory of the logs; one broker's alone.")
+    zookeeper_connect = Setting(str, "127.0.0.1:2181", anything,
+        "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog.")
+    zookeeper_session_timeout_ms = Setting(int, 10_000, between(1000, _INT_MAX),
+        "Silence after which ZooKeeper counts this broker as gone.")
+    zookeeper_connection_timeout_ms = Setting(int, 15_000, between(100, _INT_MAX),
+        "How long a start waits for ZooKeeper.")
+    host = Setting(str, "127.0.0.1", anything, "Address that both ports are bound to.")
+    advertised_host = Setting(str, None, anything, "Address told to clients. Unset: the value of host; needed where that is 0.0.0.0 or ::, which is no address to connect to.")
+    grpc_port = Setting(int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one.")
+    data_port = Setting(int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one.")
+    rack = Setting(str, None, anything, "Where the broker stands; told to clients.")
+    num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic made without a number.")
+    max_partitions_per_topic = Setting(int, 10_000, between(1, _PARTITIONS_MAX),
+        "More are refused. At most 40000, for a topic is one znode, and ZooKeeper takes 1 MB.")
+    max_connections = Setting(int, 1000, at_least(1), "Data port connections at once; one more is told so and closed.")
+    request_max_bytes = Setting(int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused.")
+    queued_max_request_bytes = Setting(int, 64 * _MIB, at_least(1024),
+        "Request bytes in memory over all connections; connections wait their turn before they read more.")
+    fetch_max_bytes = Setting(int, 64 * _MIB, at_least(1024), "Largest answer to one fetch, but for a first batch that is larger.")
+    fetch_max_wait_ms = Setting(int, 30_000, at_least(0), "Longest wait of a fetch for min_bytes, whatever the client asks.")
+    pull_max_bytes = Setting(int, 4 * _MIB - 65536, at_least(1024), "Largest inline answer over gRPC.")
+    send_timeout_ms = Setting(int, 30_000, at_least(1), "A client that takes no byte of its answer for that long is cut off.")
+    connections_max_idle_ms = Setting(int, 600_000, at_least(1), "A data connection without a request for that long is closed.")
+    log_retention_check_interval_ms = Setting(int, 60_000, at_least(1), "How often retention and rolls by age are looked at.")
+    producer_id_expiration_ms = Setting(int, 24 * _HOUR_MS, at_least(1), "A silent producer's sequence state is forgotten after that long.")
+    producer_state_max = Setting(int, 10_000, at_least(1),
+        "Producers whose sequence state a partition keeps, 300 B each and 32 B a batch remembered; beyond that the one silent longest is forgotten; if all wrote within 5 minutes, a new one has to wait.")
+    producer_batches_remembered = Setting(int, 128, between(5, 10_000),
+        "Batches of a producer that are known again when sent twice; at least a producer's max.in.flight.requests.")
+    transaction_timeout_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
+        "What is prepared of an exactly-once batch that nobody decides is dropped after that long.")
+    transaction_staged_retention_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
+        "What is staged of an exactly-once write and never prepared is dropped that long after the last of its tasks was heard of.")
+    log_level = Setting(str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs, on stderr.")
+    exit_with_stdin = Setting(bool, False, anything,
+        "Stop when standard input closes: the way a parent takes its broker with it.")
+    # fmt: on
+
+    def conflict(self) -> tuple[str, str] | None:
+        if _is_every_address(self.host if self.advertised_host is None else self.advertised_host):
+            return ("host" if self.advertised_host is None else "advertised.host"), (
+                "a client that connects to it reaches its own machine; set advertised.host to a name or address at which "
+                "clients reach this one"
+            )
+        if self.queued_max_request_bytes < self.request_max_bytes:
+            return "queued.max.request.bytes", f"it must be at least request.max.bytes ({self.request_max_bytes})"
+        return None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.announce import Announcer, announce
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.resolver import Resolver
@@ -31,7 +31,7 @@ from broker.transport import dataport
 from broker.transport.dataport import DataPort
 from broker.transport.rpc import BrokerService, RpcServer
 from kafkalog.clock import SYSTEM_CLOCK, Clock
-from kafkalog.config import Values, read_properties
+from kafkalog.config import read_properties
 from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed
 from kafkalog.events import get_logger, log_to_stderr
 from kafkalog.zk import registry
@@ -55,7 +55,7 @@ class Broker:
     """A broker in this process. `start` once, `stop` once.
 
     Args:
-        settings: of `BROKER_SETTINGS`.
+        settings: of `BrokerSettings`.
 
     Attributes:
         catalog: what it hosts; there from `start` on, like `rpc_service` and `resolver`.
@@ -66,7 +66,7 @@ class Broker:
     rpc_service: BrokerService
     resolver: Resolver
 
-    def __init__(self, settings: Values, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, settings: BrokerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
         self._clock = clock
         self._undo: list[Callable[[], object]] = []  # how to stop what was started, in the order of starting
@@ -182,7 +182,7 @@ class Broker:
             log.info("broker_stopped", broker_id=self.settings.broker_id, clean=clean)
 
 
-def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Values:
+def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BrokerSettings:
     """The broker's settings from a `name=value` file. Raises InvalidSetting, UnknownSetting."""
     try:
         text = path.read_text("utf-8-sig")  # with or without a byte order mark
@@ -190,10 +190,10 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Value
         raise InvalidSetting(name="config file", value=str(path), reason=error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise InvalidSetting(name="config file", value=str(path), reason="it is not a text file") from None
-    return BROKER_SETTINGS.parse(read_properties(text, str(path)) | dict(overrides or {}))
+    return BrokerSettings.parse(read_properties(text, str(path)) | dict(overrides or {}))
 
 
-def run(settings: Values, announces: bool = False) -> None:
+def run(settings: BrokerSettings, announces: bool = False) -> None:
     """Run a broker until SIGTERM, SIGINT or, with `exit.with.stdin`, the end of standard input; then stop it in order.
 
     Args:

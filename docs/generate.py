@@ -14,16 +14,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from broker.config import BROKER_SETTINGS, TOPIC_SETTINGS  # noqa: E402
-from kafkalog.client.config import CLIENT_SETTINGS, CONSUMER_SETTINGS, PRODUCER_SETTINGS  # noqa: E402
+from broker.config import BrokerSettings, TopicSettings  # noqa: E402
+from kafkalog.client.config import ClientSettings, ConsumerSettings, ProducerSettings  # noqa: E402
 from pyspark_kafkalog import options  # noqa: E402
 
 TABLES: dict[str, Callable[[], str]] = {
-    "broker settings": BROKER_SETTINGS.markdown,
-    "topic settings": TOPIC_SETTINGS.markdown,
-    "client settings": CLIENT_SETTINGS.markdown,
-    "producer settings": PRODUCER_SETTINGS.markdown,
-    "consumer settings": CONSUMER_SETTINGS.markdown,
+    "broker settings": BrokerSettings.markdown,
+    "topic settings": TopicSettings.markdown,
+    "client settings": ClientSettings.markdown,
+    "producer settings": ProducerSettings.markdown,
+    "consumer settings": ConsumerSettings.markdown,
     "spark options": options.markdown,
 }
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -36,7 +36,7 @@ def with_tables(text: str) -> str:
 
 def broker_properties() -> str:
     head = "# A broker's settings, each at its default: uncomment what you change. `kafkalog broker --config FILE`.\n"
-    return f"{head}\n{BROKER_SETTINGS.properties_text()}"
+    return f"{head}\n{BrokerSettings.properties_text()}"
 
 
 def generated() -> dict[Path, str]:

@@ -1,46 +1,52 @@
 """Settings, declared once: a `Setting` is one row; parsing, validation, help, conf files and docs are made from it.
 
-Outside, names are dotted (`segment.bytes`); inside, the same words in snake_case (`settings.segment_bytes`). Knows no
-particular setting: the broker's and topics' stand in `broker/config.py`, the client's in `kafkalog/client/config.py`.
+    class PumpSettings(Settings, what="pump"):
+        pause_ms = Setting(int, 10, at_least(1), "How long it rests.")
+
+    PumpSettings.parse({"pause.ms": "20"}).pause_ms  # 20, an int to mypy too
+
+Outside, names are dotted (`pause.ms`); inside, the same words in snake_case. Knows no particular setting: the broker's
+and topics' stand in `broker/config.py`, the client's in `kafkalog/client/config.py`.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, overload
 
 from kafkalog.errors import InvalidSetting, UnknownSetting
 
-Check = Callable[[Any], str | None]
+_Value = TypeVar("_Value")
+_Given = TypeVar("_Given", int, float, bool, str)
+_Checked = TypeVar("_Checked", contravariant=True)
+
+Check = Callable[[_Checked], str | None]
 """Returns what is wrong with a value, or None."""
 
 
-def at_least(minimum: int) -> Check:
+def at_least(minimum: int) -> Check[float]:
     return lambda value: None if value >= minimum else f"it must be at least {minimum}"
 
 
-def between(minimum: int, maximum: int) -> Check:
+def between(minimum: int, maximum: int) -> Check[float]:
     return lambda value: None if minimum <= value <= maximum else f"it must be from {minimum} to {maximum}"
 
 
-def one_of(*allowed: Any) -> Check:
-    listed = ", ".join(str(value) for value in allowed)
-    return lambda value: None if value in allowed else f"it must be one of {listed}"
+def one_of(*allowed: str) -> Check[str]:
+    return lambda value: None if value in allowed else f"it must be one of {', '.join(allowed)}"
 
 
-def anything(value: Any) -> str | None:
+def anything(value: object) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting.
+class Setting(Generic[_Value]):
+    """One setting: a row in the class of `Settings` that it is an attribute of, a value in each of its instances.
 
     Attributes:
-        name: dotted, Kafka-like, unit last (`linger.ms`).
+        name: dotted, Kafka-like, unit last (`linger.ms`); the attribute's with dots.
         type: int, float, bool or str.
         default: of that type, or None where unset means something (say what in `why`).
         check: what is allowed; see `at_least`, `between`, `one_of`.
@@ -48,16 +54,39 @@ class Setting:
     """
 
     name: str
-    type: type
-    default: Any
-    check: Check
-    why: str
+    default: _Value
 
-    @property
-    def attribute(self) -> str:
-        return self.name.replace(".", "_")
+    @overload
+    def __init__(
+        self: Setting[_Given], type: type[_Given], default: _Given, check: Check[_Given], why: str
+    ) -> None: ...
 
-    def parse(self, value: Any) -> Any:
+    @overload
+    def __init__(
+        self: Setting[_Given | None], type: type[_Given], default: None, check: Check[_Given], why: str
+    ) -> None: ...
+
+    def __init__(self, type: type[Any], default: Any, check: Check[Any], why: str) -> None:
+        self.type = type
+        self.default = default
+        self.check = check
+        self.why = why
+
+    def __set_name__(self, owner: type[Settings], attribute: str) -> None:
+        self.attribute = attribute
+        self.name = attribute.replace("_", ".")
+
+    @overload
+    def __get__(self, settings: None, owner: type[Settings]) -> Setting[_Value]: ...
+
+    @overload
+    def __get__(self, settings: Settings, owner: type[Settings]) -> _Value: ...
+
+    def __get__(self, settings: Settings | None, owner: type[Settings]) -> Setting[_Value] | _Value:
+        assert settings is None, "an instance's own values come first"
+        return self
+
+    def parse(self, value: object) -> _Value:
         """The typed value of a text or typed value; raises InvalidSetting."""
         if value is None:
             return self._checked(self.default)
@@ -71,7 +100,7 @@ class Setting:
             raise InvalidSetting(name=self.name, value=value, reason=f"it must be {_KINDS[self.type]}")
         return self._checked(value)
 
-    def _from_text(self, text: str) -> Any:
+    def _from_text(self, text: str) -> object:
         if self.type is bool:
             if text.lower() in ("true", "yes", "on", "1"):
                 return True
@@ -87,15 +116,15 @@ class Setting:
                 return text
         return text
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: Any) -> _Value:
         if value is None and self.default is None:
-            return None
+            return self.default
         wrong = self.check(value)
         if wrong:
             raise InvalidSetting(name=self.name, value=value, reason=wrong)
         return value
 
-    def to_text(self, value: Any) -> str:
+    def to_text(self, value: _Value) -> str:
         """The value as a conf file holds it."""
         if value is None:
             return ""
@@ -105,137 +134,125 @@ class Setting:
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-class Values:
-    """Typed values of a table's settings, as attributes (`values.segment_bytes`). Immutable."""
+class Settings:
+    """Typed values of the settings of one thing (a broker, a topic, a producer), as attributes. Immutable.
 
-    def __init__(self, table: Table, values: dict[str, Any], given: frozenset[str]) -> None:
-        self.__dict__["_table"] = table
-        self.__dict__["_given"] = given
-        self.__dict__.update({table[name].attribute: value for name, value in values.items()})
+    Attributes:
+        what: the thing, as errors name it.
+        elsewhere: dotted names that are looked for here and are not here -> what the sentence says of them.
+        rows: the settings by dotted name, in the order in which docs list them: the class's own, then its base's.
+    """
 
-    def __getattr__(self, name: str) -> Any:  # only reached for what __dict__ lacks
-        raise AttributeError(f"no {self.__dict__['_table'].what} setting '{name}'")
+    what: ClassVar[str]
+    elsewhere: ClassVar[Mapping[str, str]]
+    rows: ClassVar[Mapping[str, Setting[Any]]] = MappingProxyType({})
+    _given: frozenset[str]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __init_subclass__(cls, what: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
+        cls.what = what
+        cls.elsewhere = elsewhere
+        own = {row.name: row for row in vars(cls).values() if isinstance(row, Setting)}
+        cls.rows = MappingProxyType(own | {name: row for name, row in cls.rows.items() if name not in own})
+
+    def __init__(self, values: Mapping[str, Any], given: frozenset[str]) -> None:
+        self.__dict__.update({row.attribute: values[name] for name, row in self.rows.items()}, _given=given)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("settings do not change; parse a new set")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("pickle the given options and parse them again")
+
+    def conflict(self) -> tuple[str, str] | None:
+        """A setting's name and what is wrong with it beside the others, or None."""
+        return None
 
     def given(self) -> dict[str, Any]:
         """Only what was set, by dotted name."""
-        return {name: value for name, value in self.items() if name in self.__dict__["_given"]}
+        return {name: value for name, value in self.items() if name in self._given}
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """(dotted name, value) of every setting, in the table's order."""
-        for setting in self.__dict__["_table"]:
-            yield setting.name, self.__dict__[setting.attribute]
+        """(dotted name, value) of every setting, in the order of the rows."""
+        for name, row in self.rows.items():
+            yield name, self.__dict__[row.attribute]
 
-    def with_(self, changes: Mapping[str, Any]) -> Values:
+    def with_(self, changes: Mapping[str, object]) -> Self:
         """A new set with some settings changed; None takes one back to its default."""
         kept = self.given()
         for name, value in changes.items():
             kept.pop(name, None)
             if value is not None:
                 kept[name] = value
-        return self.__dict__["_table"].parse(kept)
+        return self.parse(kept)
 
-
-class Table:
-    """The settings of one thing (a broker, a topic, a producer).
-
-    Args:
-        what: the thing, as errors name it.
-        settings: its rows, in the order in which docs list them.
-        check_together: looks at all values at once; returns (setting's name, what is wrong) or None.
-        elsewhere: dotted names that are looked for here and are not here -> what the sentence says of them.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        settings: Iterable[Setting],
-        check_together: Callable[[Values], tuple[str, str] | None] | None = None,
-        elsewhere: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.what = what
-        self._elsewhere = elsewhere
-        self._rows = {setting.name: setting for setting in settings}
-        self._check_together = check_together
-
-    def __iter__(self) -> Iterator[Setting]:
-        return iter(self._rows.values())
-
-    def __getitem__(self, name: str) -> Setting:
-        return self._rows[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def parse(self, given: Mapping[str, Any] | None = None) -> Values:
+    @classmethod
+    def parse(cls, given: Mapping[str, object] | None = None) -> Self:
         """Typed values from dotted (or snake_case) names; what is not given has its default.
 
         Raises:
-            UnknownSetting: a name that is not in the table; the sentence names the nearest one.
+            UnknownSetting: a name that is not among the rows; the sentence names the nearest one.
             InvalidSetting: a value of the wrong type or out of range.
         """
         values: dict[str, Any] = {}
         for name, value in (given or {}).items():
-            setting = self._rows.get(name) or self._rows.get(name.replace("_", "."))
-            if setting is None:
-                elsewhere = self._elsewhere.get(name.replace("_", "."))
-                hint = f": {elsewhere}" if elsewhere else nearest_hint(name, self._rows)
-                raise UnknownSetting(what=self.what, name=name, hint=hint)
-            values[setting.name] = setting.parse(value)
+            row = cls.rows.get(name) or cls.rows.get(name.replace("_", "."))
+            if row is None:
+                elsewhere = cls.elsewhere.get(name.replace("_", "."))
+                hint = f": {elsewhere}" if elsewhere else nearest_hint(name, cls.rows)
+                raise UnknownSetting(what=cls.what, name=name, hint=hint)
+            values[row.name] = row.parse(value)
         given_names = frozenset(name for name, value in values.items() if value is not None)
-        complete = {name: values.get(name, setting.default) for name, setting in self._rows.items()}
-        result = Values(self, complete, given_names)
-        wrong = self._check_together(result) if self._check_together else None
+        complete = {name: values.get(name, row.default) for name, row in cls.rows.items()}
+        result = cls(complete, given_names)
+        wrong = result.conflict()
         if wrong:
             name, reason = wrong
             raise InvalidSetting(name=name, value=complete[name], reason=reason)
         return result
 
-    def understood(self, given: Mapping[str, Any]) -> tuple[Values, dict[str, str]]:
+    @classmethod
+    def understood(cls, given: Mapping[str, object]) -> tuple[Self, dict[str, str]]:
         """What another version may have written, as far as this one understands it; all else has its default.
 
         Returns:
             the values; and why each of the others was refused, by its name as it was given.
         """
-        kept: dict[str, Any] = {}
+        kept: dict[str, object] = {}
         refused: dict[str, str] = {}
         for name, value in given.items():
-            if name not in self._rows:
+            if name not in cls.rows:
                 refused[name] = "this version does not know it"
                 continue
             try:
-                self._rows[name].parse(value)
+                cls.rows[name].parse(value)
                 kept[name] = value
             except InvalidSetting as error:
                 refused[name] = str(error.facts["reason"])
         while True:
             try:
-                return self.parse(kept), refused
+                return cls.parse(kept), refused
             except InvalidSetting as error:  # they do not go together
-                name = error.facts["name"]
+                name = str(error.facts["name"])
                 if name not in kept:
                     raise
                 refused[name] = str(error.facts["reason"])
                 del kept[name]
 
-    def properties_text(self) -> str:
+    @classmethod
+    def properties_text(cls) -> str:
         """A conf file (`name=value`) with every setting at its default, commented out, and why it is there."""
-        rows = [f"# {s.why}\n#{s.name}={s.to_text(s.default)}\n" for s in self]
+        rows = [f"# {row.why}\n#{row.name}={row.to_text(row.default)}\n" for row in cls.rows.values()]
         return "\n".join(rows)
 
-    def markdown(self) -> str:
+    @classmethod
+    def markdown(cls) -> str:
         """The docs table of these settings."""
-        rows = [f"| `{s.name}` | {_default_text(s)} | {s.why} |" for s in self]
+        rows = [f"| `{row.name}` | {_default_text(row)} | {row.why} |" for row in cls.rows.values()]
         return "\n".join(["| setting | default | what it does |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def _default_text(setting: Setting) -> str:
-    return "unset" if setting.default is None else f"`{setting.to_text(setting.default)}`"
+def _default_text(row: Setting[Any]) -> str:
+    return "unset" if row.default is None else f"`{row.to_text(row.default)}`"
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from kafkalog.config import Values
-
 
 class Backoff:
     """The pauses between tries: each twice as long as the one before, up to a longest.
@@ -22,11 +20,6 @@ class Backoff:
     def __init__(self, first: float, longest: float) -> None:
         self.pause = self._first = first
         self._longest = longest
-
-    @classmethod
-    def of(cls, settings: Values) -> Backoff:
-        """As retry.backoff.ms and retry.backoff.max.ms say."""
-        return cls(settings.retry_backoff_ms / 1000, settings.retry_backoff_max_ms / 1000)
 
     def next(self) -> float:
         """The pause to make now."""

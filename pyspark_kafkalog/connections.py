@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
-    from kafkalog.config import Values
+    from kafkalog.client.config import ClientSettings
 
 Key = tuple[int, str, tuple[tuple[str, Any], ...]]
 """By process id (a forked child must not use its parent's), servers and settings."""
@@ -31,12 +31,12 @@ def as_patient_at_first(given: Mapping[str, Any], retry_timeout_ms: int) -> dict
     return {"bootstrap.timeout.ms": retry_timeout_ms, **given}
 
 
-def cluster_of(bootstrap_servers: str, settings: Values) -> Cluster:
+def cluster_of(bootstrap_servers: str, settings: ClientSettings) -> Cluster:
     """The connections to a cluster. `settings`: a producer's or consumer's, of which those about connections count."""
-    from kafkalog.client.config import CLIENT_SETTINGS, connection_settings
+    from kafkalog.client.config import ClientSettings, connection_settings
 
     settings = connection_settings(settings)
-    settings = CLIENT_SETTINGS.parse(as_patient_at_first(settings.given(), settings.retry_timeout_ms))
+    settings = ClientSettings.parse(as_patient_at_first(settings.given(), settings.retry_timeout_ms))
     key = key_of(bootstrap_servers, settings.given())
     cluster = _clusters.get(key)
     if cluster is None:

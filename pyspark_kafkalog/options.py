@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafkalog.config import Table, nearest_hint
+from kafkalog.config import Settings, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
@@ -382,11 +382,11 @@ class SourceOptions:
 
 def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a read, those of batch and stream alike. Raises InvalidArgument."""
-    from kafkalog.client.config import CONSUMER_SETTINGS
+    from kafkalog.client.config import ConsumerSettings
 
     values = option_values(options, READ)
-    client = client_settings(options, CONSUMER_SETTINGS)
-    CONSUMER_SETTINGS.parse(client)
+    client = client_settings(options, ConsumerSettings)
+    ConsumerSettings.parse(client)
     chosen = [name for name in _SELECTIONS if name in values]
     if len(chosen) != 1:
         number = "only one" if chosen else "one"
@@ -490,7 +490,7 @@ def _refuse_security(name: str, value: str) -> None:
         )
 
 
-def client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
+def client_settings(options: Mapping[str, str], table: type[Settings]) -> dict[str, str]:
     """Those client settings among the options that a table has, by dotted name; `kafkalog.` beats `kafka.`.
 
     A job may carry the producer's and the consumer's together: the others are left out. Their values are not checked.
@@ -498,17 +498,17 @@ def client_settings(options: Mapping[str, str], table: Table) -> dict[str, str]:
     found: dict[str, str] = {}
     for prefix in ("kafka.", "kafkalog."):
         for name, value in _lowered(options).items():
-            if name.startswith(prefix) and name.removeprefix(prefix) in table:
+            if name.startswith(prefix) and name.removeprefix(prefix) in table.rows:
                 found[name.removeprefix(prefix)] = value
     return found
 
 
 @functools.cache
 def _client_setting_names() -> frozenset[str]:
-    from kafkalog.client.config import CLIENT_SETTINGS, CONSUMER_SETTINGS, PRODUCER_SETTINGS
+    from kafkalog.client.config import ClientSettings, ConsumerSettings, ProducerSettings
 
-    tables = (CLIENT_SETTINGS, CONSUMER_SETTINGS, PRODUCER_SETTINGS)
-    return frozenset(setting.name for table in tables for setting in table) - _REFUSED.keys()
+    tables = (ClientSettings, ConsumerSettings, ProducerSettings)
+    return frozenset(name for table in tables for name in table.rows) - _REFUSED.keys()
 
 
 def _lowered(options: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from kafkalog.config import read_properties
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,8 +48,8 @@ def test_broker_properties_uncommented_are_the_defaults() -> None:
     text = (ROOT / "conf" / "broker.properties").read_text()
     lines = [line.removeprefix("#") for line in text.splitlines() if line.startswith("#") and not line.startswith("# ")]
     given = read_properties("\n".join(lines), "broker.properties")
-    assert set(given) == {setting.name for setting in BROKER_SETTINGS}
-    assert dict(BROKER_SETTINGS.parse(given).items()) == dict(BROKER_SETTINGS.parse().items())
+    assert set(given) == set(BrokerSettings.rows)
+    assert dict(BrokerSettings.parse(given).items()) == dict(BrokerSettings.parse().items())
 
 
 def test_constraints_are_plain_pins() -> None:

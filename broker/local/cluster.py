@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.local.guard import python_command
 from broker.local.sweeper import swept_folder
 from kafkalog.errors import Closed, InvalidArgument, LocalClusterEnded, from_wire
@@ -128,7 +128,7 @@ class LocalCluster:
         for name in _OWN_SETTINGS:
             if name in given or name.replace(".", "_") in given:
                 raise InvalidArgument(reason=f"setting {name} is the local cluster's own")
-        parsed = BROKER_SETTINGS.parse(given | {"host": host})
+        parsed = BrokerSettings.parse(given | {"host": host})
         last_port = (port or 0) + 2 * brokers - 1
         if port is not None and not 0 < port <= last_port < 65536:
             raise InvalidArgument(reason=f"ports {port} to {last_port} are not all ports")

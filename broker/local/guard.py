@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.folder_lock import lock_folder
 from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.clock import SYSTEM_CLOCK
@@ -137,7 +137,7 @@ class BrokerChild:
         if self._process is not None and self._process.poll() is None:
             raise InvalidRequest(reason=f"broker {self.broker_id} runs already")
         self._release()
-        lines = [f"{name}={BROKER_SETTINGS[name].to_text(value)}" for name, value in self._settings.items()]
+        lines = [f"{name}={BrokerSettings.rows[name].to_text(value)}" for name, value in self._settings.items()]
         self._config.write_text("\n".join(lines) + "\n")
         command = python_command("broker.__main__", "--hold", "--announce", "--config", str(self._config))
         with self.log_file.open("ab") as output:

@@ -21,11 +21,10 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from broker.config import TOPIC_SETTINGS
+from broker.config import BrokerSettings, TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.directory import LogDirectory, folder_name
 from kafkalog.clock import SYSTEM_CLOCK, Clock
-from kafkalog.config import Values
 from kafkalog.errors import (
     InvalidSetting,
     KafkalogError,
@@ -71,7 +70,7 @@ class Catalog:
         broker_id: int,
         directory: LogDirectory,
         session: ZooKeeperSession,
-        settings: Values,
+        settings: BrokerSettings,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.broker_id = broker_id
@@ -584,7 +583,7 @@ class Catalog:
     def _open_all(
         self,
         topic: TopicRecord,
-        settings: Values,
+        settings: TopicSettings,
         wanted: Mapping[int, PartitionState],
         failed: dict[int, KafkalogError],
     ) -> dict[int, Partition]:
@@ -631,7 +630,7 @@ class Catalog:
             with self._changed:
                 self._changed.notify_all()
 
-    def _open(self, topic: TopicRecord, number: int, settings: Values, leader_epoch: int) -> Partition:
+    def _open(self, topic: TopicRecord, number: int, settings: TopicSettings, leader_epoch: int) -> Partition:
         label = f"{topic.name}-{number}"
         opened = self._directory.open_log(topic.topic_id, number, label, settings, leader_epoch)
         return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
@@ -665,7 +664,7 @@ class Catalog:
                 registry.logs_removed(self.session, topic_id, self.broker_id)
 
     def _warn_of_refused(self, topic: TopicRecord) -> None:
-        _, refused = TOPIC_SETTINGS.understood(topic.config)
+        _, refused = TopicSettings.understood(topic.config)
         for name, reason in refused.items():
             value = topic.config[name]
             if (topic.topic_id, name, value) not in self._refused:
@@ -679,12 +678,12 @@ class Catalog:
                 log.warning("stray_log", topic_id=topic_id.hex(), partition=number, kept_in=str(self._directory.path))
 
 
-def topic_settings(topic: TopicRecord) -> Values:
+def topic_settings(topic: TopicRecord) -> TopicSettings:
     """A topic's settings, as far as this version understands them; the others, of a newer one, have their defaults.
 
     Where it does not understand the cleanup.policy, it does not know what that means to keep, and deletes nothing.
     """
-    values, refused = TOPIC_SETTINGS.understood(topic.config)
+    values, refused = TopicSettings.understood(topic.config)
     return values.with_({"retention.ms": -1, "retention.bytes": -1}) if "cleanup.policy" in refused else values
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from broker.config import TopicSettings
 from broker.replica.applier import Applied, Applier
 from broker.replica.visibility import Visibility
 from broker.storage.appended import Appended, Batch
@@ -21,7 +22,6 @@ from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_part import Write
 from broker.storage.staging import Staged, Staging
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
 
 Wake = Callable[[], None]
@@ -80,7 +80,7 @@ class Partition:
         number: int,
         log: Log,
         directory: LogDirectory,
-        settings: Values,
+        settings: TopicSettings,
         broker_id: int,
     ) -> None:
         self.topic = topic
@@ -343,7 +343,7 @@ class Partition:
 
     # --- what the catalog does -----------------------------------------------------------------------------------
 
-    def update_settings(self, settings: Values) -> None:
+    def update_settings(self, settings: TopicSettings) -> None:
         self.settings = settings
         self._visibility.update_settings(settings)
         self.log.update_settings(settings)

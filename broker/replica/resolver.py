@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from broker.config import BrokerSettings
 from broker.replica.applier import Applied
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
@@ -27,7 +28,6 @@ from broker.storage.staged_format import PreparedSet
 from broker.storage.staged_part import Write
 from broker.storage.staging import Staged
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.errors import (
     BrokerStopping,
     DecisionMoved,
@@ -80,12 +80,12 @@ class Resolver:
         clock: the directory's steady one, for decisions are forgotten by it.
     """
 
-    def __init__(self, catalog: Catalog, settings: Values, clock: Clock, jobs: StagedJobs) -> None:
+    def __init__(self, catalog: Catalog, settings: BrokerSettings, clock: Clock, jobs: StagedJobs) -> None:
         self._catalog = catalog
         self._jobs = jobs
         self._clock = clock
-        self._timeout: float = settings.transaction_timeout_ms / 1000
-        self._retention: float = settings.transaction_staged_retention_ms / 1000
+        self._timeout = settings.transaction_timeout_ms / 1000
+        self._retention = settings.transaction_staged_retention_ms / 1000
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too

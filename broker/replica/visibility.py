@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from broker.config import TopicSettings
 from broker.storage.log import Log
 from broker.storage.reading import View
-from kafkalog.config import Values
 
 TransactionalBatch = tuple[int, int]
 """Producer id and batch id of a transaction's batch."""
@@ -36,7 +36,7 @@ class _State(NamedTuple):
 class Visibility:
     """What of a log readers see. Thread-safe."""
 
-    def __init__(self, log: Log, settings: Values) -> None:
+    def __init__(self, log: Log, settings: TopicSettings) -> None:
         self._log = log
         self._lock = threading.Lock()  # guards all below, but for reads of _state
         self._hidden: dict[TransactionalBatch, int] = {}  # where they begin
@@ -53,7 +53,7 @@ class Visibility:
             return max(view.start_offset, hidden_from)
         return end
 
-    def update_settings(self, settings: Values) -> None:
+    def update_settings(self, settings: TopicSettings) -> None:
         """Use other topic settings from now on. What readers were shown they keep."""
         with self._log.no_appends(), self._lock:
             shown_offset = self.readable_end(self._log.view)

@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 
-from broker.config import TOPIC_SETTINGS
+from broker.config import TopicSettings
 from broker.replica.catalog import Catalog, topic_settings
 from kafkalog.errors import InvalidPartitions, InvalidRequest, InvalidTopicName, KafkalogError, UnknownTopic
 from kafkalog.wire import broker_pb2 as pb
@@ -169,8 +169,8 @@ def _dotted(name: str) -> str:
 
 def _checked_config(config: Mapping[str, str]) -> dict[str, str]:
     """A topic's config as ZooKeeper keeps it: dotted names, valid values as text."""
-    given = TOPIC_SETTINGS.parse(config).given()
-    return {name: TOPIC_SETTINGS[name].to_text(value) for name, value in given.items()}
+    given = TopicSettings.parse(config).given()
+    return {name: TopicSettings.rows[name].to_text(value) for name, value in given.items()}
 
 
 def _altered_config(config: Mapping[str, str], request: pb.AlterTopicRequest) -> dict[str, str]:
@@ -178,11 +178,11 @@ def _altered_config(config: Mapping[str, str], request: pb.AlterTopicRequest) ->
     changed or unset by its very name."""
     for name in request.unset:
         if name not in config:
-            TOPIC_SETTINGS.parse({name: None})  # an unknown one is refused with the nearest known one
+            TopicSettings.parse({name: None})  # an unknown one is refused with the nearest known one
     changes = {_dotted(name): value for name, value in request.set.items()}
     unset = {*request.unset, *map(_dotted, request.unset)}
     kept = {name: value for name, value in config.items() if name not in unset and name not in changes}
-    _, refused = TOPIC_SETTINGS.understood(config)
+    _, refused = TopicSettings.understood(config)
     checked = _checked_config({name: value for name, value in kept.items() if name not in refused} | changes)
     return {name: value for name, value in kept.items() if name in refused} | checked
 
@@ -235,7 +235,7 @@ def _describe(topic: TopicRecord, catalog: Catalog, description: pb.TopicDescrip
     description.created_us = topic.created_us
     description.config.update(topic.config)
     for name, value in topic_settings(topic).items():
-        description.effective[name] = TOPIC_SETTINGS[name].to_text(value)
+        description.effective[name] = TopicSettings.rows[name].to_text(value)
     for number, replicas in enumerate(topic.replicas):
         state = topic.states.get(number)
         described = description.partitions.add(partition=number, leader=catalog.leader_id(topic, number))

@@ -85,7 +85,7 @@ def renew(request: pb.RenewRequest, catalog: Catalog) -> pb.RenewReply:
 
 def _renew_within_ms(catalog: Catalog) -> int:
     """When tasks are to renew what they staged."""
-    retention_ms: int = catalog.settings.transaction_staged_retention_ms
+    retention_ms = catalog.settings.transaction_staged_retention_ms
     return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 

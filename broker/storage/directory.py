@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from broker.config import TopicSettings
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
@@ -43,7 +44,6 @@ from broker.storage.services import Services
 from broker.storage.steady_clock import SteadyClock
 from broker.storage.unlinker import Unlinker
 from kafkalog.clock import SYSTEM_CLOCK, Clock
-from kafkalog.config import Values
 from kafkalog.errors import (
     Closed,
     ClusterMismatch,
@@ -300,7 +300,7 @@ class LogDirectory:
         with self._lock:
             self._forget_missing((topic_id, partition))
 
-    def open_log(self, topic_id: bytes, partition: int, label: str, settings: Values, leader_epoch: int) -> Log:
+    def open_log(self, topic_id: bytes, partition: int, label: str, settings: TopicSettings, leader_epoch: int) -> Log:
         """The log of a partition, made if there is none; open already, the same one.
 
         Args:

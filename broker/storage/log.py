@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from broker.config import TopicSettings
 from broker.storage.appended import Appended, Batch
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
@@ -36,7 +37,6 @@ from broker.storage.retention import expired, roll_is_due
 from broker.storage.saved import Saved
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
-from kafkalog.config import Values
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
 from kafkalog.format.batch import stamp
@@ -70,7 +70,9 @@ class Log:
             `flushed_offset` moved and when the directory failed.
     """
 
-    def __init__(self, services: Services, folder: Path, label: str, settings: Values, leader_epoch: int) -> None:
+    def __init__(
+        self, services: Services, folder: Path, label: str, settings: TopicSettings, leader_epoch: int
+    ) -> None:
         """Open the folder's log; recovers what a stop left.
 
         Raises:
@@ -116,12 +118,12 @@ class Log:
         self._publish()
         self._unlink_soon()
 
-    def _apply_settings(self, settings: Values) -> None:
+    def _apply_settings(self, settings: TopicSettings) -> None:
         self.settings = settings
-        self._segment_bytes: int = settings.segment_bytes
-        self._segment_us: int = settings.segment_ms * 1000
-        self._flush_messages: int | None = settings.flush_messages
-        self._flush_ms: int | None = settings.flush_ms
+        self._segment_bytes = settings.segment_bytes
+        self._segment_us = settings.segment_ms * 1000
+        self._flush_messages = settings.flush_messages
+        self._flush_ms = settings.flush_ms
 
     def _publish(self) -> None:
         """Show readers what is there now."""
@@ -175,7 +177,7 @@ class Log:
         with self._lock:
             self._leader_epoch = max(self._leader_epoch, epoch)
 
-    def update_settings(self, settings: Values) -> None:
+    def update_settings(self, settings: TopicSettings) -> None:
         """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
         with self._lock:
             self._apply_settings(settings)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker.config import TopicSettings
 from broker.storage.segment import Segment
-from kafkalog.config import Values
 
 
-def expired(segments: Sequence[Segment], settings: Values, now_us: int) -> int:
+def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -> int:
     """How many of the oldest segments are to go; all of them, if even the last one is too old.
 
     By time: the segment was appended to last longer ago than retention.ms. By size: the partition is larger than
@@ -33,6 +33,6 @@ def _last_append_us(segments: Sequence[Segment]) -> int:
     return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)
 
 
-def roll_is_due(segment: Segment, settings: Values, now_us: int) -> bool:
+def roll_is_due(segment: Segment, settings: TopicSettings, now_us: int) -> bool:
     """Whether a segment is old enough to be closed, by the append time of its first batch."""
     return segment.first_append_us >= 0 and now_us - segment.first_append_us >= settings.segment_ms * 1000

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 
 from google.protobuf.message import DecodeError
 
+from broker.config import BrokerSettings
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests import append as appends
@@ -36,7 +37,6 @@ from broker.transport.budget import Budgets
 from broker.transport.intake import Intake
 from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeader
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, ProtocolError, RequestTooLarge
 from kafkalog.events import get_logger
 from kafkalog.wire import dataport_pb2 as pb
@@ -117,7 +117,7 @@ class Connection:
         sock: socket.socket,
         peer: str,
         catalog: Catalog,
-        settings: Values,
+        settings: BrokerSettings,
         clock: Clock,
         budgets: Budgets,
         turns: SimpleQueue[int],

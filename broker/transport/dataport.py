@@ -14,12 +14,12 @@ import threading
 from collections import Counter, deque
 from queue import SimpleQueue
 
+from broker.config import BrokerSettings
 from broker.ports import bound_socket
 from broker.replica.catalog import Catalog
 from broker.transport.budget import Budget, Budgets
 from broker.transport.connection import Connection
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.errors import TooManyConnections
 from kafkalog.events import get_logger
 from kafkalog.net.tcp import tune
@@ -51,7 +51,7 @@ class DataPort:
         settings: the broker's.
     """
 
-    def __init__(self, listener: socket.socket, catalog: Catalog, settings: Values, clock: Clock) -> None:
+    def __init__(self, listener: socket.socket, catalog: Catalog, settings: BrokerSettings, clock: Clock) -> None:
         self._listener = listener
         self._catalog = catalog
         self._settings = settings

@@ -22,10 +22,10 @@ import termios
 from collections.abc import Callable
 from typing import NamedTuple
 
+from broker.config import BrokerSettings
 from broker.transport.budget import Budgets, Reservation
 from broker.transport.receive_buffer import BASE_CAPACITY, Frame, OversizedBody, OversizedHeader, ReceiveBuffer
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.wire.frames import PREFIX_SIZE
 
 _READ_AHEAD = 1 << 20
@@ -53,7 +53,7 @@ class Intake:
     """
 
     def __init__(
-        self, sock: socket.socket, settings: Values, clock: Clock, budgets: Budgets, wake: Callable[[], None]
+        self, sock: socket.socket, settings: BrokerSettings, clock: Clock, budgets: Budgets, wake: Callable[[], None]
     ) -> None:
         self.received_bytes = 0
         self._sock = sock

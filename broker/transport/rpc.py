@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from broker.config import BrokerSettings
 from broker.ports import check_port_free
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
@@ -29,7 +30,6 @@ from broker.requests import append, cluster, decisions, fetch, groups, offsets, 
 from broker.transport.budget import Budget
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from kafkalog.clock import Clock
-from kafkalog.config import Values
 from kafkalog.errors import (
     AddressInUse,
     BrokerBusy,
@@ -85,7 +85,7 @@ class BrokerService:
     def __init__(
         self,
         catalog: Catalog,
-        settings: Values,
+        settings: BrokerSettings,
         clock: Clock,
         cluster_id: str,
         version: str,

@@ -184,7 +184,7 @@ class Admin:
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
-        **settings: of `CLIENT_SETTINGS`.
+        **settings: of `ClientSettings`.
     """
 
     def __init__(self, bootstrap_servers: str | Iterable[str] | Cluster, **settings: Any) -> None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kafkalog.client.complaints import Complaint
-from kafkalog.client.config import CLIENT_SETTINGS, parse_bootstrap
-from kafkalog.config import Values
+from kafkalog.client.config import ClientSettings, parse_bootstrap
 from kafkalog.errors import (
     BrokerBusy,
     BrokerNotAsked,
@@ -36,7 +35,7 @@ from kafkalog.net.data import DataConnection
 from kafkalog.net.forks import after_fork
 from kafkalog.net.tcp import format_address
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff, Retry
+from kafkalog.retry import Retry
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
@@ -134,16 +133,18 @@ class Cluster:
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between.
-        settings: of `CLIENT_SETTINGS`, or values parsed already.
+        settings: of `ClientSettings`, or values parsed already.
         **given: the same as keywords.
 
     Raises:
         InvalidSetting, UnknownSetting: of the arguments; nothing connects yet.
     """
 
-    def __init__(self, bootstrap_servers: str | Iterable[str], settings: Values | None = None, **given: Any) -> None:
+    def __init__(
+        self, bootstrap_servers: str | Iterable[str], settings: ClientSettings | None = None, **given: Any
+    ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
-        self.settings = CLIENT_SETTINGS.parse(given) if settings is None else settings
+        self.settings = ClientSettings.parse(given) if settings is None else settings
         # Guards all below; held for no I/O. Reentrant for `close` in a signal handler, above who holds it.
         self._lock = threading.RLock()
         self._brokers: dict[int, BrokerInfo] = {}
@@ -223,7 +224,7 @@ class Cluster:
     def retrying(self, attempt: Callable[[], Any]) -> Any:
         """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
         settings = self.settings
-        retry = Retry(Backoff.of(settings), math.inf, since=time.monotonic())
+        retry = Retry(settings.backoff(), math.inf, since=time.monotonic())
         complaint = Complaint(log, "no_broker_answers_yet" if not self._ever_answered else "call_held_up")
         while True:
             try:

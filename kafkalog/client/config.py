@@ -7,103 +7,105 @@ connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from kafkalog.config import Setting, Table, Values, anything, between, one_of
+from kafkalog.config import Setting, Settings, anything, between, one_of
 from kafkalog.errors import InvalidSetting
+from kafkalog.retry import Backoff
 
 _MIB = 1 << 20
 INT_MAX = (1 << 31) - 1  # what the wire, the kernel's timeouts and Kafka's own ints take
 LONG_MAX = (1 << 63) - 1  # what Kafka's users write for "for ever"; waits are cut to what threads can wait
 
-_CONNECTION_SETTINGS = [
-    Setting("connect.timeout.ms", int, 5_000, between(1, INT_MAX), "How long one address may take to accept and greet."),
-    Setting("request.timeout.ms", int, 30_000, between(1, INT_MAX),
-            "How long a request may stay unanswered before its connection is given up."),
-    Setting("bootstrap.timeout.ms", int, 5_000, between(0, INT_MAX),
-            "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each."),
-    Setting("retry.timeout.ms", int, 30_000, between(0, INT_MAX),
-            "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails."),
-    Setting("retry.backoff.ms", int, 50, between(1, INT_MAX), "Pause before a failed request is tried again; doubles each time."),
-    Setting("retry.backoff.max.ms", int, 1_000, between(1, INT_MAX), "Longest such pause."),
-    Setting("metadata.max.age.ms", int, 300_000, between(1, LONG_MAX),
-            "Age at which what is known of a topic is asked again, so that new partitions are noticed."),
-]  # fmt: skip
+
+class ClientSettings(Settings, what="client"):
+    """What is about connections; producers and consumers have it too."""
+
+    # fmt: off
+    connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept and greet.")
+    request_timeout_ms = Setting(int, 30_000, between(1, INT_MAX),
+        "How long a request may stay unanswered before its connection is given up.")
+    bootstrap_timeout_ms = Setting(int, 5_000, between(0, INT_MAX),
+        "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each.")
+    retry_timeout_ms = Setting(int, 30_000, between(0, INT_MAX),
+        "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails.")
+    retry_backoff_ms = Setting(int, 50, between(1, INT_MAX), "Pause before a failed request is tried again; doubles each time.")
+    retry_backoff_max_ms = Setting(int, 1_000, between(1, INT_MAX), "Longest such pause.")
+    metadata_max_age_ms = Setting(int, 300_000, between(1, LONG_MAX),
+        "Age at which what is known of a topic is asked again, so that new partitions are noticed.")
+    # fmt: on
+
+    def backoff(self) -> Backoff:
+        """As retry.backoff.ms and retry.backoff.max.ms say."""
+        return Backoff(self.retry_backoff_ms / 1000, self.retry_backoff_max_ms / 1000)
 
 
-CLIENT_SETTINGS = Table("client", _CONNECTION_SETTINGS)
+class ProducerSettings(ClientSettings, what="producer"):
+    # fmt: off
+    acks = Setting(str, "1", one_of("0", "1", "all"),
+        "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it.")
+    linger_ms = Setting(int, 5, between(0, INT_MAX),
+        "How long a batch waits for more records. Larger: bigger batches, later delivery.")
+    batch_size = Setting(int, 2_500_000, between(1, 1 << 30),
+        "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too.")
+    batch_records = Setting(int, 10_000, between(1, INT_MAX), "Records at which a batch is sent without lingering.")
+    compression_type = Setting(str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed.")
+    buffer_memory = Setting(int, 64 * _MIB, between(1024, LONG_MAX),
+        "Bytes of records not yet acknowledged; while it is full, send() blocks.")
+    max_block_ms = Setting(int, 60_000, between(0, LONG_MAX),
+        "How long send() may block for room in the buffer.")
+    max_in_flight_requests = Setting(int, 100, between(1, INT_MAX),
+        "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered.")
+    max_request_size = Setting(int, 1_000_000, between(1024, INT_MAX),
+        "Bytes of batches put into one request, but for a single larger batch. Brokers take up to 1 MiB at once best.")
+    delivery_timeout_ms = Setting(int, 120_000, between(1, LONG_MAX),
+        "How long a record may take from send() to its ack, retries included.")
+    enable_idempotence = Setting(bool, True, anything,
+        "Retries neither double nor reorder records. Always off with acks=0.")
+    transaction_commit_timeout_ms = Setting(int, 120_000, between(1, LONG_MAX),
+        "How long a commit of staged rows goes on while nothing is done for it in any partition, before it fails; "
+        "what was decided by then is finished by the brokers.")
+    # fmt: on
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.enable_idempotence and self.acks == "0" and "enable.idempotence" in self.given():
+            return "enable.idempotence", "acks=0 has no answers to be idempotent by"
+        if self.delivery_timeout_ms < self.linger_ms:
+            return "delivery.timeout.ms", f"it must be at least linger.ms ({self.linger_ms})"
+        return None
 
 
-def _check_producer(values: Values) -> tuple[str, str] | None:
-    if values.enable_idempotence and values.acks == "0" and "enable.idempotence" in values.given():
-        return "enable.idempotence", "acks=0 has no answers to be idempotent by"
-    if values.delivery_timeout_ms < values.linger_ms:
-        return "delivery.timeout.ms", f"it must be at least linger.ms ({values.linger_ms})"
-    return None
+_GROUP = "it is the argument group, as Consumer(servers, group='name')"
 
 
-PRODUCER_SETTINGS = Table(
-    "producer",
-    [
-        Setting("acks", str, "1", one_of("0", "1", "all"),
-                "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it."),
-        Setting("linger.ms", int, 5, between(0, INT_MAX),
-                "How long a batch waits for more records. Larger: bigger batches, later delivery."),
-        Setting("batch.size", int, 2_500_000, between(1, 1 << 30),
-                "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too."),
-        Setting("batch.records", int, 10_000, between(1, INT_MAX), "Records at which a batch is sent without lingering."),
-        Setting("compression.type", str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed."),
-        Setting("buffer.memory", int, 64 * _MIB, between(1024, LONG_MAX),
-                "Bytes of records not yet acknowledged; while it is full, send() blocks."),
-        Setting("max.block.ms", int, 60_000, between(0, LONG_MAX),
-                "How long send() may block for room in the buffer."),
-        Setting("max.in.flight.requests", int, 100, between(1, INT_MAX),
-                "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered."),
-        Setting("max.request.size", int, 1_000_000, between(1024, INT_MAX),
-                "Bytes of batches put into one request, but for a single larger batch. Brokers take up to 1 MiB at once best."),
-        Setting("delivery.timeout.ms", int, 120_000, between(1, LONG_MAX),
-                "How long a record may take from send() to its ack, retries included."),
-        Setting("enable.idempotence", bool, True, anything,
-                "Retries neither double nor reorder records. Always off with acks=0."),
-        Setting("transaction.commit.timeout.ms", int, 120_000, between(1, LONG_MAX),
-                "How long a commit of staged rows goes on while nothing is done for it in any partition, before it fails; "
-                "what was decided by then is finished by the brokers."),
-        *_CONNECTION_SETTINGS,
-    ],
-    _check_producer,
-)  # fmt: skip
-
-CONSUMER_SETTINGS = Table(
-    "consumer",
-    [
-        Setting("fetch.min.bytes", int, 1, between(0, INT_MAX),
-                "A broker answers once it has that much. Larger: fewer, fuller answers, later."),
-        Setting("fetch.max.wait.ms", int, 500, between(0, INT_MAX), "Longest that a broker waits for fetch.min.bytes."),
-        Setting("fetch.max.bytes", int, 8 * _MIB, between(1, INT_MAX), "Most bytes in one answer, but for a first batch that is larger."),
-        Setting("max.partition.fetch.bytes", int, 4 * _MIB, between(1, INT_MAX), "The same for each partition in it."),
-        Setting("auto.offset.reset", str, "error", one_of("error", "earliest", "latest"),
-                "Where to go on when the offset to read is not in the log (any more): nowhere, its start, or its end."),
-        Setting("committed.fallback", str, "error", one_of("error", "earliest", "latest"),
-                "Where 'committed' starts in a partition for which the group has committed nothing."),
-        *_CONNECTION_SETTINGS,
-    ],
-    elsewhere={"group.id": "it is the argument group, as Consumer(servers, group='name')"},
-)  # fmt: skip
+class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _GROUP}):
+    # fmt: off
+    fetch_min_bytes = Setting(int, 1, between(0, INT_MAX),
+        "A broker answers once it has that much. Larger: fewer, fuller answers, later.")
+    fetch_max_wait_ms = Setting(int, 500, between(0, INT_MAX), "Longest that a broker waits for fetch.min.bytes.")
+    fetch_max_bytes = Setting(int, 8 * _MIB, between(1, INT_MAX), "Most bytes in one answer, but for a first batch that is larger.")
+    max_partition_fetch_bytes = Setting(int, 4 * _MIB, between(1, INT_MAX), "The same for each partition in it.")
+    auto_offset_reset = Setting(str, "error", one_of("error", "earliest", "latest"),
+        "Where to go on when the offset to read is not in the log (any more): nowhere, its start, or its end.")
+    committed_fallback = Setting(str, "error", one_of("error", "earliest", "latest"),
+        "Where 'committed' starts in a partition for which the group has committed nothing.")
+    # fmt: on
 
 
-def connection_settings(values: Values) -> Values:
+def connection_settings(settings: ClientSettings) -> ClientSettings:
     """The part of a producer's or consumer's settings that is about connections."""
-    return CLIENT_SETTINGS.parse({name: value for name, value in values.given().items() if name in CLIENT_SETTINGS})
+    return ClientSettings.parse(
+        {name: value for name, value in settings.given().items() if name in ClientSettings.rows}
+    )
 
 
-def parse_producer(given: Mapping[str, Any]) -> Values:
+def parse_producer(given: Mapping[str, object]) -> ProducerSettings:
     """A producer's settings; acks may also be the number 0, 1 or -1."""
     acks = given.get("acks")
     if isinstance(acks, int) and not isinstance(acks, bool):
         given = {**given, "acks": "all" if acks == -1 else str(acks)}
     elif acks == "-1":
         given = {**given, "acks": "all"}
-    return PRODUCER_SETTINGS.parse(given)
+    return ProducerSettings.parse(given)
 
 
 Partitioner = Callable[["bytes | None", int], int]

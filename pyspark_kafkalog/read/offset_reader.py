@@ -58,10 +58,10 @@ def connected(options: SourceOptions, settings: Mapping[str, str] | None = None)
     Args:
         settings: of the client, by dotted name; those of the options if None.
     """
-    from kafkalog.client.config import CONSUMER_SETTINGS
+    from kafkalog.client.config import ConsumerSettings
 
     given = options.client if settings is None else settings
-    return cluster_of(options.bootstrap_servers, CONSUMER_SETTINGS.parse(given))
+    return cluster_of(options.bootstrap_servers, ConsumerSettings.parse(given))
 
 
 def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:

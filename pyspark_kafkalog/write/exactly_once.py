@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
     from kafkalog.client.cluster import TopicInfo
+    from kafkalog.client.config import ProducerSettings
     from kafkalog.client.transaction.coordinator import Committer
     from kafkalog.client.transaction.stager import NumberedTransactions, StagedPartition
-    from kafkalog.config import Values
 
 log = get_logger(__name__)
 
@@ -165,7 +165,7 @@ def _stage(
         return stager.finish()
 
 
-def _producer_settings(options: SinkOptions) -> Values:
+def _producer_settings(options: SinkOptions) -> ProducerSettings:
     from kafkalog.client.config import parse_producer
 
     return parse_producer(options.client)

@@ -43,10 +43,10 @@ class SinkOptions:
 
 def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptions:
     """The options of a write. Raises InvalidArgument."""
-    from kafkalog.client.config import PRODUCER_SETTINGS, parse_producer
+    from kafkalog.client.config import ProducerSettings, parse_producer
 
     values = option_values(options, WRITE)
-    client = client_settings(options, PRODUCER_SETTINGS)
+    client = client_settings(options, ProducerSettings)
     parse_producer(client)
     topic = values.get("topic")
     delivery = values.get("delivery", EXACTLY_ONCE)

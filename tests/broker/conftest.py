@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
 from kafkalog.clock import SYSTEM_CLOCK, Clock
@@ -83,7 +83,7 @@ def start_broker(chroot: str, tmp_path: Path) -> Iterator[StartBroker]:
             "data.port": 0,
             **settings,
         }
-        broker = Broker(BROKER_SETTINGS.parse(given), clock)
+        broker = Broker(BrokerSettings.parse(given), clock)
         broker.start()
         running.append(RunningBroker(broker))
         return running[-1]

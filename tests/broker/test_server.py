@@ -21,7 +21,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.catalog import Catalog
 from broker.replica.resolver import Resolver
@@ -298,18 +298,18 @@ def test_a_config_file_is_read_and_its_mistakes_are_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize("log_dir", ["", " ", "~/logs"])
 def test_a_log_dir_that_names_no_directory_is_refused(log_dir: str) -> None:
     with pytest.raises(errors.InvalidSetting, match=r"^log\.dir="):
-        BROKER_SETTINGS.parse({"log.dir": log_dir})
+        BrokerSettings.parse({"log.dir": log_dir})
 
 
 @pytest.mark.parametrize("every", ["0.0.0.0", "::", "0", ""])
 def test_an_address_that_leads_each_client_to_itself_is_not_advertised(every: str) -> None:
     with pytest.raises(errors.InvalidSetting, match=r"^host=.*set advertised\.host to a name"):
-        BROKER_SETTINGS.parse({"host": every})
+        BrokerSettings.parse({"host": every})
     with pytest.raises(errors.InvalidSetting, match=r"^advertised\.host=.*set advertised\.host to a name"):
-        BROKER_SETTINGS.parse({"host": "10.0.0.1", "advertised.host": every or "::"})
-    assert BROKER_SETTINGS.parse({"host": every, "advertised.host": "broker.example"}).host == every
+        BrokerSettings.parse({"host": "10.0.0.1", "advertised.host": every or "::"})
+    assert BrokerSettings.parse({"host": every, "advertised.host": "broker.example"}).host == every
     for host in ("10.0.0.1", "::1", "broker.example", "0.example"):
-        assert BROKER_SETTINGS.parse({"host": host}).host == host
+        assert BrokerSettings.parse({"host": host}).host == host
 
 
 class Process:
@@ -403,7 +403,7 @@ def test_a_broker_is_found_where_its_settings_say(start_broker: StartBroker) -> 
 
 def test_settings_of_the_table_start_a_broker_without_a_file(tmp_path: Path, chroot: str) -> None:
     settings = {"log.dir": str(tmp_path), "zookeeper.connect": chroot, "grpc.port": 0, "data.port": 0}
-    broker = Broker(BROKER_SETTINGS.parse(settings))
+    broker = Broker(BrokerSettings.parse(settings))
     broker.start()
     assert broker.grpc_port
     assert broker.data_port

@@ -16,7 +16,7 @@ def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
 
 
 def test_the_settings_are_in_milliseconds() -> None:
-    backoff = Backoff.of(parse_producer({"retry_backoff_ms": 20, "retry_backoff_max_ms": 30}))
+    backoff = parse_producer({"retry_backoff_ms": 20, "retry_backoff_max_ms": 30}).backoff()
     assert [backoff.next() for _ in range(3)] == [0.02, 0.03, 0.03]
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
-from kafkalog.client.config import CONSUMER_SETTINGS, PRODUCER_SETTINGS
+from kafkalog.client.config import ConsumerSettings, ProducerSettings
 from pyspark_kafkalog import connections
 from pyspark_kafkalog.connections import cluster_of
 from pyspark_kafkalog.source import BatchReader, StreamReader
@@ -22,17 +22,17 @@ SERVERS = "127.0.0.1:1"
 
 
 def test_they_are_shared_by_what_connects_alike_whatever_else_it_sets() -> None:
-    first = cluster_of(SERVERS, PRODUCER_SETTINGS.parse({"linger.ms": "7", "retry.timeout.ms": "100"}))
-    assert cluster_of(SERVERS, CONSUMER_SETTINGS.parse({"retry.timeout.ms": "100"})) is first
-    assert cluster_of(SERVERS, CONSUMER_SETTINGS.parse({"retry.timeout.ms": "101"})) is not first
-    assert cluster_of("127.0.0.1:2", CONSUMER_SETTINGS.parse({"retry.timeout.ms": "100"})) is not first
+    first = cluster_of(SERVERS, ProducerSettings.parse({"linger.ms": "7", "retry.timeout.ms": "100"}))
+    assert cluster_of(SERVERS, ConsumerSettings.parse({"retry.timeout.ms": "100"})) is first
+    assert cluster_of(SERVERS, ConsumerSettings.parse({"retry.timeout.ms": "101"})) is not first
+    assert cluster_of("127.0.0.1:2", ConsumerSettings.parse({"retry.timeout.ms": "100"})) is not first
 
 
 def test_a_new_process_is_as_patient_as_one_that_had_an_answer_unless_told_otherwise() -> None:
-    assert cluster_of(SERVERS, CONSUMER_SETTINGS.parse({})).settings.bootstrap_timeout_ms == 30_000
-    assert cluster_of(SERVERS, PRODUCER_SETTINGS.parse({"retry.timeout.ms": 7})).settings.bootstrap_timeout_ms == 7
+    assert cluster_of(SERVERS, ConsumerSettings.parse({})).settings.bootstrap_timeout_ms == 30_000
+    assert cluster_of(SERVERS, ProducerSettings.parse({"retry.timeout.ms": 7})).settings.bootstrap_timeout_ms == 7
     given = {"retry.timeout.ms": 7, "bootstrap.timeout.ms": 8}
-    assert cluster_of(SERVERS, CONSUMER_SETTINGS.parse(given)).settings.bootstrap_timeout_ms == 8
+    assert cluster_of(SERVERS, ConsumerSettings.parse(given)).settings.bootstrap_timeout_ms == 8
 
 
 @pytest.mark.timeout(180)
@@ -69,7 +69,7 @@ def test_reads_and_writes_that_start_while_their_broker_is_away_wait_for_it_and_
 
 
 def test_a_forked_child_has_its_own() -> None:
-    settings = CONSUMER_SETTINGS.parse({})
+    settings = ConsumerSettings.parse({})
     parents = cluster_of(SERVERS, settings)
     child = os.fork()
     if child == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
 from broker.storage import directory
@@ -62,7 +62,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     zookeeper.start()
     zookeeper.wait_ready(threading.Event().wait)
     given = {"broker.id": 0, "log.dir": str(tmp_path / "log"), "zookeeper.connect": zookeeper.connect}
-    running = Broker(BROKER_SETTINGS.parse({**given, "grpc.port": 0, "data.port": 0}))
+    running = Broker(BrokerSettings.parse({**given, "grpc.port": 0, "data.port": 0}))
     running.start()
     yield running
     running.stop()

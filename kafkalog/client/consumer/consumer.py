@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.config import CONSUMER_SETTINGS, connection_settings
+from kafkalog.client.config import ConsumerSettings, connection_settings
 from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
@@ -199,7 +199,7 @@ class Consumer:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
         group: whose offsets are committed and start "committed" partitions.
-        **settings: of `CONSUMER_SETTINGS`.
+        **settings: of `ConsumerSettings`.
 
     Raises:
         UnknownSetting, InvalidSetting: of the settings.
@@ -208,7 +208,7 @@ class Consumer:
     def __init__(
         self, bootstrap_servers: str | Iterable[str] | Cluster, group: str | None = None, **settings: Any
     ) -> None:
-        self._settings = CONSUMER_SETTINGS.parse(settings)
+        self._settings = ConsumerSettings.parse(settings)
         self._group = None if group is None else arguments.text("group", group)
         self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
         self._cluster = (

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
+from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
-from kafkalog.config import Values
 from kafkalog.errors import (
     DiskFull,
     KafkalogError,
@@ -33,7 +33,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff, Retry
+from kafkalog.retry import Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
@@ -128,8 +128,8 @@ class _Trouble:
 
     __slots__ = ("retry", "retry_at")
 
-    def __init__(self, settings: Values, now: float) -> None:
-        self.retry = Retry(Backoff.of(settings), settings.retry_timeout_ms / 1000, since=now)
+    def __init__(self, settings: ConsumerSettings, now: float) -> None:
+        self.retry = Retry(settings.backoff(), settings.retry_timeout_ms / 1000, since=now)
         self.retry_at = now
 
     def forget(self, seconds: float) -> None:
@@ -150,11 +150,11 @@ class Fetcher:
     """Fetches some partitions.
 
     Args:
-        settings: of `CONSUMER_SETTINGS`.
+        settings: of `ConsumerSettings`.
         restart: called with the lock held when driving was interrupted: has every source go to where it is to go on.
     """
 
-    def __init__(self, cluster: Cluster, settings: Values, restart: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, restart: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
         self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next five

@@ -24,7 +24,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import BatchHeader
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff, Retry
+from kafkalog.retry import Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
@@ -109,7 +109,7 @@ class _RangeFetch:
         self._link: Link[None] | None = None  # with one request in flight at most
         self._broker_id = -1
         self._asked_offset = self._position = reader.offset
-        self._retry = Retry(Backoff.of(cluster.settings), cluster.settings.retry_timeout_ms / 1000)
+        self._retry = Retry(cluster.settings.backoff(), cluster.settings.retry_timeout_ms / 1000)
         self._complaint = Complaint(log, "fetching_held_up")
 
     def run(self) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:

@@ -43,7 +43,6 @@ from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
 from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import error_from_wire
 
@@ -107,7 +106,7 @@ class Producer:
             then shared and not closed.
         partitioner: (key or None, number of partitions) -> partition, for records that name none. None: by CRC-32C of
             the key, and those without a key in turn, a batch each, from a random partition on.
-        **settings: of `PRODUCER_SETTINGS` (`linger_ms=5`).
+        **settings: of `ProducerSettings` (`linger_ms=5`).
 
     Raises:
         UnknownSetting, InvalidSetting: of the settings.
@@ -566,7 +565,7 @@ class Producer:
                 idempotent=settings.enable_idempotence and self._acks != 0,
                 window=settings.max_in_flight_requests,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
-                backoff=Backoff.of(settings),
+                backoff=settings.backoff(),
                 owner=self._accumulator,
             )
             queue.leader = each.leader

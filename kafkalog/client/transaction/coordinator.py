@@ -18,10 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from kafkalog.client.cluster import Cluster, TopicInfo
-from kafkalog.client.config import parse_producer
+from kafkalog.client.config import ProducerSettings, parse_producer
 from kafkalog.client.transaction.leaders import Leaders, OutOfPatience, Patience, Place
 from kafkalog.client.transaction.stager import StagedPartition, discard_parts
-from kafkalog.config import Values
 from kafkalog.errors import (
     CheckpointCopied,
     CommitTimedOut,
@@ -287,7 +286,7 @@ class Committer:
             commit. As long as any partition gets on it goes on, however large it is.
     """
 
-    def __init__(self, cluster: Cluster, settings: Values | None = None) -> None:
+    def __init__(self, cluster: Cluster, settings: ProducerSettings | None = None) -> None:
         self._cluster = cluster
         self._timeout = (settings or parse_producer({})).transaction_commit_timeout_ms / 1000
         self._leaders = Leaders(cluster)

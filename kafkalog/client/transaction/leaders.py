@@ -25,7 +25,6 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff
 from kafkalog.threads import Pool
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.frames import error_from_wire
@@ -193,7 +192,7 @@ class Leaders:
         """
         answers: dict[Place, Any] = {}
         waiting = list(places)
-        backoff = Backoff.of(self._cluster.settings)
+        backoff = self._cluster.settings.backoff()
         while True:
             failures: dict[Place, KafkalogError] = {}
             turns = [

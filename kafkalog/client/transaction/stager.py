@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.complaints import Complaint
+from kafkalog.client.config import ProducerSettings
 from kafkalog.client.link import Link
 from kafkalog.client.producer import tables
 from kafkalog.client.transaction.renewal import Renewal
-from kafkalog.config import Values
 from kafkalog.errors import (
     DeliveryTimedOut,
     KafkalogError,
@@ -37,7 +37,7 @@ from kafkalog.format.batch import CODECS, EncodedBatch, encode_batch
 from kafkalog.format.columns import encode_columns
 from kafkalog.format.producer_ids import family_of, family_of_application, producer_id_of
 from kafkalog.records import TopicPartition
-from kafkalog.retry import Backoff, Retry
+from kafkalog.retry import Retry
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2
 from kafkalog.wire.frames import error_from_wire, frame_start
@@ -134,7 +134,12 @@ class PartStager:
     """
 
     def __init__(
-        self, cluster: Cluster, settings: Values, transaction: str | NumberedTransactions, batch_id: int, part: int
+        self,
+        cluster: Cluster,
+        settings: ProducerSettings,
+        transaction: str | NumberedTransactions,
+        batch_id: int,
+        part: int,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -146,7 +151,7 @@ class PartStager:
         self._parts: dict[TopicPartition, _Part] = {}
         self._links: dict[int, Link[tuple[_Part, _Sent]]] = {}
         self._in_flight = 0
-        self._retry = Retry(Backoff.of(cluster.settings), settings.delivery_timeout_ms / 1000)
+        self._retry = Retry(cluster.settings.backoff(), settings.delivery_timeout_ms / 1000)
         self._complaint = Complaint(log, "staging_held_up")
         self._transaction = transaction
         if isinstance(transaction, str):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
-from kafkalog.config import Values
 from tests.broker.storage.batches import TOPIC_ID, topic
 
 
-def open_partition(directory: LogDirectory, settings: Values | None = None, leader_epoch: int = 0) -> Partition:
+def open_partition(directory: LogDirectory, settings: TopicSettings | None = None, leader_epoch: int = 0) -> Partition:
     settings = settings or topic()
     log = directory.open_log(TOPIC_ID, 0, "t-0", settings, leader_epoch)
     return Partition("t", TOPIC_ID, 0, log, directory, settings, 0)

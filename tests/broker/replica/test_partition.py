@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import TOPIC_SETTINGS
+from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> Iterator[LogDirectory]:
 
 @pytest.fixture
 def partition(directory: LogDirectory) -> Partition:
-    settings = TOPIC_SETTINGS.parse({})
+    settings = TopicSettings.parse({})
     opened = directory.open_log(TOPIC_ID, 0, "t-0", settings, 3)
     return Partition("t", TOPIC_ID, 0, opened, directory, settings, broker_id=9)
 
@@ -135,7 +135,7 @@ def test_a_closed_partition_refuses_and_lets_go_who_waits(partition: Partition) 
 
 
 def test_new_settings_reach_the_log(partition: Partition) -> None:
-    partition.update_settings(TOPIC_SETTINGS.parse({"flush.messages": 1}))
+    partition.update_settings(TopicSettings.parse({"flush.messages": 1}))
     assert partition.log.needs_flush_for_ack
     assert partition.settings.flush_messages == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from broker.config import BrokerSettings, TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.directory import LogDirectory
 from kafkalog import errors
@@ -17,7 +17,7 @@ class Hosted:
     """The part of a catalog that requests of data ask."""
 
     def __init__(self, directory: LogDirectory, **config: Any) -> None:
-        settings = TOPIC_SETTINGS.parse(config)
+        settings = TopicSettings.parse(config)
         self.partitions = [
             Partition(
                 "t",
@@ -31,7 +31,7 @@ class Hosted:
             for number in range(2)
         ]
         self.hosted = {(TOPIC_ID, partition.number): partition for partition in self.partitions}
-        self.settings = BROKER_SETTINGS.parse()
+        self.settings = BrokerSettings.parse()
         self.clock: Clock = SYSTEM_CLOCK
 
     def leader_of(self, topic_id: bytes, number: int) -> Partition:

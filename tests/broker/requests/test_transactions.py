@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.replica import applier
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
@@ -999,7 +999,7 @@ def test_a_request_without_partitions_or_parts_is_refused(hosted: Any, jobs: Sta
 
 @pytest.mark.parametrize(("retention_ms", "within_ms"), [(1, 1), (400_000, 100_000), (1 << 40, 86_400_000)])
 def test_tasks_renew_several_times_within_the_retention(hosted: Any, retention_ms: int, within_ms: int) -> None:
-    hosted.settings = BROKER_SETTINGS.parse({"transaction.staged.retention.ms": retention_ms})
+    hosted.settings = BrokerSettings.parse({"transaction.staged.retention.ms": retention_ms})
     assert transactions.renew(pb.RenewRequest(), hosted).renew_within_ms == within_ms
 
 

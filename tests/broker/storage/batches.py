@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from broker.config import TOPIC_SETTINGS
+from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.log import Batch, Log
-from kafkalog.config import Values
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch, iter_batches
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
@@ -60,11 +59,11 @@ def numbered(first: int, count: int = 1, size: int = 20, **more: object) -> Batc
     return make_batch([b"%0*d" % (size, first + i) for i in range(count)], **more)  # type: ignore[arg-type]
 
 
-def topic(**settings: object) -> Values:
+def topic(**settings: object) -> TopicSettings:
     """Topic settings with small segments; `retention_ms=5` is retention.ms."""
     given = {"segment.bytes": 4096, "index.interval.bytes": 512}
     given |= {name.replace("_", "."): value for name, value in settings.items()}
-    return TOPIC_SETTINGS.parse(given)
+    return TopicSettings.parse(given)
 
 
 def values_of(header: BatchHeader, batch: bytes | memoryview) -> list[tuple[int, bytes | None]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.config import TopicSettings
 from broker.storage import log as log_module
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
@@ -19,7 +20,6 @@ from broker.storage.producers import ProducersSnapshot
 from broker.storage.reading import reach
 from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
-from kafkalog.config import Values
 from kafkalog.errors import (
     Closed,
     CorruptBatch,
@@ -72,7 +72,7 @@ def directory(tmp_path: Path, disk: CountingDisk, clock: ManualClock) -> Iterato
     opened.close()
 
 
-def open_log(directory: LogDirectory, settings: Values | None = None, leader_epoch: int = 0) -> Log:
+def open_log(directory: LogDirectory, settings: TopicSettings | None = None, leader_epoch: int = 0) -> Log:
     return directory.open_log(TOPIC_ID, 0, "t-0", settings or topic(), leader_epoch)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.config import BROKER_SETTINGS
+from broker.config import BrokerSettings
 from broker.transport.budget import Budget, Budgets
 from broker.transport.intake import Intake
 from kafkalog.clock import ManualClock
@@ -27,7 +27,7 @@ class Receiving:
         self.peer = peer
         self.clock = ManualClock()
         self.budgets = Budgets(Budget(LIMIT), Budget(read_ahead))
-        settings = BROKER_SETTINGS.parse({"request.max.bytes": LIMIT, "queued.max.request.bytes": LIMIT})
+        settings = BrokerSettings.parse({"request.max.bytes": LIMIT, "queued.max.request.bytes": LIMIT})
         self.wakes: list[None] = []
         self.intake = Intake(mine, settings, self.clock, self.budgets, lambda: self.wakes.append(None))
 

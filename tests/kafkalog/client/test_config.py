@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kafkalog.client.config import (
-    CLIENT_SETTINGS,
-    CONSUMER_SETTINGS,
     INT_MAX,
     LONG_MAX,
-    PRODUCER_SETTINGS,
+    ClientSettings,
+    ConsumerSettings,
+    ProducerSettings,
     connection_settings,
     parse_bootstrap,
     parse_producer,
 )
-from kafkalog.config import Table
+from kafkalog.config import Settings
 from kafkalog.errors import InvalidSetting, UnknownSetting
 from kafkalog.wire import dataport_pb2 as pb
 
@@ -37,7 +37,7 @@ def test_a_record_may_not_linger_beyond_its_delivery_timeout() -> None:
 
 def test_a_consumers_group_is_no_setting_but_an_argument() -> None:
     with pytest.raises(UnknownSetting, match=r"no consumer setting 'group_id': it is the argument group"):
-        CONSUMER_SETTINGS.parse({"group_id": "g"})
+        ConsumerSettings.parse({"group_id": "g"})
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
@@ -48,15 +48,15 @@ def test_an_unknown_setting_names_the_nearest() -> None:
 def test_connection_settings_go_on_to_the_cluster() -> None:
     values = parse_producer({"linger_ms": 7, "request_timeout_ms": 99})
     assert connection_settings(values).given() == {"request.timeout.ms": 99}
-    for table in (PRODUCER_SETTINGS, CONSUMER_SETTINGS):
-        for setting in CLIENT_SETTINGS:
-            assert table[setting.name] == setting
-            assert CLIENT_SETTINGS.parse(table.parse({setting.name: 77}).given()).given() == {setting.name: 77}
+    for table in (ProducerSettings, ConsumerSettings):
+        for name, setting in ClientSettings.rows.items():
+            assert table.rows[name] is setting
+            assert ClientSettings.parse(table.parse({name: 77}).given()).given() == {name: 77}
 
 
-@pytest.mark.parametrize("table", [CLIENT_SETTINGS, PRODUCER_SETTINGS, CONSUMER_SETTINGS], ids=lambda table: table.what)
-def test_a_number_that_nothing_could_be_done_with_is_refused(table: Table) -> None:
-    for setting in table:
+@pytest.mark.parametrize("table", [ClientSettings, ProducerSettings, ConsumerSettings], ids=lambda table: table.what)
+def test_a_number_that_nothing_could_be_done_with_is_refused(table: type[Settings]) -> None:
+    for setting in table.rows.values():
         if setting.type is int:
             for too_much in (1 << 64, 10**400):  # more than fits in a float, too
                 with pytest.raises(InvalidSetting, match=r"it must be from \d+ to \d+"):
@@ -66,7 +66,7 @@ def test_a_number_that_nothing_could_be_done_with_is_refused(table: Table) -> No
 def test_what_goes_over_the_wire_fits_into_its_field() -> None:
     producer = {"request.timeout.ms": INT_MAX, "max.request.size": INT_MAX}
     consumer = {"fetch.min.bytes", "fetch.max.wait.ms", "fetch.max.bytes", "max.partition.fetch.bytes"}
-    for table, names in ((PRODUCER_SETTINGS, producer), (CONSUMER_SETTINGS, {"request.timeout.ms", *consumer})):
+    for table, names in ((ProducerSettings, producer), (ConsumerSettings, {"request.timeout.ms", *consumer})):
         for name in names:
             table.parse({name: INT_MAX})
             with pytest.raises(InvalidSetting):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.client.config import CONSUMER_SETTINGS
+from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.link import Link
@@ -46,7 +46,7 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     now = 0.0
     monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
-    fetching = Fetcher(cluster, CONSUMER_SETTINGS.parse({"retry.timeout.ms": 1000}), lambda: None)
+    fetching = Fetcher(cluster, ConsumerSettings.parse({"retry.timeout.ms": 1000}), lambda: None)
     fetching.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
     for leader_id, now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):  # noqa: B007
         cluster.leader_id = leader_id
@@ -59,7 +59,7 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
 
 def fetching(cluster: Any, **settings: Any) -> Fetcher:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    made = Fetcher(cluster, CONSUMER_SETTINGS.parse(given), lambda: None)
+    made = Fetcher(cluster, ConsumerSettings.parse(given), lambda: None)
     made.sources = [Source(TopicPartition("t", number), TOPIC_ID, 0) for number in range(2)]
     return made
 

@@ -14,7 +14,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.config import CLIENT_SETTINGS
+from kafkalog.client.config import ClientSettings
 from kafkalog.client.consumer import partition_fetch, range_fetch
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode
 from kafkalog.client.consumer.range_fetch import LeaderHint, fetch_range
@@ -370,7 +370,7 @@ def test_batches_that_go_back_are_refused() -> None:
 ])  # fmt: skip
 def test_a_gap_is_compactions_or_a_loss(policy: str, asked: int, follows: bool) -> None:
     topic = SimpleNamespace(effective={"cleanup.policy": policy})
-    cluster: Any = SimpleNamespace(topic=lambda name: topic, settings=CLIENT_SETTINGS.parse({}))
+    cluster: Any = SimpleNamespace(topic=lambda name: topic, settings=ClientSettings.parse({}))
     reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 10)
     fetch = range_fetch._RangeFetch(cluster, reader, 100, 1 << 20, None, False)
     fetch._asked_offset = asked
@@ -447,7 +447,7 @@ class Brokers:
     once somebody asks."""
 
     def __init__(self, **settings: object) -> None:
-        self.settings = CLIENT_SETTINGS.parse(settings)
+        self.settings = ClientSettings.parse(settings)
         self.topic_id = b"i" * 16
         self.sends: list[KafkalogError | None] = []
         self.events: list[KafkalogError | None] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.client.config import CLIENT_SETTINGS, LONG_MAX
+from kafkalog.client.config import LONG_MAX, ClientSettings
 from kafkalog.client.link import Link
 from kafkalog.client.producer import sender
 from kafkalog.client.producer.accumulator import Accumulator
@@ -94,7 +94,7 @@ class Part:
     leader: BrokerLink
 
     def __init__(self, **settings: object) -> None:
-        self.settings = CLIENT_SETTINGS.parse(settings)
+        self.settings = ClientSettings.parse(settings)
         self.connection = Connection()
         self.connects = 0
         self.on_connect: Callable[[], object] = lambda: None

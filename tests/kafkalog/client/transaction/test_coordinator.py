@@ -18,7 +18,7 @@ from broker.local import LocalCluster
 from kafkalog.cli.main import run
 from kafkalog.client.admin import Admin, AtTimestamp
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
+from kafkalog.client.config import ClientSettings, parse_producer
 from kafkalog.client.consumer.consumer import Consumer
 from kafkalog.client.transaction import coordinator as transactions
 from kafkalog.client.transaction.coordinator import (
@@ -244,7 +244,7 @@ class Registry:
     """In the place of a Cluster: `reads` are what brokers answer in turn, the last of them from then on; a decision is
     taken only at `version`."""
 
-    settings = CLIENT_SETTINGS.parse({})
+    settings = ClientSettings.parse({})
 
     def __init__(self, *reads: Decision, version: int = -2) -> None:
         self.reads = list(reads)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kafkalog.client.cluster import BrokerInfo, Cluster, ClusterInfo
-from kafkalog.client.config import CLIENT_SETTINGS
+from kafkalog.client.config import ClientSettings
 from kafkalog.client.transaction import leaders
 from kafkalog.client.transaction.leaders import Leaders, OutOfPatience, Patience, Place
 from kafkalog.errors import BrokerUnreachable, NoProgress, NotLeader, StagedPartLost, UnknownTopicId
@@ -37,7 +37,7 @@ class Now:
 class Script:
     """A cluster in which partition n is led by broker n % 2; `answer` says what a broker answers to a call."""
 
-    settings = CLIENT_SETTINGS.parse({})
+    settings = ClientSettings.parse({})
 
     def __init__(self, answer: Callable[[str, int, Any], Any], now: Now) -> None:
         self._answer = answer

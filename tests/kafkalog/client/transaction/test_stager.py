@@ -16,7 +16,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
-from kafkalog.client.config import CLIENT_SETTINGS, parse_producer
+from kafkalog.client.config import ClientSettings, parse_producer
 from kafkalog.client.transaction import stager as staging
 from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
 from kafkalog.client.transaction.stager import NumberedTransactions, PartStager, discard_parts
@@ -489,7 +489,7 @@ class Leader:
 class Leaders:
     """In the place of a Cluster: one broker leads everything, and `topics` are as the broker tells them."""
 
-    settings = CLIENT_SETTINGS.parse({})
+    settings = ClientSettings.parse({})
 
     def __init__(self) -> None:
         self.topics = {"t": info("t")}
