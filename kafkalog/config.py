@@ -58,16 +58,16 @@ class Setting(Generic[_Value]):
 
     @overload
     def __init__(
-        self: Setting[_Given], type: type[_Given], default: _Given, check: Check[_Given], why: str
+        self: Setting[_Given], kind: type[_Given], default: _Given, check: Check[_Given], why: str
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Setting[_Given | None], type: type[_Given], default: None, check: Check[_Given], why: str
+        self: Setting[_Given | None], kind: type[_Given], default: None, check: Check[_Given], why: str
     ) -> None: ...
 
-    def __init__(self, type: type[Any], default: Any, check: Check[Any], why: str) -> None:
-        self.type = type
+    def __init__(self, kind: type[Any], default: Any, check: Check[Any], why: str) -> None:
+        self.type: type[_Value] = kind
         self.default = default
         self.check = check
         self.why = why
@@ -88,17 +88,18 @@ class Setting(Generic[_Value]):
 
     def parse(self, value: object) -> _Value:
         """The typed value of a text or typed value; raises InvalidSetting."""
-        if value is None:
-            return self._checked(self.default)
         if isinstance(value, str):
             value = self._from_text(value.strip())
-            if value is None:  # `flush.ms=` in a file: unset
-                return self._checked(None)
         elif self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
+        if value is None:  # `flush.ms=` in a file, too
+            return self.default
         if not isinstance(value, self.type) or (self.type is not bool and isinstance(value, bool)):
             raise InvalidSetting(name=self.name, value=value, reason=f"it must be {_KINDS[self.type]}")
-        return self._checked(value)
+        wrong = self.check(value)
+        if wrong:
+            raise InvalidSetting(name=self.name, value=value, reason=wrong)
+        return value
 
     def _from_text(self, text: str) -> object:
         if self.type is bool:
@@ -111,18 +112,10 @@ class Setting(Generic[_Value]):
             return None
         if self.type in (int, float):
             try:
-                return self.type(text.replace("_", ""))
+                return int(text.replace("_", "")) if self.type is int else float(text.replace("_", ""))
             except ValueError:
                 return text
         return text
-
-    def _checked(self, value: Any) -> _Value:
-        if value is None and self.default is None:
-            return self.default
-        wrong = self.check(value)
-        if wrong:
-            raise InvalidSetting(name=self.name, value=value, reason=wrong)
-        return value
 
     def to_text(self, value: _Value) -> str:
         """The value as a conf file holds it."""
@@ -131,7 +124,7 @@ class Setting(Generic[_Value]):
         return str(value).lower() if self.type is bool else str(value)
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 class Settings:

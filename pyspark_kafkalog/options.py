@@ -315,7 +315,8 @@ class Selection:
         """The topics that subscribe or assign name."""
         assert self.option != "subscribePattern"
         if self.option == "subscribe":
-            return self.value
+            names: tuple[str, ...] = self.value
+            return names
         return tuple(sorted({partition.topic for partition in self.value}))
 
     def words(self, between: str = " ") -> str:
@@ -560,7 +561,8 @@ def _take_path(given: Mapping[str, str], values: dict[str, Any], uses: tuple[str
 def bootstrap_servers(values: Mapping[str, Any]) -> str:
     if BOOTSTRAP not in values:
         raise InvalidArgument(reason=f"the option {BOOTSTRAP} is missing: host:port of a broker")
-    return values[BOOTSTRAP]
+    servers: str = values[BOOTSTRAP]
+    return servers
 
 
 def markdown() -> str:

@@ -41,7 +41,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._columns = sink_columns(schema, self._options.topic)
         self._write_id = str(uuid.uuid4())
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
         task = exactly_once.task_context()
@@ -84,7 +84,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = parse_sink(options, stream=True)
         self._columns = sink_columns(schema, self._options.topic)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)
         task = exactly_once.task_context()

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, read_whole
 from broker.storage.directory import is_data_directory, is_log_folder
 from broker.storage.disk import Disk
@@ -331,12 +333,13 @@ class _OfflineSegment:
     def records(self, position: int, header: BatchHeader) -> Iterator[dict[str, Any]]:
         columns = decode_columns(header, memoryview(self.read(position, header.length)), str(self.path))
         names = set(columns.schema.names)
+        times = columns.column("timestamp").view(pa.int64()) if "timestamp" in names else None
         for number in range(columns.num_rows):
             row = {name: columns.column(name)[number] for name in names}
             yield {
                 "kind": "record",
                 "offset": row["offset"].as_py() if "offset" in row else header.base_offset + number,
-                "timestamp_us": row["timestamp"].value if "timestamp" in row else header.min_timestamp_us,
+                "timestamp_us": header.min_timestamp_us if times is None else times[number].as_py(),
                 "key": row["key"].as_py() if "key" in row else None,
                 "value": row["value"].as_py(),
                 "headers": _pairs(row["headers"].as_py()) if "headers" in row else [],

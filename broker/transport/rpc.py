@@ -48,6 +48,9 @@ from kafkalog.wire.service import METHODS, SERVICE
 
 log = get_logger(__name__)
 
+_Method = Callable[[Any, grpc.ServicerContext], Message]
+"""Of the service: (request, context) -> reply."""
+
 ERROR_KEY = "kafkalog-error-bin"
 _LISTINGS_WAITING_MAX = 16
 _PULLS_WAITING_MAX = 8
@@ -111,17 +114,17 @@ class BrokerService:
         for partition in self._catalog.hosted.values():
             partition.wake_waiters()
 
-    def method(self, name: str, lane: str) -> Callable[[Any, Any], Any]:
+    def method(self, name: str, lane: str) -> _Method:
         """A method of the service, to be called in a thread of its lane. What asks ZooKeeper stops as its client gives
         up. A change of topics, which takes its time anyway, waits for a connection that is away for a moment."""
-        method: Callable[[Any, Any], Any] = getattr(self, name)
+        method: _Method = getattr(self, name)
         session = self._catalog.session
 
-        def for_who_waits(request: Any, context: Any) -> Any:
+        def for_who_waits(request: Any, context: grpc.ServicerContext) -> Message:
             with session.on_behalf_of(context.is_active):
                 return method(request, context)
 
-        def patiently(request: Any, context: Any) -> Any:
+        def patiently(request: Any, context: grpc.ServicerContext) -> Message:
             with session.patient():
                 return method(request, context)
 
@@ -346,7 +349,7 @@ class _Receiving(grpc.ServerInterceptor):
     def __init__(self, broker_id: int, lanes: Lanes) -> None:
         self._broker_id = broker_id
         self._lanes = lanes
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}  # by full name, of methods that there are
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}  # by full name, of methods that there are
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         known = self._handlers.get(details.method)
@@ -406,7 +409,7 @@ class RpcServer:
         self._lanes = Lanes()
         self._server = grpc.server(
             self._lanes.default,
-            interceptors=(_Receiving(broker_id, self._lanes),),
+            interceptors=[_Receiving(broker_id, self._lanes)],
             maximum_concurrent_rpcs=_CALLS_MAX,
             options=(
                 ("grpc.so_reuseport", 0),  # else a second broker would share the port in silence
@@ -454,7 +457,7 @@ class RpcServer:
         for name in (SERVICE, ""):
             self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    def _answering(self, name: str, service: BrokerService) -> Callable[[Any, Any], Any]:
+    def _answering(self, name: str, service: BrokerService) -> _Method:
         """What is called for a method, in a thread of its lane and unless the client has given up by then. An error
         becomes a status, with the error in its metadata."""
         method = service.method(name, self._lanes.of(name)[0])

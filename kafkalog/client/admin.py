@@ -217,10 +217,13 @@ class Admin:
             BrokerUnreachable: at once if it is unknown.
         """
         if broker_id is None:
-            return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest())
+            answered: pb.BrokerStatus = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest())
+            return answered
         if all(broker.broker_id != broker_id for broker in self._cluster.describe().brokers):
             raise BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")
-        return self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
+        status: pb.BrokerStatus
+        status = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
+        return status
 
     def topics(self) -> list[TopicInfo]:
         """Every topic, by name."""
@@ -355,7 +358,8 @@ class Admin:
             request = pb.DeleteRecordsRequest(
                 topic_id=topic.topic_id, partition=partition.partition, before_offset=offset
             )
-            return self._cluster.call("DeleteRecords", request, broker_id=leader.broker_id).log_start_offset
+            reply: pb.DeleteRecordsReply = self._cluster.call("DeleteRecords", request, broker_id=leader.broker_id)
+            return reply.log_start_offset
 
         return with_fresh_leaders(self._cluster, [partition.topic], attempt)
 

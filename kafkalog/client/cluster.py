@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ClientSettings, parse_bootstrap
@@ -40,6 +40,8 @@ from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
 log = get_logger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
 _SILENT_MS = 10_000  # a wait for the first answer that may be longer than this is logged
@@ -221,7 +223,7 @@ class Cluster:
             for call in calls.values():
                 call.cancel()
 
-    def retrying(self, attempt: Callable[[], Any]) -> Any:
+    def retrying(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
         settings = self.settings
         retry = Retry(settings.backoff(), math.inf, since=time.monotonic())

@@ -77,15 +77,15 @@ def columns_from_lists(
         keys: None if no record has one.
         headers: None if no record has any.
     """
+    attributes = 0
+    arrays = []
     if isinstance(timestamps_us, int):
         low = high = timestamps_us
     else:
         low, high = min(timestamps_us), max(timestamps_us)
-    attributes = 0
-    arrays = []
-    if low != high:
-        attributes |= HAS_TIMESTAMP
-        arrays.append(pa.array(timestamps_us, pa.int64()).view(TIMESTAMP))
+        if low != high:
+            attributes |= HAS_TIMESTAMP
+            arrays.append(pa.array(timestamps_us, pa.int64()).view(TIMESTAMP))
     if keys is not None:
         attributes |= HAS_KEY
         arrays.append(pa.array(keys, BINARY))

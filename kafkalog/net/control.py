@@ -97,7 +97,9 @@ class ControlConnection:
         connect(self._host, self._port, self._connect_timeout_ms).close()
         left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
         try:
-            return self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
+            cluster: broker_pb2.ClusterDescription
+            cluster = self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
+            return cluster
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
             self.close()
             raise self._diagnosis(error) from None
@@ -179,9 +181,9 @@ class ControlConnection:
     def _translated(self, method: str, error: grpc.RpcError, timeout_ms: int) -> KafkalogError:
         import grpc
 
-        for name, value in error.trailing_metadata() or ():
-            if name == "kafkalog-error-bin":
-                return error_from_wire(dataport_pb2.Error.FromString(value))
+        for each in error.trailing_metadata() or ():
+            if each.key == "kafkalog-error-bin":
+                return error_from_wire(dataport_pb2.Error.FromString(each.value))
         code, details = error.code(), error.details() or ""
         if code == grpc.StatusCode.UNAVAILABLE:
             return BrokerUnreachable(address=self.address, reason=details or "it is not available")

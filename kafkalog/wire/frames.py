@@ -38,6 +38,8 @@ def hello(version: int = VERSION) -> bytes:
 
 def check_hello(data: bytes, address: str) -> int:
     """The peer's version. Raises ProtocolError if it is no kafkalog data port, or of another version."""
+    magic: bytes
+    version: int
     magic, version, _ = HELLO.unpack(data)
     if magic != HELLO_MAGIC:
         raise ProtocolError(address=address, reason="this is not a kafkalog data port (is it the gRPC port?)")

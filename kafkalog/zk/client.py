@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import time
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
-from kazoo.handlers.threading import AsyncResult
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.retry import KazooRetry
+
+_Answer = TypeVar("_Answer")
+_Answer_co = TypeVar("_Answer_co", covariant=True)
 
 OUTSTANDING_MAX = 10_000
 """Requests without an answer, queued or sent; one more is refused."""
@@ -29,20 +33,35 @@ class Refused(Exception):
     """A request was not taken; the text says why."""
 
 
-class Pending(AsyncResult):
-    """An answer to come. `sent`: the request may have been executed, whatever `get` raises."""
+class Request(Protocol[_Answer_co]):
+    """One of kazoo's requests (`kazoo.protocol.serialization`)."""
 
-    def __init__(self, handler: Any) -> None:
+    def serialize(self) -> bytearray: ...
+
+    def deserialize(self, bytes: bytes, offset: int, /) -> _Answer_co: ...
+
+
+class Pending(AsyncResult, Generic[_Answer]):
+    """An answer to come. `sent`: the request may have been executed, whatever `answer` raises."""
+
+    def __init__(self, handler: SequentialThreadingHandler) -> None:
         super().__init__(handler)
         self.sent = False
+
+    def answer(self, seconds: float) -> _Answer:
+        """Wait for it. Raises KazooTimeoutError, or what became of the request."""
+        answer: _Answer = self.get(timeout=seconds)
+        return answer
 
 
 class Client(KazooClient):
     """A `KazooClient` for `submit` and `take_back`. Of its other calls only start, stop and close are to be used."""
 
-    def __init__(self, **options: Any) -> None:
+    _connection: _Connection
+
+    def __init__(self, hosts: str, timeout: float, connection_retry: KazooRetry) -> None:
         self.lock = Lock()  # guards _queue and _pending, and what is appended to them against the loss of a connection
-        super().__init__(**options)
+        super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     @property
@@ -50,9 +69,9 @@ class Client(KazooClient):
         """Of the hosts, those that had no address when a connection was last tried."""
         return self._connection.unknown_hosts
 
-    def submit(self, request: Any) -> Pending:
+    def submit(self, request: Request[_Answer]) -> Pending[_Answer]:
         """Have a request sent after those before it. Raises Refused: there is no connection, or too many wait."""
-        pending = Pending(self.handler)
+        pending: Pending[_Answer] = Pending(self.handler)
         with self.lock:
             if not self._live.is_set():
                 raise Refused("there is no connection")
@@ -63,7 +82,7 @@ class Client(KazooClient):
                 self._connection.wake()
         return pending
 
-    def take_back(self, pending: Pending) -> bool:
+    def take_back(self, pending: Pending[Any]) -> bool:
         """Give a request up; whether it will surely never be executed, because it was not sent."""
         with self.lock:
             if pending.sent:
@@ -76,9 +95,9 @@ class Client(KazooClient):
 
     def wait_connected(self, seconds: float) -> bool:
         """Whether there is a connection, or is one within that time."""
-        return bool(self._live.wait(seconds))
+        return self._live.wait(seconds)
 
-    def _notify_pending(self, state: Any) -> None:
+    def _notify_pending(self, state: str) -> None:
         """The connection is gone, and `_live` cleared: fail everything. Nothing is taken any more, so nothing stays."""
         with self.lock:
             super()._notify_pending(state)
@@ -87,6 +106,7 @@ class Client(KazooClient):
 class _Connection(ConnectionHandler):
     """Sends what is queued, one request a call, in kazoo's own thread."""
 
+    client: Client
     _xid: int
     _heard = 0.0
     unknown_hosts: tuple[str, ...] = ()
@@ -103,18 +123,18 @@ class _Connection(ConnectionHandler):
         except BlockingIOError:
             pass  # it is full of wake-ups
 
-    def _expand_client_hosts(self) -> Any:
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
         found = super()._expand_client_hosts()
         known = {host for host, _, _ in found}
         self.unknown_hosts = tuple(host for host, _ in self.client.hosts if host.strip() not in known)
         return found
 
-    def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         timeouts = super()._connect(host, hostip, port)
         self._heard = time.monotonic()
         return timeouts
 
-    def _read_socket(self, read_timeout: float) -> Any:
+    def _read_socket(self, read_timeout: float) -> object:
         response = super()._read_socket(read_timeout)
         self._heard = time.monotonic()
         return response

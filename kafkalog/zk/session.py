@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kazoo.client import KazooState
 from kazoo.exceptions import (
@@ -37,9 +37,11 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import paths
-from kafkalog.zk.client import Client, Pending, Refused
+from kafkalog.zk.client import Client, Pending, Refused, Request
 
 log = get_logger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 NoNode = NoNodeError
 NodeExists = NodeExistsError
@@ -195,7 +197,7 @@ class ZooKeeperSession:
 
     @property
     def connected(self) -> bool:
-        return bool(self._client.connected)
+        return self._client.connected
 
     @property
     def session_id(self) -> int:
@@ -240,7 +242,7 @@ class ZooKeeperSession:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def _send(self, request: Any) -> Pending:
+    def _send(self, request: Request[_Answer]) -> Pending[_Answer]:
         """Raises ZooKeeperNotAsked, TooLargeForZooKeeper."""
         size = len(request.serialize()) + _HEADER_BYTES
         if size > REQUEST_BYTES_MAX:
@@ -255,9 +257,9 @@ class ZooKeeperSession:
         except Refused as error:
             raise self._not_asked(str(error)) from None
 
-    def _answer(self, pending: Pending) -> Any:
+    def _answer(self, pending: Pending[_Answer]) -> _Answer:
         try:
-            return pending.get(timeout=self._request_timeout)
+            return pending.answer(self._request_timeout)
         except KazooTimeoutError:
             if self._client.take_back(pending):
                 raise self._not_asked("it takes no requests") from None
@@ -272,15 +274,15 @@ class ZooKeeperSession:
     def _not_asked(self, reason: str) -> ZooKeeperNotAsked:
         return ZooKeeperNotAsked(address=self.address.hosts, reason=reason)
 
-    def _call(self, request: Any) -> Any:
+    def _call(self, request: Request[_Answer]) -> _Answer:
         return self._answer(self._send(request))
 
-    def _call_all(self, wanted: Sequence[Any]) -> list[Any]:
+    def _call_all(self, wanted: Sequence[Request[_Answer]]) -> list[_Answer | None]:
         """Answers of many requests, sent before the first answer is waited for; None where there is no znode, or it has
         another version."""
-        answers = []
+        answers: list[_Answer | None] = []
         for start in range(0, len(wanted), MULTI_MAX):
-            sent: list[Pending] = []
+            sent: list[Pending[_Answer]] = []
             try:
                 sent.extend(self._send(request) for request in wanted[start : start + MULTI_MAX])
                 answers += [self._found(pending) for pending in sent]
@@ -290,7 +292,7 @@ class ZooKeeperSession:
                 raise
         return answers
 
-    def _found(self, pending: Pending) -> Any:
+    def _found(self, pending: Pending[_Answer]) -> _Answer | None:
         try:
             return self._answer(pending)
         except (NoNode, BadVersion):
@@ -372,13 +374,13 @@ class ZooKeeperSession:
             except NodeExists:
                 pass
 
-    def _creation(self, operation: Create) -> Any:
+    def _creation(self, operation: Create) -> requests.Create:
         flags = _EPHEMERAL if operation.ephemeral else 0
         return requests.Create(self._full(operation.path), operation.value, OPEN_ACL_UNSAFE, flags)
 
     def multi(self, operations: Sequence[Operation]) -> None:
         """All of the operations or none. Raises the first failure: NoNode, NodeExists, BadVersion."""
-        parts: list[Any] = []
+        parts: list[requests.Create | requests.SetData | requests.Delete | requests.CheckVersion] = []
         for operation in operations:
             if isinstance(operation, Create):
                 parts.append(self._creation(operation))

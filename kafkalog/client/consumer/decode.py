@@ -73,12 +73,14 @@ def binary_values(array: pa.Array) -> list[bytes | None]:
     return values
 
 
-def _integers(buffer: pa.Buffer, kind: str, offset: int, count: int) -> list[int]:
+def _integers(buffer: pa.Buffer | None, kind: str, offset: int, count: int) -> list[int]:
     """`count` integers of a buffer. numpy takes 2 us to begin and then a third of the time for each."""
+    assert buffer is not None, "only validity may be missing"
     size = 8 if kind == "q" else 4
     if count < 200:
         return list(struct.unpack_from(f"<{count}{kind}", buffer, offset * size))
-    return np.frombuffer(buffer, f"<i{size}", count, offset * size).tolist()
+    numbers: list[int] = np.frombuffer(memoryview(buffer), f"<i{size}", count, offset * size).tolist()
+    return numbers
 
 
 def _headers(array: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:

@@ -11,6 +11,7 @@ import functools
 import random
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastcrc.crc32 import iscsi as crc32c
@@ -34,7 +35,7 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     return crc32c(key) % partitions
 
 
-def partitions_for_keys(keys: pa.Array, partitions: int) -> np.ndarray:
+def partitions_for_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
     """The partition of every key of a binary array, as int32; `NO_KEY` where the key is null."""
     if len(keys) == 0:
         return np.empty(0, np.int32)
@@ -42,7 +43,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> np.ndarray:
         encoded = keys.dictionary_encode()
         of_distinct = _hash_to_partitions(encoded.dictionary, partitions)
         indices = encoded.indices
-        result = of_distinct[np.asarray(indices.fill_null(0) if indices.null_count else indices)]
+        result: npt.NDArray[np.int32] = of_distinct[np.asarray(indices.fill_null(0) if indices.null_count else indices)]
     else:
         result = _hash_to_partitions(keys, partitions)
     if keys.null_count:
@@ -55,14 +56,15 @@ def _repeats(keys: pa.Array) -> bool:
     if len(keys) < 64:
         return False
     sample = keys.slice(0, _SAMPLE)
-    return pc.count_distinct(sample).as_py() * 4 < len(sample)
+    distinct: int = pc.count_distinct(sample).as_py()
+    return distinct * 4 < len(sample)
 
 
-def _hash_to_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
+def _hash_to_partitions(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
     return (crc32c_of_each(keys) % np.uint32(partitions)).astype(np.int32)
 
 
-def crc32c_of_each(keys: pa.Array) -> np.ndarray:
+def crc32c_of_each(keys: pa.Array) -> npt.NDArray[np.uint32]:
     """CRC-32C of every value of a binary array, as uint32; of the empty string where it is null.
 
     Keys of one length are computed together, 8 bytes a step (slicing by 8); groups too small for that to pay, one by
@@ -71,8 +73,13 @@ def crc32c_of_each(keys: pa.Array) -> np.ndarray:
     if len(keys) == 0:
         return np.empty(0, np.uint32)
     _, offset_bytes, data_bytes = keys.buffers()
-    offsets = np.frombuffer(offset_bytes, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    data = np.frombuffer(data_bytes, np.uint8) if data_bytes is not None and data_bytes.size else np.zeros(1, np.uint8)
+    assert offset_bytes is not None
+    offsets = np.frombuffer(memoryview(offset_bytes), np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(
+        np.int64
+    )
+    data = np.zeros(1, np.uint8)
+    if data_bytes is not None and data_bytes.size:
+        data = np.frombuffer(memoryview(data_bytes), np.uint8)
     starts, lengths = offsets[:-1], np.diff(offsets)
     if keys.null_count:
         lengths = np.where(np.asarray(keys.is_null()), 0, lengths)
@@ -92,7 +99,9 @@ def crc32c_of_each(keys: pa.Array) -> np.ndarray:
     return result
 
 
-def _crc32c_of_equal_lengths(data: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+def _crc32c_of_equal_lengths(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int
+) -> npt.NDArray[np.uint32]:
     tables = _tables()
     crc = np.full(len(starts), 0xFFFFFFFF, np.uint32)
     at = 0
@@ -110,7 +119,7 @@ def _crc32c_of_equal_lengths(data: np.ndarray, starts: np.ndarray, length: int) 
     return crc ^ np.uint32(0xFFFFFFFF)
 
 
-def _little_endian_u32(data: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def _little_endian_u32(data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]) -> np.ndarray:
     return (
         data[positions].astype(np.uint32)
         | data[positions + 1].astype(np.uint32) << 8
@@ -120,7 +129,7 @@ def _little_endian_u32(data: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _tables() -> list[np.ndarray]:
+def _tables() -> list[npt.NDArray[np.uint32]]:
     """Eight tables: the CRC of a byte followed by 0 to 7 zero bytes."""
     first = np.arange(256, dtype=np.uint32)
     for _ in range(8):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -81,7 +82,7 @@ def chunks(
     result: list[Chunk] = []
     limit = message_bytes_max - BATCH_OVERHEAD
     bytes_max = min(bytes_max, limit)
-    numbers: np.ndarray | int | None
+    numbers: npt.NDArray[np.int32] | int | None
     if partition is not None:
         found.pop("partition", None)
         numbers = partition
@@ -118,7 +119,7 @@ def _check_names(names: list[str]) -> None:
 def _typed(name: str, column: pa.Array) -> pa.Array:
     """The column in the exact type of the log; no copy where the bytes are the same."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
+    if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
         kind = column.type
     if name in ("value", "key"):
@@ -138,7 +139,9 @@ def _typed(name: str, column: pa.Array) -> pa.Array:
                 headers = column if kind == HEADERS else column.cast(HEADERS)
             except pa.ArrowException:
                 raise _wrong_type(name, kind, wanted) from None
+            assert isinstance(headers, pa.ListArray)
             pairs = headers.flatten()
+            assert isinstance(pairs, pa.StructArray)
             if pairs.null_count or pairs.field("key").null_count:
                 raise InvalidArgument(reason="column 'headers' of a table to send has a header without a key")
             return headers
@@ -162,7 +165,7 @@ def _wrong_type(name: str, kind: pa.DataType, wanted: str) -> InvalidArgument:
 
 
 def _by_partition(
-    found: dict[str, pa.Array], numbers: np.ndarray | int | None
+    found: dict[str, pa.Array], numbers: npt.NDArray[np.int32] | int | None
 ) -> Iterator[tuple[int | None, dict[str, pa.Array]]]:
     """The rows of each partition, in their order; None: any will do for all rows."""
     if numbers is None or isinstance(numbers, int):
@@ -182,11 +185,11 @@ def _by_partition(
 
 def _numbers(
     found: dict[str, pa.Array], topic: str, partitions: int, partitioner: Partitioner | None
-) -> np.ndarray | None:
+) -> npt.NDArray[np.int32] | None:
     """The partition of every row, the column `partition` being used up; NO_KEY where any will do; None where it will
     for all."""
     chosen, key, count = found.pop("partition", None), found.get("key"), len(found["value"])
-    derived: np.ndarray | None = None
+    derived: npt.NDArray[np.int32] | None = None
     if partitioner is not None:
         derived = _partitioned(key, count, partitions, partitioner)
     elif key is not None and key.null_count < count:
@@ -205,14 +208,14 @@ def _numbers(
     )
 
 
-def _take_turns(numbers: np.ndarray, next_turn: Callable[[], int], rows_a_turn: int) -> None:
+def _take_turns(numbers: npt.NDArray[np.int32], next_turn: Callable[[], int], rows_a_turn: int) -> None:
     """Give the rows for which any partition will do one each, in place: the same to as many as a batch takes."""
     anywhere = np.flatnonzero(numbers == NO_KEY)
     for start in range(0, len(anywhere), rows_a_turn):
         numbers[anywhere[start : start + rows_a_turn]] = next_turn()
 
 
-def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> np.ndarray:
+def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> npt.NDArray[np.int32]:
     """What the user's function says of each key: the one thing here that goes row by row."""
     keys = [None] * count if key is None else key.to_pylist()
     numbers = [partitioner(each, partitions) for each in keys]

@@ -75,7 +75,7 @@ class Renewal:
 
     def _renew_at(self, broker_id: int) -> float:
         try:
-            reply = self._cluster.call("Renew", self._request, broker_id=broker_id, patient=False)
+            reply: pb.RenewReply = self._cluster.call("Renew", self._request, broker_id=broker_id, patient=False)
         except Closed:
             raise
         except KafkalogError as error:

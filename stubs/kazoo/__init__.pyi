@@ -1,0 +1,1 @@
+# What the project uses of kazoo, which says nothing of its types.

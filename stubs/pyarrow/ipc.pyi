@@ -1,0 +1,19 @@
+from types import TracebackType
+from typing import Self
+
+from pyarrow import Buffer, BufferOutputStream, RecordBatch, Schema
+
+class IpcWriteOptions:
+    def __init__(self, *, compression: str | None = None) -> None: ...
+
+class RecordBatchStreamWriter:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def write_batch(self, batch: RecordBatch) -> None: ...
+
+def new_stream(
+    sink: BufferOutputStream, schema: Schema, *, options: IpcWriteOptions | None = None
+) -> RecordBatchStreamWriter: ...
+def read_record_batch(obj: Buffer, schema: Schema) -> RecordBatch: ...
