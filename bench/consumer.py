@@ -52,4 +52,4 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
         times = interleaved({"messages": read_messages, "arrow": read_arrow, "objects alone": make_messages}, scale)
         counts = {"messages": messages, "arrow": count, "objects alone": messages}
-        yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])
+        yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers if broker.pid])

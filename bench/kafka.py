@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -99,7 +100,8 @@ class KafkaTopics:
     """
 
     def __init__(self, spark: SparkSession, bootstrap_servers: str) -> None:
-        self._java = spark.sparkContext._jvm
+        self._java: Any = spark.sparkContext._jvm
+        assert self._java is not None
         properties = self._java.java.util.Properties()
         properties.setProperty("bootstrap.servers", bootstrap_servers)
         self._admin = self._java.org.apache.kafka.clients.admin.AdminClient.create(properties)

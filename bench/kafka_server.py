@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from xml.sax.saxutils import quoteattr
@@ -99,7 +100,7 @@ class KafkaServer:
         settings: of the broker, on top of those that make it a node of its own.
     """
 
-    def __init__(self, jars: list[str], settings: dict[str, object]) -> None:
+    def __init__(self, jars: list[str], settings: Mapping[str, object]) -> None:
         self._java = [find_java(), *_HEAP, "-cp", os.pathsep.join(jars)]
         self._settings = settings
         self._port = free_port("127.0.0.1", "Kafka's port")

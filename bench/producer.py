@@ -51,7 +51,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             before=lambda: fresh_topic(admin, cluster, TOPIC, PARTITIONS),
         )
         counts["calls alone"] = at_fifty
-        yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers])
+        yield from throughput(times, counts, RECORD_BYTES, [broker.pid for broker in cluster.brokers if broker.pid])
 
 
 def _calls_alone(values: list[bytes], count: int) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -21,6 +22,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL_SCHEMA = (
@@ -91,7 +95,7 @@ class MemoryReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(partition) for partition in range(self._partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[object]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import numpy as np
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -138,7 +142,7 @@ class EmptyStream(DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return [InputPartition(partition) for partition in range(self._partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[object]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return iter(())
 
 

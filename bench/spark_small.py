@@ -22,7 +22,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         fill(cluster.bootstrap_servers, "small", count, partitions=SMALL_PARTITIONS)
         fill(cluster.bootstrap_servers, "large", count, partitions=SPLITS)
         servers = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
-        read = {
+        read: dict[str, dict[str, str | int]] = {
             "packed": {**servers, "subscribe": "small", "maxInputPartitions": SPLITS},
             "single": {**servers, "subscribe": "small"},
             "large": {**servers, "subscribe": "large"},

@@ -36,7 +36,8 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     with LocalCluster() as cluster, spark_session() as spark:
         fill(cluster.bootstrap_servers, "trickle", warmups + batches)
         servers = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
-        source = {**servers, "subscribe": "trickle", "startingOffsets": "earliest", "maxOffsetsPerTrigger": PARTITIONS}
+        source: dict[str, str | int] = {**servers, "subscribe": "trickle", "startingOffsets": "earliest"}
+        source["maxOffsetsPerTrigger"] = PARTITIONS
         sinks = {each: {**servers, "topic": "out", "delivery": each} for each in DELIVERIES}
         with Admin(cluster.bootstrap_servers) as admin:
             fresh_topic(admin, cluster, "out", PARTITIONS)
@@ -84,9 +85,9 @@ def batch_time(
     spark: SparkSession,
     scale: float,
     source: str,
-    source_options: Mapping[str, object],
+    source_options: Mapping[str, str | int],
     sink: str,
-    sink_options: Mapping[str, object],
+    sink_options: Mapping[str, str | int],
 ) -> float:
     """Median seconds of a micro-batch of a query of its own, after some that are not counted.
 

@@ -18,7 +18,7 @@ NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """A notebook with the outputs of a run of it, in its own folder. Raises CellExecutionError."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)
     here = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here, record_timing=False).execute()

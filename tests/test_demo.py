@@ -89,8 +89,8 @@ def test_the_stream_gives_the_hours_that_the_watermark_has_closed(
         )
         found = sorted(tuple(row) for row in rows.collect())
     finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
-        spark.conf.set("spark.sql.shuffle.partitions", shuffles)
+        spark.conf.set("spark.sql.session.timeZone", zone or "")
+        spark.conf.set("spark.sql.shuffle.partitions", shuffles or "")
     assert len(query.recentProgress) >= FLIGHTS // demo.FLIGHTS_PER_TRIGGER, "it was meant to take several batches"
 
     departed = csv.dropna(subset=["dep_time"])

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -92,7 +93,7 @@ def test_the_pipeline_runs_by_spark_submit_on_executors_of_their_own(cluster: Lo
         admin.create_topic("submitted-flights", partitions=3)
         admin.create_topic("submitted-late", partitions=2)
 
-    def send(rows: list[dict[str, object]]) -> None:
+    def send(rows: Sequence[Mapping[str, object]]) -> None:
         with Producer(cluster.bootstrap_servers) as producer:
             for number, row in enumerate(rows):
                 producer.send("submitted-flights", json.dumps(row).encode(), partition=number % 3)
@@ -118,7 +119,7 @@ def test_the_pipeline_runs_by_spark_submit_on_executors_of_their_own(cluster: Lo
     with Admin(cluster.bootstrap_servers) as admin:
         partitions = [TopicPartition("submitted-late", number) for number in range(2)]
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-    total = sum(end.offset for end in ends.values())
+    total = sum(end.offset or 0 for end in ends.values())
     with Consumer(cluster.bootstrap_servers) as consumer:
         consumer.assign(dict.fromkeys(partitions, "earliest"))
         found = [(message.key, json.loads(message.value or b"")) for message in consumer.messages(max_messages=total)]

@@ -70,7 +70,7 @@ def read(cluster: LocalCluster, topic: str) -> list[Message]:
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
     with Consumer(cluster.bootstrap_servers) as consumer:
         consumer.assign(dict.fromkeys(partitions, "earliest"))
-        return list(consumer.messages(max_messages=sum(end.offset for end in ends.values())))
+        return list(consumer.messages(max_messages=sum(end.offset or 0 for end in ends.values())))
 
 
 def by_key(rows: Iterable[tuple[bytes | None, Any]]) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_the_wheel_alone_runs_a_cluster_and_spark_finds_it(installed: Path, tmp_
     ours = ("PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_DRIVER_PYTHON")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {"PYSPARK_PYTHON": str(installed / "python"), "KAFKALOG_BOOTSTRAP": f"127.0.0.1:{port}"}
-    common = {"env": environment, "cwd": tmp_path, "text": True}
+    common: dict[str, Any] = {"env": environment, "cwd": tmp_path, "text": True}
     command = [str(installed / "kafkalog"), "local", "--port", str(port)]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **common) as local,

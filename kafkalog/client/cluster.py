@@ -143,7 +143,7 @@ class Cluster:
     """
 
     def __init__(
-        self, bootstrap_servers: str | Iterable[str], settings: ClientSettings | None = None, **given: Any
+        self, bootstrap_servers: str | Iterable[str], settings: ClientSettings | None = None, /, **given: Any
     ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self.settings = ClientSettings.parse(given) if settings is None else settings

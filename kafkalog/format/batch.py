@@ -147,7 +147,7 @@ def stamp(batch: memoryview | bytearray, base_offset: int, leader_epoch: int, ap
     _CRC.pack_into(batch, STAMPED_SIZE, crc32c(batch[:STAMPED_SIZE]))
 
 
-def header_fault(header: BatchHeader, stamped: bytes | memoryview) -> str | None:
+def header_fault(header: BatchHeader, stamped: bytes | bytearray | memoryview) -> str | None:
     """What is wrong with a header, or None. `stamped`: at least the batch's first 24 bytes."""
     if crc32c(stamped[:STAMPED_SIZE]) != header.header_crc:
         return "its header's checksum does not match"
@@ -156,7 +156,7 @@ def header_fault(header: BatchHeader, stamped: bytes | memoryview) -> str | None
     return None
 
 
-def read_header(data: bytes | memoryview, position: int = 0, where: str = "a request") -> BatchHeader:
+def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: str = "a request") -> BatchHeader:
     """The header at a position. Its own checksum is checked, the body's is not.
 
     Raises:
@@ -171,7 +171,7 @@ def read_header(data: bytes | memoryview, position: int = 0, where: str = "a req
     return header
 
 
-def body_fault(header: BatchHeader, batch: bytes | memoryview) -> str | None:
+def body_fault(header: BatchHeader, batch: bytes | bytearray | memoryview) -> str | None:
     """What is wrong with a whole batch whose header is good, or None. `batch`: its `length` bytes."""
     if len(batch) < header.length:
         return f"only {len(batch)} of its {header.length} bytes"
@@ -208,7 +208,7 @@ def damage_end(header: BatchHeader, data: bytes | memoryview, position: int) -> 
     return header.end_offset if header.record_count == header.last_offset_delta + 1 else None
 
 
-def check_batch(batch: bytes | memoryview, where: str = "a request") -> BatchHeader:
+def check_batch(batch: bytes | bytearray | memoryview, where: str = "a request") -> BatchHeader:
     """The header of a batch that starts at 0 and is whole and undamaged.
 
     Raises:

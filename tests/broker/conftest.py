@@ -17,6 +17,7 @@ from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.wire import broker_pb2
+from kafkalog.zk import registry
 from tests.broker.data_port_client import DataPortClient
 from tests.broker.stub import BrokerStub
 
@@ -41,7 +42,15 @@ class RunningBroker:
         return bytes(self.stub.CreateTopic(request, timeout=30).topic_id)
 
     def described(self, name: str) -> broker_pb2.TopicDescription:
-        return self.stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=[name]), timeout=30).topics[0]
+        reply: broker_pb2.TopicDescriptions
+        reply = self.stub.DescribeTopics(broker_pb2.DescribeTopicsRequest(names=[name]), timeout=30)
+        return reply.topics[0]
+
+    def record(self, name: str) -> registry.TopicRecord:
+        """What ZooKeeper has of a topic."""
+        record = registry.read_topic(self.broker.catalog.session, name)
+        assert record is not None
+        return record
 
     def counters(self) -> dict[str, int]:
         return dict(self.stub.DescribeBroker(broker_pb2.DescribeBrokerRequest(), timeout=30).counters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from kafkalog.format.batch import encode_batch
 from kafkalog.format.columns import columns_from_lists, encode_columns
@@ -107,7 +108,7 @@ class DataPortClient:
         assert header.WhichOneof("reply") == "append", header
         return header.append.partitions[0]
 
-    def fetch(self, topic_id: bytes, offset: int, **options: int) -> tuple[pb.FetchedPartition, bytes]:
+    def fetch(self, topic_id: bytes, offset: int, **options: Any) -> tuple[pb.FetchedPartition, bytes]:
         self.send(fetch_frame(2, topic_id, offset, **options))
         header, body = self.reply()
         assert header.WhichOneof("reply") == "fetch", header

@@ -329,7 +329,8 @@ class Process:
 
     def announced(self) -> dict[str, int]:
         assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        ports: dict[str, int] = json.loads(self.process.stdout.readline())
+        return ports
 
     def end(self) -> tuple[int, str]:
         """Its exit code and what it said on stderr."""

@@ -95,6 +95,12 @@ class MemoryDisk(Disk):
             other._writing = copied, data, position
         return other
 
+    def images(self) -> list[MemoryDisk]:
+        """What a kill before each step from now on would leave; it grows with them."""
+        found: list[MemoryDisk] = []
+        self.before = lambda step: found.append(self.after_kill())
+        return found
+
     def tear(self, length: int) -> None:
         """Do the first bytes of the write before which this image was taken."""
         assert self._writing is not None

@@ -47,8 +47,7 @@ def test_kill_at_every_step_of_a_recovery_costs_nothing() -> None:
         if left.is_within_write:
             left.tear(150)
         recovering = left.after_kill()
-        images: list[MemoryDisk] = []
-        recovering.before = lambda step, disk=recovering, images=images: images.append(disk.after_kill())
+        images = recovering.images()
         open_log(open_directory(recovering), leader_epoch=1)
         for image in images:
             check_survivor(image, crash.promises, power_cut=False)
@@ -72,9 +71,7 @@ def test_deletion_between_a_recovery_and_another_stop_forgets_no_producer(flush:
         seen.flushed_to = log.end_offset  # a start syncs what it finds
         seen.start = max(seen.start, log.start_offset)
         seen.start_in_flight = log.view.bases[-1] if number % 2 else log.end_offset
-        images: list[MemoryDisk] = []
-        if number % 8 < 2:
-            disk.before = lambda step, disk=disk, images=images: images.append(disk.after_kill())
+        images = disk.images() if number % 8 < 2 else []
         log.delete_before(seen.start_in_flight)
         for seed, image in enumerate(images):
             check_survivor(image.after_power_cut(random.Random(seed), 0.5), seen, power_cut=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.log import Appended
+from broker.storage.appended import Appended
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, OutOfFiles
 from tests.broker.storage.batches import make_batch, numbered, read_all

@@ -12,20 +12,21 @@ import functools
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
 
 from broker.replica.partition import Partition
 from broker.storage import staged_part, staging
+from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.marks import KEPT_US
 from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
 from tests.broker.replica.partitions import open_partition
-from tests.broker.storage.batches import Batch, make_batch, numbered, read_all
+from tests.broker.storage.batches import make_batch, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.test_disk_errors import TAKES_ROOM, FailingDisk
 from tests.crash.workload import PATH, open_directory
@@ -107,10 +108,13 @@ class Done:
     synced_plain: int = 0
 
     def copy(self) -> Done:
-        return replace(
-            self,
-            **{name: set(getattr(self, name)) for name in ("prepared", "decided", "applied", "dropped")},
-            plain=list(self.plain),
+        return Done(
+            set(self.prepared),
+            set(self.decided),
+            set(self.applied),
+            set(self.dropped),
+            list(self.plain),
+            self.synced_plain,
         )
 
 
@@ -233,13 +237,9 @@ def crashes() -> list[Crash]:
     found: list[Crash] = []
     disk = MemoryDisk()
     work = Staged(disk)
-    disk.before = lambda step: found.append(Crash(step, disk.after_kill(), Done.copy(Done(**snapshot(work)))))
+    disk.before = lambda step: found.append(Crash(step, disk.after_kill(), work.copy()))
     work.run()
     return found
-
-
-def snapshot(work: Staged) -> dict[str, object]:
-    return {name: getattr(work, name) for name in Done.__dataclass_fields__}
 
 
 def visible(partition: Partition) -> list[bytes | None]:
@@ -327,8 +327,7 @@ def test_kill_at_every_step_of_an_apply_that_resumes_costs_nothing() -> None:
     assert len(applying) > 20
     for crash in applying[::6]:
         disk = crash.disk.after_kill()
-        images: list[MemoryDisk] = []
-        disk.before = lambda step, disk=disk, images=images: images.append(disk.after_kill())
+        images = disk.images()
         partition = open_partition(open_directory(disk), leader_epoch=1)
         for each in crash.done.decided:
             apply(partition, each)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from broker.storage.appended import Appended, Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
-from broker.storage.log import Appended, Batch, Log
+from broker.storage.log import Log
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull
 from kafkalog.format.batch import BatchHeader
@@ -245,7 +246,7 @@ def check_folder(disk: MemoryDisk, log: Log) -> None:
     assert all(int(name[:20]) > log.start_offset for name in segments[1:])
 
 
-def check_survivor(disk: Disk, done: Promises, *, power_cut: bool) -> None:
+def check_survivor(disk: MemoryDisk, done: Promises, *, power_cut: bool) -> None:
     """Reopen what a crash left: all that was promised is there, and nothing that was never written."""
     clock = ManualClock(done.now_us)
     directory = open_directory(disk, clock)

@@ -42,7 +42,7 @@ from kafkalog.wire.transactions_pb2 import StagedSet
 from tests.free_ports import free_ports
 from tests.waiting import waited_for
 
-COMMANDS = (
+COMMANDS: tuple[list[str], ...] = (
     [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
     ["topics", "describe"], ["topics", "alter"], ["topics", "recover"], ["topics", "delete"],
     ["produce"], ["consume"], ["offsets"], ["log"],
@@ -706,7 +706,7 @@ def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
     def interrupt(message: Message) -> bytes:
         if next(lines) == interrupted:
             raise KeyboardInterrupt
-        return b"%b\n" % message.value
+        return b"%b\n" % (message.value or b"")
 
     monkeypatch.setitem(records._LAYOUTS, "value", interrupt)
     group = f"interrupted.{interrupted}"
@@ -798,7 +798,7 @@ def test_a_topic_deleted_while_it_is_shown_gets_no_offset_and_ends_consume(
             admin.delete_topic(topic)
             if made_anew:
                 fill(admin, "new")
-        return b"%b\n" % message.value
+        return b"%b\n" % (message.value or b"")
 
     monkeypatch.setitem(records._LAYOUTS, "value", delete)
     with Admin(cluster.bootstrap_servers) as admin:
@@ -813,13 +813,14 @@ def test_a_topic_deleted_while_it_is_shown_gets_no_offset_and_ends_consume(
 def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
     with running("consume", topic) as consumer:
         assert consumer.stdout is not None and consumer.stderr is not None
+        shown: Any = consumer.stdout
         seen = b""
         with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
             # When it has started is not told: send until it shows one.
             os.set_blocking(consumer.stdout.fileno(), False)
             while not seen and consumer.poll() is None:
                 producer.send(topic, b"x").result(30)
-                seen = consumer.stdout.buffer.read() or b""
+                seen = shown.buffer.read() or b""
         consumer.send_signal(signal.SIGINT)
         assert consumer.wait(30) == 0
         assert consumer.stderr.read() == ""

@@ -66,8 +66,9 @@ def done(capfd: pytest.CaptureFixture[str]) -> Run:
     return done
 
 
-def described(done: Run, group: str) -> dict:
-    return json.loads(done("describe", group, "--json"))
+def described(done: Run, group: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done("describe", group, "--json"))
+    return found
 
 
 def test_lag_counts_what_the_log_still_has() -> None:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.storage.appended import Appended, Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import Hint
-from broker.storage.log import Appended, Batch
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import iter_batches
@@ -277,7 +277,7 @@ class LogMachine(RuleBasedStateMachine):
             assert self.partition.readable_end_offset == self.visible
 
 
-class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,name-defined]
+class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
         max_examples=80,
         stateful_step_count=40,

@@ -459,13 +459,10 @@ class Model:
             if self.world.tidy:
                 network = frozenset(each for each in network if each[0] != "decide" or each[3] > now.version)
                 leaders = tuple(self._tidied(leader, batch) for leader in leaders)
-            changed = {"deciders": deciders, "network": network, "leaders": leaders}
-            yield f"{message}", state._replace(znode=decided, **changed)
+            after = state._replace(znode=decided, deciders=deciders, network=network, leaders=leaders)
+            yield f"{message}", after
             if self.world.one_off:
-                yield (
-                    f"{message}, and again later",
-                    state._replace(znode=decided, **changed | {"network": state.network}),
-                )
+                yield f"{message}, and again later", after._replace(network=state.network)
         if self.world.expires and now.done and not self.has("streams_never_expire"):
             yield "expires", state._replace(znode=Znode())
         if self.world.one_off and (now.done or now.batch < 0 <= now.version):

@@ -30,7 +30,7 @@ def messages_in(cluster: LocalCluster, admin: Admin) -> Callable[[str], list[Mes
     def messages(topic: str) -> list[Message]:
         partitions = [TopicPartition(topic, each.partition) for each in admin.describe_topics([topic])[0].partitions]
         ends = {
-            partition: each.offset
+            partition: each.offset or 0
             for partition, each in admin.list_offsets(dict.fromkeys(partitions, "latest")).items()
         }
         with Consumer(cluster.bootstrap_servers) as consumer:

@@ -72,6 +72,11 @@ def fetched(
     return header, decode_columns(header, memoryview(batch))
 
 
+def addresses(array: pa.Array) -> list[int]:
+    """Of the buffers of an array without nulls."""
+    return [buffer.address for buffer in array.buffers() if buffer is not None]
+
+
 def spark_batches(groups: Sequence[list[Fetched]], start: int = 0, schema: pa.Schema = ARROW) -> list[pa.RecordBatch]:
     batches = list(Rows(schema, "flights", 3).batches(groups, start))
     for batch in batches:
@@ -144,8 +149,7 @@ def test_a_large_batch_is_not_copied_and_keeps_its_place_among_small_ones() -> N
     batches = spark_batches(groups)
     assert [batch.num_rows for batch in batches] == [2, JOINED_ROWS, 1]
     assert [batch.column("offset")[0].as_py() for batch in batches] == [0, 2, 2 + JOINED_ROWS]
-    theirs, ours = large[1].column("value").buffers(), batches[1].column("value").buffers()
-    assert [buffer.address for buffer in ours[1:]] == [buffer.address for buffer in theirs[1:]]
+    assert addresses(batches[1].column("value")) == addresses(large[1].column("value"))
 
 
 def test_joining_begins_anew_behind_a_large_batch() -> None:
@@ -245,7 +249,7 @@ def test_rows_go_to_their_topics_in_order() -> None:
 def test_rows_of_one_topic_are_not_copied() -> None:
     batch = rows_to_write(value=["a" * 1000] * 10, topic=["t"] * 10)
     ((_, records),) = columns.batches_by_topic(batch, ("value", "topic"), None)
-    assert records.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
+    assert addresses(records.column("value")) == addresses(batch.column("value"))
 
 
 def test_no_rows_are_no_records() -> None:

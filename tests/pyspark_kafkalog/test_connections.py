@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -57,7 +58,8 @@ def test_reads_and_writes_that_start_while_their_broker_is_away_wait_for_it_and_
             started = pool.submit(stream.initialOffset)
             planned = pool.submit(batch.partitions)
             written = pool.submit(direct.write_rows, iter([rows]), sink, ("value",))
-            assert not wait([started, planned, written], timeout=7, return_when=FIRST_COMPLETED).done
+            pending: list[Future[Any]] = [started, planned, written]
+            assert not wait(pending, timeout=7, return_when=FIRST_COMPLETED).done
             told = [record.getMessage() for record in caplog.records if "no_broker_answers_yet" in record.getMessage()]
             assert 2 <= len(told) <= 3  # one for each, but what shares its connections with another may be told by it
             assert all(f"{cluster.bootstrap_servers}: connection refused" in each for each in told)

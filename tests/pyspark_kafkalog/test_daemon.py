@@ -32,11 +32,12 @@ def worker(folder: Path, daemon: str, job: str) -> Iterator[tuple[socket.socket,
         "SPARK_REUSE_WORKER": "1",
     }
     command = [sys.executable, "-m", daemon, f"pyspark.sql.worker.{job}"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        [length] = struct.unpack("!i", process.stdout.read(4))
-        path = process.stdout.read(length).decode()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        given, told, complaints = process.stdin, process.stdout, process.stderr
+        assert given is not None and told is not None and complaints is not None
+        [length] = struct.unpack("!i", told.read(4))
+        path = told.read(length).decode()
         with socket.socket(socket.AF_UNIX) as spark:
             spark.connect(path)
             assert len(spark.recv(4)) == 4  # the worker's process id: it is there
@@ -45,8 +46,8 @@ def worker(folder: Path, daemon: str, job: str) -> Iterator[tuple[socket.socket,
                 spark.close()
                 workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
                 waited_for(lambda: workers.read_text().strip() == "")
-                process.stdin.close()
-                return process.stderr.read().decode()
+                given.close()
+                return complaints.read().decode()
 
             yield spark, printed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -118,14 +119,15 @@ def test_errors_of_ours_are_sentences_and_all_others_keep_their_frames(
         values.write.format("kafkalog").options(**options, **given).mode("append").save()
 
     beyond = {"startingOffsets": json.dumps({topic: {"0": 0}}), "endingOffsets": json.dumps({topic: {"0": 9}})}
-    for fails, says in (
+    failures: Sequence[tuple[Callable[[], object], str]] = (
         (lambda: read(subscribes=topic), "has no option 'subscribes'; did you mean 'subscribe'?"),
         (lambda: read(subscribe=topic, startingOffsets="now"), "startingOffsets='now' is not valid"),
         (lambda: read(subscribe="not.there"), "there is no topic 'not.there'"),
         (lambda: read(subscribe=topic, **beyond), "ends at offset 0 and was to be read up to 9"),
         (lambda: write(topics=topic), "did you mean 'topic'?"),
         (lambda: write(topic="not.there"), "there is no topic 'not.there'"),
-    ):
+    )
+    for fails, says in failures:
         with pytest.raises(PySparkException) as raised:
             fails()
         assert says in str(raised.value)

@@ -39,8 +39,10 @@ from tests.waiting import waited_for
 EARLIEST = {"startingOffsets": "earliest"}
 GO_ON = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 
+Position = dict[str, Any]
 
-def started(live: Live, topic: str, **options: Any) -> tuple[StreamReader, dict, dict]:
+
+def started(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:
     """A stream with its start and the end of its first micro-batch."""
     stream = live.stream(subscribe=topic, **options)
     start = stream.initialOffset()
@@ -190,7 +192,7 @@ def test_when_every_topic_of_a_pattern_is_gone_the_stream_fails_or_keeps_its_pos
 # --- made anew while the query was stopped ---------------------------------------------------------------------------
 
 
-def ran(live: Live, topic: str, **options: Any) -> dict:
+def ran(live: Live, topic: str, **options: Any) -> Position:
     """The position in the checkpoint of a query that read all there was, and published that before it was stopped."""
     stream, _, end = started(live, topic, **EARLIEST, **options)
     stream.latestOffset(end, EVERYTHING)
@@ -278,7 +280,7 @@ def test_a_topic_is_begun_anew_once_although_nothing_could_be_published_since(li
     assert live.stream(subscribe=topic).latestOffset(after, EVERYTHING) == after
 
 
-def go_on_unpublished(live: Live, stream: StreamReader, position: dict, monkeypatch: Any) -> dict:
+def go_on_unpublished(live: Live, stream: StreamReader, position: Position, monkeypatch: Any) -> Position:
     """Where a stream is after a micro-batch of all there is, in which its driver is killed."""
     with monkeypatch.context() as patched:
         patched.setattr(Progress, "at", lambda *given: None)
@@ -700,7 +702,7 @@ def test_a_loss_that_does_not_fail_a_read_is_told_once(live: Live, caplog: pytes
 # --- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
-def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, dict, dict]:
+def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:
     stream = live.stream(subscribe=topic, **{**GO_ON, **options})
     stream.prepareForTriggerAvailableNow()
     start = stream.initialOffset()

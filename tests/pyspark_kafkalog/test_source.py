@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.local import LocalCluster
@@ -241,7 +241,12 @@ def test_a_stream_from_latest_reads_what_comes_after_it_started(
         numbered(producer, topic, range(10, 30), partitions=2)
         wait_for(lambda: len(reading.read) >= 20, query)
         latest = json.dumps({topic: {"0": 15, "1": 15}})
-        wait_for(lambda: query.lastProgress["sources"][0]["latestOffset"] == latest, query)
+
+        def is_told() -> bool:
+            progress = query.lastProgress
+            return progress is not None and progress["sources"][0]["latestOffset"] == latest
+
+        wait_for(is_told, query)
     finally:
         query.stop()
     assert sorted(reading.read) == list(range(10, 30))
@@ -290,7 +295,7 @@ def wait_for(condition: Callable[[], bool], query: StreamingQuery, seconds: floa
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, query.status
-        if query.awaitTermination(0.05):
+        if query.awaitTermination(0.05):  # type: ignore[arg-type] # seconds, also parts of one
             raise AssertionError(f"the query ended: {query.exception()}")
 
 

@@ -54,7 +54,7 @@ Append = Callable[..., None]
 MakeReader = Callable[..., StreamReader]
 
 
-def offsets_read(reader: StreamReader, start: dict, end: dict) -> list[int]:
+def offsets_read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     """What the tasks of a micro-batch read, in a process that has only the pickled reader."""
     task = pickle.loads(pickle.dumps(reader))
     return [

@@ -29,9 +29,11 @@ def records(start: int, stop: int) -> Iterator[bytes]:
 def numbers(values: pa.Array) -> np.ndarray:
     """The numbers of an array of records, each byte of each checked; raises AssertionError at a foreign one."""
     assert values.null_count == 0
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    _, bounds, content = values.buffers()
+    assert bounds is not None and content is not None
+    offsets = np.frombuffer(memoryview(bounds), np.int32)[values.offset : values.offset + len(values) + 1]
     assert (np.diff(offsets) == RECORD_BYTES).all(), "a record of another length"
-    data = memoryview(values.buffers()[2])[offsets[0] : offsets[-1]]
+    data = memoryview(content)[offsets[0] : offsets[-1]]
     table = np.frombuffer(data, np.uint8).reshape(len(values), RECORD_BYTES)
     found = table[:, :8].copy().view(">i8").reshape(-1).astype(np.int64)
     assert (table[:, 8:] == _TABLE[found % _FILLERS]).all(), "a record whose bytes are not those sent"

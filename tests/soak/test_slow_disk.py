@@ -87,7 +87,7 @@ def test_a_large_write_onto_a_slow_disk_commits_once(spark: SparkSession, broker
         write.save()
         print(f"{BYTES} bytes at {SlowDisk.bytes_per_second:.0f} bytes/s: {time.monotonic() - began:.0f} s", flush=True)
         ends = admin.list_offsets({TopicPartition("t", number): "latest" for number in range(PARTITIONS)})
-    assert sum(end.offset for end in ends.values()) == rows
+    assert sum(end.offset or 0 for end in ends.values()) == rows
     assert SlowDisk.synced_bytes > 2 * rows * (VALUE_BYTES // 2)  # staged and applied
     read = spark.read.format("kafkalog").options(**options, subscribe="t").load()
     numbers = read.selectExpr("cast(substring(cast(value AS string), 1, 12) AS long) AS number")

@@ -46,7 +46,7 @@ def test_consumer_reads_every_record_as_messages(cluster: LocalCluster, topic: s
     ledger = Ledger(RECORDS)
     with Consumer(cluster.bootstrap_servers) as consumer:
         consumer.assign({TopicPartition(topic, p): "earliest" for p in range(PARTITIONS)})
-        pending: dict[int, list[bytes]] = {p: [] for p in range(PARTITIONS)}
+        pending: dict[int, list[bytes | None]] = {p: [] for p in range(PARTITIONS)}
         first = dict.fromkeys(pending, 0)
 
         def check(partition: int) -> None:

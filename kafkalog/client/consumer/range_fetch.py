@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ def fetch_range(
     *,
     max_bytes: int = FETCH_BYTES,
     hint: LeaderHint | None = None,
-) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
+) -> Generator[list[tuple[BatchHeader, pa.RecordBatch]], None, None]:
     """The records of [start_offset, end_offset), an answer of the broker's at a time.
 
     Each batch comes with its header, whose `base_offset` may lie before the first record handed out: batches are cut to

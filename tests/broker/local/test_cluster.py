@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -74,7 +75,9 @@ def stub_of(address: str) -> tuple[grpc.Channel, BrokerStub]:
 def create_topic(address: str, name: str, partitions: int = 1) -> broker_pb2.TopicDescription:
     channel, stub = stub_of(address)
     with channel:
-        return stub.CreateTopic(broker_pb2.CreateTopicRequest(name=name, partitions=partitions), timeout=30)
+        made: broker_pb2.TopicDescription
+        made = stub.CreateTopic(broker_pb2.CreateTopicRequest(name=name, partitions=partitions), timeout=30)
+        return made
 
 
 def processes_of(cluster: LocalCluster) -> list[int]:
@@ -416,7 +419,7 @@ def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
         ({"brokers": 2, "port": 65_533}, "ports 65533 to 65536 are not all ports"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused_before_it_is_started(given: dict[str, int], says: str) -> None:
+def test_a_cluster_that_cannot_be_is_refused_before_it_is_started(given: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         LocalCluster(**given)
     LocalCluster(port=65_534)

@@ -100,7 +100,7 @@ def test_a_start_that_failed_leaves_the_folder_to_others_once_it_is_stopped(
         EmbeddedZooKeeper(tmp_path, port=taken.getsockname()[1]).start()
     failed = EmbeddedZooKeeper(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(zookeeper.subprocess, "Popen", fails)
+        patched.setattr("broker.local.zookeeper.subprocess.Popen", fails)
         with pytest.raises(OSError, match="no process"):
             failed.start()
     failed.stop()

@@ -188,7 +188,8 @@ def test_a_session_lost_while_a_broker_starts_leaves_it_following(
     broker = start_broker()
     broker.new_topic()
     broker.stop()
-    host, lost = Catalog._host, []
+    host = Catalog._host
+    lost: list[str] = []
 
     def losing(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not lost:
@@ -199,10 +200,7 @@ def test_a_session_lost_while_a_broker_starts_leaves_it_following(
     monkeypatch.setattr(Catalog, "_host", losing)
     broker = start_broker()
     assert lost
-    registry.update_topic(
-        broker.broker.catalog.session,
-        replace(registry.read_topic(broker.broker.catalog.session, "t"), config={"retention.ms": "5"}),
-    )
+    registry.update_topic(broker.broker.catalog.session, replace(broker.record("t"), config={"retention.ms": "5"}))
     until(broker, lambda: broker.broker.catalog.topic("t").config == {"retention.ms": "5"})
     topic = broker.new_topic("late")
     until(broker, lambda: (topic, 0) in broker.broker.catalog.hosted)
@@ -362,8 +360,7 @@ def test_a_change_of_a_topic_over_one_that_came_in_between_is_made_on_top_of_tha
 
 
 def alter_as_a_newer_broker(broker: RunningBroker, name: str, config: dict[str, str]) -> None:
-    session = broker.broker.catalog.session
-    assert registry.update_topic(session, replace(registry.read_topic(session, name), config=config))
+    assert registry.update_topic(broker.broker.catalog.session, replace(broker.record(name), config=config))
     until(broker, lambda: broker.broker.catalog.topic(name).config == config)
 
 
@@ -490,9 +487,9 @@ def test_what_came_and_went_while_no_watch_was_there_is_seen_after_a_lost_sessio
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
         registry.delete_topic(session, "gone")
-        registry.update_topic(
-            session, replace(registry.read_topic(session, "altered"), config={"max.message.bytes": "2048"})
-        )
+        record = registry.read_topic(session, "altered")
+        assert record is not None
+        registry.update_topic(session, replace(record, config={"max.message.bytes": "2048"}))
         registry.create_topic(session, registry.TopicRecord("made", b"m" * 16, {}, [(0,)], 0))
         registry.register_broker(session, replace(catalog.brokers[0], broker_id=7))
         deaf.clear()
@@ -671,7 +668,8 @@ def test_a_change_that_comes_during_a_sync_is_not_missed(
     broker = start_broker()
     catalog = broker.broker.catalog
     broker.new_topic()
-    host, altered = Catalog._host, []
+    host = Catalog._host
+    altered: list[registry.TopicRecord] = []
 
     def late(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not altered and topic.config == {"retention.ms": "5"}:

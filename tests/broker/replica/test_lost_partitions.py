@@ -147,7 +147,7 @@ def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBro
     shutil.copytree(tmp_path / "broker-0", tmp_path / "copy")
     with pytest.raises(errors.InvalidSetting, match=r"the broker at 127\.0\.0\.1:\d+ has it .* is a copy of the other"):
         start_broker(0, log_dir=str(tmp_path / "copy"), zookeeper_session_timeout_ms=1000)
-    states = registry.read_topic(broker.broker.catalog.session, "t").states
+    states = broker.record("t").states
     assert [states[number].leader_epoch for number in (0, 1)] == [0, 0]
     assert set(registry.live_brokers(broker.broker.catalog.session)) == {0}
     with broker.client() as client:
@@ -179,7 +179,9 @@ def test_a_state_that_another_directory_was_faster_to_write_is_respected(
     broker = start_broker()
     written = registry.write_states
 
-    def second(session: object, topic: registry.TopicRecord, states: dict[int, registry.PartitionState]) -> object:
+    def second(
+        session: ZooKeeperSession, topic: registry.TopicRecord, states: dict[int, registry.PartitionState]
+    ) -> object:
         written(session, topic, {0: replace(states[0], directory="another")})
         return written(session, topic, states)
 
@@ -193,7 +195,7 @@ def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_
     topic = filled(broker)
     catalog = broker.broker.catalog
     partition = catalog.leader_of(topic, 0)
-    record = registry.read_topic(catalog.session, "t")
+    record = broker.record("t")
     taken = replace(record.states[0], leader_epoch=1, directory="another")
     registry.write_states(catalog.session, record, {0: taken})
     until(broker, lambda: (topic, 0) not in catalog.hosted)
@@ -390,7 +392,8 @@ def test_a_data_directory_that_is_removed_takes_its_broker_out_of_service(
 
 def recover(broker: RunningBroker, topic: bytes, partition: int, **options: int) -> bpb.RecoveredPartition:
     request = bpb.RecoverPartitionsRequest(topic_id=topic, partitions=[partition], **options)
-    return broker.stub.RecoverPartitions(request, timeout=60).partitions[0]
+    reply: bpb.RecoverPartitionsReply = broker.stub.RecoverPartitions(request, timeout=60)
+    return reply.partitions[0]
 
 
 @pytest.mark.parametrize("wipe", [wipe_directory, wipe_folder, empty_folder])
@@ -592,7 +595,7 @@ def test_a_lost_partition_of_a_deleted_topic_is_forgotten(start_broker: StartBro
 def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     catalog = broker.broker.catalog
-    record = registry.read_topic(catalog.session, "t")
+    record = broker.record("t")
     registry.write_states(catalog.session, record, {0: replace(record.states[0], leader_epoch=3)})
     until(broker, lambda: catalog.topic("t").states[0].leader_epoch == 3)
     assert catalog.leader_of(topic, 0).log.leader_epoch == 3

@@ -10,7 +10,7 @@ import pytest
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.appended import Batch
+from broker.storage.appended import Appended, Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.staged_format import PartSpec, PreparedSet
 from kafkalog.errors import NotLeader, StorageFailed
@@ -51,6 +51,7 @@ def test_an_append_wakes_who_waits_once(partition: Partition) -> None:
     partition.register(wake)  # the same again: one registration
     assert partition.waiting == 1
     (appended,) = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    assert isinstance(appended, Appended)
     assert (appended.base_offset, appended.end_offset) == (0, 2)
     assert woken == ["reader"]
     partition.append_as_leader([checked(a_batch())])
@@ -142,6 +143,7 @@ def test_new_settings_reach_the_log(partition: Partition) -> None:
 
 def test_a_deleted_partition_is_no_ones_and_holds_up_no_ack(partition: Partition, directory: LogDirectory) -> None:
     (appended,) = partition.append_as_leader([checked(a_batch())])
+    assert isinstance(appended, Appended)
     assert not partition.is_flushed_to(appended.end_offset)
     partition.close()
     directory.remove_log(TOPIC_ID, 0)

@@ -549,7 +549,7 @@ def test_a_file_whose_beginning_is_damaged_is_told_and_stays(
     with contextlib.closing(reopened):
         partition = open_partition(reopened)
         assert errors_logged(caplog) == ["staged_damage_found"]
-        assert (staged_files(partition), path.read_bytes(), partition.staged()) == ([path], data, [])
+        assert (staged_files(partition), path.read_bytes(), partition.staged()) == ([path], bytes(data), [])
         apply(partition, write(partition, 1, [batch(0, batch_id=1)]))
         partition.release("x", 1)
         assert path.read_bytes() == data

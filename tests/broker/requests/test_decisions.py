@@ -38,7 +38,7 @@ DECIDED = Decision(
 def refused(call: Callable[..., Any], request: Any) -> KafkalogError:
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=30)
-    metadata = dict(caught.value.trailing_metadata())
+    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
     return error_from_wire(dataport_pb2.Error.FromString(metadata[rpc.ERROR_KEY]))
 
 

@@ -39,7 +39,8 @@ def committed(broker: RunningBroker) -> list[int]:
 def refused(call: Any, request: Any) -> KafkalogError:
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=30)
-    return error_from_wire(pb.Error.FromString(dict(caught.value.trailing_metadata())[rpc.ERROR_KEY]))
+    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
+    return error_from_wire(pb.Error.FromString(metadata[rpc.ERROR_KEY]))
 
 
 def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrote(

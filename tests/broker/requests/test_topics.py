@@ -21,7 +21,8 @@ from tests.broker.conftest import RunningBroker, StartBroker
 def refused(call: Any, request: Any) -> KafkalogError:
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=30)
-    return error_from_wire(dataport_pb2.Error.FromString(dict(caught.value.trailing_metadata())[rpc.ERROR_KEY]))
+    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
+    return error_from_wire(dataport_pb2.Error.FromString(metadata[rpc.ERROR_KEY]))
 
 
 def test_the_cluster_is_described_with_each_broker_and_where_zookeeper_is(

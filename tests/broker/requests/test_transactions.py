@@ -476,8 +476,8 @@ def test_a_set_that_misses_a_part_is_not_prepared(broker: RunningBroker) -> None
         "what was staged of transaction 'spark-stream-1', batch 0, for t-0 is lost: part 0 has 2 batches of 3"
     )
     assert fine is None
-    lost, applied = write.apply()
-    assert isinstance(lost, errors.StagedPartLost) and "nothing of it is prepared here" in str(lost)
+    refused, applied = write.apply()
+    assert isinstance(refused, errors.StagedPartLost) and "nothing of it is prepared here" in str(refused)
     assert applied == 1
 
 

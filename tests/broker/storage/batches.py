@@ -6,7 +6,8 @@ import functools
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.log import Batch, Log
+from broker.storage.appended import Batch
+from broker.storage.log import Log
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch, iter_batches
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
@@ -61,7 +62,7 @@ def numbered(first: int, count: int = 1, size: int = 20, **more: object) -> Batc
 
 def topic(**settings: object) -> TopicSettings:
     """Topic settings with small segments; `retention_ms=5` is retention.ms."""
-    given = {"segment.bytes": 4096, "index.interval.bytes": 512}
+    given: dict[str, object] = {"segment.bytes": 4096, "index.interval.bytes": 512}
     given |= {name.replace("_", "."): value for name, value in settings.items()}
     return TopicSettings.parse(given)
 

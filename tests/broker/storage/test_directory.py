@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 
 from broker.replica.partition import Partition
+from broker.storage.appended import Appended
 from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
 from broker.storage.log import Log
@@ -581,7 +582,8 @@ def test_failure_is_told_where_no_thread_can_be_started_for_it(tmp_path: Path, m
 def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
-    told, woken = [], threading.Event()
+    told: list[StorageFailed] = []
+    woken = threading.Event()
     directory.on_failed = told.append
     log.on_flushed = woken.set
     first = StorageFailed(directory=str(tmp_path), reason="the disk is gone")
@@ -653,7 +655,8 @@ def test_a_log_that_is_replaced_while_it_is_looked_for_is_not_lost(
     assert noted == [True]
     assert not lost
     assert not directory.note_if_missing(TOPIC_ID, 0)
-    assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])[0].base_offset == 7
+    [appended] = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+    assert isinstance(appended, Appended) and appended.base_offset == 7
     directory.close()
     assert LogDirectory(tmp_path).was_clean
 

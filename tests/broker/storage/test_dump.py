@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from broker.storage import recovery
+from broker.storage.appended import Batch
 from broker.storage.directory import LogDirectory
 from broker.storage.dump import dump, entries, verify
 from broker.storage.segment import segment_path
 from kafkalog.errors import InvalidArgument
 from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch, read_header, stamp
 from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, columns_from_lists, encode_columns
-from tests.broker.storage.batches import TOPIC_ID, Batch, numbered, topic
+from tests.broker.storage.batches import TOPIC_ID, numbered, topic
 
 
 def rich_batch() -> Batch:

@@ -12,10 +12,11 @@ import pytest
 
 from broker.config import TopicSettings
 from broker.storage import log as log_module
+from broker.storage.appended import Appended
 from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
-from broker.storage.log import Appended, Log
+from broker.storage.log import Log
 from broker.storage.producers import ProducersSnapshot
 from broker.storage.reading import reach
 from broker.storage.segment import Segment
@@ -838,6 +839,7 @@ def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(dir
     ends = [0]
     for first in range(0, 40, 4):
         [appended] = log.append([numbered(first, 4, size=300)])
+        assert isinstance(appended, Appended)
         ends.append(appended.end_offset)
     view = log.view
     assert len(view.segments) > 2

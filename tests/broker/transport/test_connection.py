@@ -517,7 +517,7 @@ def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBro
 
 def test_producers_of_a_log_that_stands_still_hold_up_no_other_partition(broker: RunningBroker) -> None:
     topic = broker.new_topic(partitions=2)
-    stalled = broker.broker.catalog.leader_of(topic, 0).log
+    stalled = broker.broker.catalog.leader_of(topic, 0)
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(broker.client())
         reader.append(topic, a_batch(), partition=1)
@@ -525,7 +525,7 @@ def test_producers_of_a_log_that_stands_still_hold_up_no_other_partition(broker:
         stagers = [stack.enter_context(broker.client()) for _ in range(12)]
         counters = broker.broker.rpc_service._counters
         received = counters()["dataport.received_bytes"]
-        with stalled._lock, stalled.staged._staging._lock:  # as a disk that stalls under them would
+        with stalled.log._lock, stalled._staging._lock:  # as a disk that stalls under them would
             sent = 0
             for number, client in enumerate(producers):
                 data = append_frame(number, topic, a_batch()) + append_frame(number, topic, a_batch())
@@ -961,7 +961,7 @@ def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_fo
     with broker.client() as slow, broker.client() as other:
         for _ in range(8):
             other.append(topic, body)
-        waited_for(lambda: other.append(topic, a_batch()) and broker.counters()["dataport.reserved_bytes"] == 0)
+        waited_for(lambda: bool(other.append(topic, a_batch())) and broker.counters()["dataport.reserved_bytes"] == 0)
         monkeypatch.setattr(log._disk, "sync", slow_sync)
         slow.send(append_frame(1, durable, a_batch()) + fetch_frame(2, topic, 0, max_bytes=24 << 20))
         slow.send(large if is_whole else large[: len(large) // 2])

@@ -258,7 +258,9 @@ def test_mutated_messages_at_the_grpc_port_are_answered(broker: RunningBroker) -
     for number in range(220):
         name = dice.choice(sorted(good))
         message = mutated(good[name].SerializeToString(), dice)
-        call = broker.channel.unary_unary(f"/kafkalog.wire.Broker/{name}").future(message, timeout=30)
+        method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        method = broker.channel.unary_unary(f"/kafkalog.wire.Broker/{name}")
+        call = method.future(message, timeout=30)
         assert call.code() is not grpc.StatusCode.DEADLINE_EXCEEDED, (number, name, message)
         assert "the broker failed on this request" not in (call.details() or ""), (name, message)
     with broker.client() as client:

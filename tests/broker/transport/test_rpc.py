@@ -39,7 +39,7 @@ def refused(call: Callable[..., Any], request: Any) -> tuple[KafkalogError, grpc
     """The error that a call is refused with, and its status."""
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=30)
-    metadata = dict(caught.value.trailing_metadata())
+    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
     error = error_from_wire(pb.Error.FromString(metadata[rpc.ERROR_KEY]))
     assert caught.value.details() == str(error)
     return error, caught.value.code()
@@ -48,12 +48,14 @@ def refused(call: Callable[..., Any], request: Any) -> tuple[KafkalogError, grpc
 def append(broker: RunningBroker, topic: bytes, body: bytes, acks: int = 1) -> pb.AppendReply:
     part = pb.AppendPartition(topic_id=topic, partition=0, length=len(body))
     request = pb.AppendRequest(acks=acks, timeout_ms=5000, partitions=[part])
-    return broker.stub.Append(bpb.InlineAppendRequest(request=request, body=body), timeout=30)
+    reply: pb.AppendReply = broker.stub.Append(bpb.InlineAppendRequest(request=request, body=body), timeout=30)
+    return reply
 
 
 def pull(broker: RunningBroker, topic: bytes, offset: int, **options: int) -> bpb.PullReply:
     part = pb.FetchPartition(topic_id=topic, partition=0, offset=offset)
-    return broker.stub.Pull(pb.FetchRequest(partitions=[part], **options), timeout=30)
+    reply: bpb.PullReply = broker.stub.Pull(pb.FetchRequest(partitions=[part], **options), timeout=30)
+    return reply
 
 
 # --- topics --------------------------------------------------------------------------------------------------------
@@ -166,7 +168,8 @@ def test_an_error_with_long_facts_is_still_that_error(broker: RunningBroker, let
     with pytest.raises(grpc.RpcError) as caught:
         broker.stub.CreateTopic(bpb.CreateTopicRequest(name=letter * length), timeout=30)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    error = error_from_wire(pb.Error.FromString(dict(caught.value.trailing_metadata())[rpc.ERROR_KEY]))
+    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
+    error = error_from_wire(pb.Error.FromString(metadata[rpc.ERROR_KEY]))
     assert isinstance(error, errors.InvalidTopicName)
     told = error.facts["topic"]
     assert told == letter * length or told.endswith(f"{letter}... ({length} characters)")
@@ -177,8 +180,10 @@ def test_an_error_with_long_facts_is_still_that_error(broker: RunningBroker, let
 
 
 def listed(broker: RunningBroker, topic: bytes, at: int, timestamp_us: int = 0, partition: int = 0) -> bpb.ListedOffset:
-    wanted = bpb.ListOffset(topic_id=topic, partition=partition, at=at, timestamp_us=timestamp_us)
-    return broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted])).partitions[0]
+    wanted = bpb.ListOffset(topic_id=topic, partition=partition, timestamp_us=timestamp_us)
+    wanted.at = at  # type: ignore[assignment] # one that there is not, too
+    reply: bpb.ListOffsetsReply = broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted]))
+    return reply.partitions[0]
 
 
 def test_offsets_are_listed_by_place_and_by_timestamp(broker: RunningBroker) -> None:
@@ -355,7 +360,9 @@ def test_an_offset_is_listed_by_the_bytes_up_to_it(broker: RunningBroker) -> Non
         append(broker, topic, a_batch([bytes(100)] * count))
 
     def after(from_offset: int, max_bytes: int) -> tuple[int, int]:
-        wanted = bpb.ListOffset(topic_id=topic, at=3, from_offset=from_offset, max_bytes=max_bytes)
+        wanted = bpb.ListOffset(
+            topic_id=topic, at=bpb.ListOffset.AFTER_BYTES, from_offset=from_offset, max_bytes=max_bytes
+        )
         found = broker.stub.ListOffsets(bpb.ListOffsetsRequest(partitions=[wanted]), timeout=30).partitions[0]
         return found.offset, found.size_bytes
 
@@ -650,6 +657,7 @@ def test_every_method_has_its_lane() -> None:
 
 @pytest.fixture
 def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
+    assert zookeeper.port is not None
     one = StallingProxy(zookeeper.port)
     yield one
     one.close()
@@ -739,7 +747,7 @@ def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_goes_
 def test_a_client_tries_again_where_a_broker_was_busy(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     broker.new_topic()
     refused_once = threading.Event()
-    refusing = rpc.is_refusing
+    refusing = lanes.is_refusing
 
     def noted() -> bool:
         if refusing():
@@ -810,9 +818,10 @@ def test_calls_whose_message_never_comes_are_ended_while_others_queue(
     with grpc.insecure_channel(f"127.0.0.1:{broker.broker.grpc_port}", options) as channel:
         silent = []
         for name in (*names, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
-            begin = channel.stream_unary(name)
+            begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(name)
             silent += [begin.future(no_message()) for _ in range(30)]  # more than a lane has threads
-        channel.unary_unary(f"/{SERVICE}/DescribeCluster")(b"", timeout=30)  # so the broker knows of those before it
+        describe: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/DescribeCluster")
+        describe(b"", timeout=30)  # so the broker knows of those before it
         try:
             topic = broker.new_topic()
             assert broker.stub.InitProducer(bpb.InitProducerRequest(), timeout=30).producer_id >= 0
@@ -833,7 +842,9 @@ def test_a_call_whose_message_is_late_is_answered_while_nobody_queues(
         assert go_on.wait(30)
         yield b""
 
-    call = broker.channel.stream_unary(f"/{SERVICE}/DescribeCluster").future(late_message())
+    describe: grpc.StreamUnaryMultiCallable[bytes, bytes]
+    describe = broker.channel.stream_unary(f"/{SERVICE}/DescribeCluster")
+    call = describe.future(late_message())
     for _ in range(20):
         broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)
     go_on.set()

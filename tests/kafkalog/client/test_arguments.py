@@ -39,7 +39,7 @@ Call = Callable[[Any], object]
         (lambda c: list(c.messages(max_messages="3")), "max_messages is '3', not an int"),
         (lambda c: list(c.messages(timeout="3")), "timeout is '3', not a number of seconds or None"),
         (lambda c: list(c.arrow_batches(timeout=True)), "timeout is True, not a number of seconds or None"),
-        (lambda c: Consumer("127.0.0.1:1", group=5), "group is 5, not a str"),
+        (lambda c: type(c)("127.0.0.1:1", group=5), "group is 5, not a str"),
     ],
 )
 def test_a_consumers(cluster: LocalCluster, call: Call, sentence: str) -> None:

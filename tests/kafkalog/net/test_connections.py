@@ -43,7 +43,7 @@ def connect(port: int, timeout_ms: int = 500) -> DataConnection:
 @contextmanager
 def server(talk: Callable[[socket.socket], object]) -> Iterator[int]:
     """A server that does something with each connection; its port."""
-    kept = []
+    kept: list[socket.socket] = []
 
     def accept() -> None:
         while True:
@@ -67,7 +67,8 @@ def server(talk: Callable[[socket.socket], object]) -> Iterator[int]:
 
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def silent(accepted: socket.socket) -> None:
@@ -212,8 +213,8 @@ def test_frames_of_every_size_come_whole_whatever_the_pieces() -> None:
     with server(lambda accepted: threading.Thread(target=talk, args=(accepted,)).start()) as port:
         connection = connect(port, timeout_ms=20_000)
         for number, body in enumerate(bodies):
-            header, received = connection.receive()
-            assert header.correlation_id == number
+            reply, received = connection.receive()
+            assert reply.correlation_id == number
             assert (b"" if received is None else bytes(received)) == body
         assert not connection.has_buffered
         assert connection.is_quiet()
@@ -460,7 +461,7 @@ def test_a_parents_channel_is_neither_closed_nor_destroyed_in_a_child() -> None:
     parents.abandon()
     assert parents._channel is None
     assert any(each is channel for each in _ABANDONED)
-    _ABANDONED.remove(channel)  # type: ignore[arg-type]
+    _ABANDONED.remove(channel)
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:

@@ -27,6 +27,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 @pytest.fixture
 def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
     """A proxy before the ZooKeeper."""
+    assert zookeeper.port is not None
     one = StallingProxy(zookeeper.port)
     yield one
     one.close()

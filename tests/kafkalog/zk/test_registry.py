@@ -137,7 +137,11 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
         lambda: cluster.set(paths.partition_state("t", A_TOPIC.topic_id, 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
     ):
         changed = threading.Event()
-        registry.read_topic(other, "t", lambda _, changed=changed: changed.set())
+
+        def noted(path: str, changed: threading.Event = changed) -> None:
+            changed.set()
+
+        registry.read_topic(other, "t", noted)
         change()
         assert changed.wait(30)
 

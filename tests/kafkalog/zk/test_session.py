@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from broker.folder_lock import lock_folder
 from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.zk import client
+from kafkalog.zk.client import Request
 from kafkalog.zk.session import (
     REQUEST_BYTES_MAX,
     BadVersion,
@@ -132,7 +134,7 @@ def test_a_znode_made_between_the_read_and_the_watch_is_read(
     session, other = new_session(), new_session()
     read = session._call_all
 
-    def and_then_it_is_made(wanted: Sequence[object]) -> list[object]:
+    def and_then_it_is_made(wanted: Sequence[Request[Any]]) -> list[Any]:
         monkeypatch.setattr(session, "_call_all", read)
         found = read(wanted)
         other.create("/late", b"x")
@@ -378,7 +380,7 @@ def test_requests_without_an_answer_are_bounded(
 def test_a_server_that_is_silent_is_noticed_however_many_ask_it(new_session: NewSession, proxy: StallingProxy) -> None:
     session = new_session(proxy, session_timeout_ms=4000, request_timeout_ms=100)
     silent = threading.Event()
-    session.on_state(lambda connected, _: connected or silent.set())
+    session.on_state(lambda connected, _: None if connected else silent.set())
     proxy.hold()
     until = time.monotonic() + 60
     while not silent.is_set():

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ class FireSource(KafkalogDataSource):
 class FireWriter(StreamWriter):
     """Pickled by reference: it is imported where it runs."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
         folder, plan = _plan()
         context = task_context()
         micro_batch, task = micro_batch_of(context), context.partitionId()
@@ -128,7 +128,7 @@ class FireWriter(StreamWriter):
             twin.start()
         if fault == "twin":
             twin.join()
-        middles = {SLOW: partial(_wait_for, twin_of_slow), "fails": _fail}
+        middles: dict[str, Callable[[], None]] = {SLOW: partial(_wait_for, twin_of_slow), "fails": _fail}
         message = super().write(_with_token(rows, token, middles.get(fault or "", _do_nothing)))
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ class FireWriter(StreamWriter):
         """A second attempt of the same task, which runs to its end; Spark takes the other's message."""
         super().write(_with_token(rows, token, _do_nothing))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         from kafkalog.client.cluster import Cluster
 
         folder, plan = _plan()

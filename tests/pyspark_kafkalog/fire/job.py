@@ -46,7 +46,8 @@ def session(config: dict[str, Any]) -> SparkSession:
 def main(config: dict[str, Any]) -> int:
     folder, number = Path(config["folder"]), os.environ[DRIVER]
     spark = session(config)
-    gateway = spark.sparkContext._gateway
+    gateway: Any = spark.sparkContext._gateway
+    assert gateway is not None
     pids = folder / f"pids-{number}.new"
     pids.write_text(json.dumps([gateway.proc.pid, os.getpid()]))
     pids.rename(folder / f"pids-{number}")
@@ -83,7 +84,7 @@ def main(config: dict[str, Any]) -> int:
         query = writer.start()
         try:
             while not last.exists():
-                query.awaitTermination(0.05)
+                query.awaitTermination(0.05)  # type: ignore[arg-type] # seconds, also parts of one
             query.processAllAvailable()
             query.stop()
             break

@@ -22,6 +22,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructField, StructType
 
 from broker.local import LocalCluster
@@ -408,7 +409,7 @@ def test_the_end_of_a_micro_batch_is_published_of_the_topic_that_it_was_read_fro
 
 def test_a_members_name_is_one_that_brokers_take_whatever_the_host_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere: Any = None
-    monkeypatch.setattr(progress.socket, "gethostname", lambda: "a host/é" * 100)
+    monkeypatch.setattr("pyspark_kafkalog.read.group_publisher.socket.gethostname", lambda: "a host/é" * 100)
     told = Progress(nowhere, "g", "here")
     assert is_valid_name(told._name)
     assert told._name.startswith("a_host__a_host__")
@@ -635,10 +636,10 @@ def test_the_position_of_a_spark_query_is_seen_while_it_runs_idle_killed_and_aft
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "10"}
     group = f"spark-{made}"
 
-    def started(**trigger: object):  # type: ignore[no-untyped-def]
+    def started(**trigger: Any) -> StreamingQuery:
         rows = spark.readStream.format("kafkalog").options(**options).load()
         writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-        return writer.trigger(**trigger).start()  # type: ignore[arg-type]
+        return writer.trigger(**trigger).start()
 
     def send(count: int) -> None:
         with Producer(cluster.bootstrap_servers) as producer:

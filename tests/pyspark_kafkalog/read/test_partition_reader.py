@@ -11,6 +11,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, LeaderNotAvailable, OffsetOutOfRange, RequestTimedOut
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.columns import Rows
 from pyspark_kafkalog.options import SourceOptions, parse_source
 from pyspark_kafkalog.read import partition_reader as reading
 from pyspark_kafkalog.read.data_loss import Losses
@@ -33,7 +34,7 @@ def range_read(start: int, end: int, fail: bool = True) -> reading._RangeRead:
 
 def test_a_range_of_which_less_comes_than_was_planned_is_lost_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalog.client.consumer.range_fetch.fetch_range", lambda *_, **__: iter(()))
-    rows: Any = reading.Rows(reading_schema(), "a", 0)
+    rows: Any = Rows(reading_schema(), "a", 0)
     with pytest.raises(DataLost, match="a-0 was read to offset 3, not to 9"):
         list(range_read(3, 9).batches(rows))
 

@@ -150,7 +150,7 @@ def test_a_java_is_kept_whatever_its_file_system_says_and_keeps_nothing_itself_u
     assert fingerprints.of(checkpoint._replace(location="nosuch://place/checkpoint"), 7) == UNKNOWN
     made: list[Any] = []
     path = java._path
-    java._path = lambda address: made.append(path(address)) or made[-1]  # type: ignore[func-returns-value]
+    java._path = lambda address: made.append(path(address)) or made[-1]
     assert fingerprints.of(checkpoint, 7) == first
     assert list(fingerprints._files.values()) == [java]
     for each in made:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.consumer import consumer as consumer_module
 from kafkalog.client.consumer import fetcher as fetcher_module
+from kafkalog.client.consumer import partition_fetch
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
 from kafkalog.client.consumer.partition_fetch import FetchedBatch
 from kafkalog.errors import (
@@ -184,9 +185,9 @@ def test_what_needs_a_group_or_an_assignment(cluster: LocalCluster, filled: Topi
             with pytest.raises(InvalidArgument, match="this consumer has no group"):
                 call()
         other = TopicPartition(filled.topic, 7)
-        for call in (lambda: consumer.position(other), lambda: consumer.seek(other, 0)):
+        for misplaced in (lambda: consumer.position(other), lambda: consumer.seek(other, 0)):
             with pytest.raises(InvalidArgument, match=f"{other} is not assigned"):
-                call()
+                misplaced()
     with pytest.raises(InvalidSetting, match=r"auto\.offset\.reset='none' is not valid"):
         Consumer(cluster.bootstrap_servers, auto_offset_reset="none")
 
@@ -213,7 +214,9 @@ def commit_elsewhere(consumer: Consumer) -> None:
 def test_the_message_in_hand_is_left_out_of_a_commit_from_elsewhere(
     grouped: Consumer, filled: TopicPartition, iterate: str
 ) -> None:
-    source = {"consumer": grouped, "messages": grouped.messages(100), "stream": grouped.streams()[0]}[iterate]
+    sources: dict[str, Iterable[Message]]
+    sources = {"consumer": grouped, "messages": grouped.messages(100), "stream": grouped.streams()[0]}
+    source = sources[iterate]
     for message in source:
         if message.offset in (0, 9, 10, 77):
             assert grouped.position(filled) == message.offset
@@ -679,7 +682,7 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
     messages = list(grouped.messages(max_messages=50))
     make_anew(cluster, admin, filled.topic, 100)
     grouped.unassign([filled])
-    given = {"message": messages[-1], "offsets": {filled: 50}}[done]
+    given: Any = {"message": messages[-1], "offsets": {filled: 50}}[done]
     with pytest.raises(UnknownTopicId, match=filled.topic):
         grouped.commit(given)
     grouped.assign({})
@@ -722,7 +725,7 @@ def test_an_interrupt_anywhere_loses_no_record(
                         if not left or seen[-1] == 99:
                             break
                     return
-                [stream] = consumer.streams() if "stream" in how else [consumer]  # type: ignore[list-item]
+                [stream] = consumer.streams() if "stream" in how else [consumer]
                 for message in stream.messages(timeout=30):
                     seen.append(message.offset)
                     left -= 1
@@ -783,7 +786,7 @@ def test_a_damaged_batch_is_never_handed_out_and_those_around_it_are(
 def test_a_batch_that_lies_under_right_checksums_is_a_failure_of_its_partition(
     consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = consumer_module.decode
+    decode = partition_fetch.decode
 
     def lies(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
         if batch.header.base_offset == 40:
@@ -894,8 +897,9 @@ def test_closing_from_another_thread_ends_iterators(
     ended: list[Any] = []
 
     def read() -> None:
-        source = {"messages": consumer, "arrow": consumer.arrow_batches(), "stream": consumer.streams()[0]}[iterate]
-        ended.append(list(source))
+        sources: dict[str, Iterable[object]]
+        sources = {"messages": consumer, "arrow": consumer.arrow_batches(), "stream": consumer.streams()[0]}
+        ended.append(list(sources[iterate]))
 
     readers = [threading.Thread(target=read) for _ in range(3 if iterate == "stream" else 1)]
     for reader in readers:
@@ -926,7 +930,7 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
             def interrupt() -> None:
                 while fetching._driver is None:
                     threading.Event().wait(0.001)
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
             threading.Thread(target=interrupt).start()
             assert list(consumer) == []
@@ -937,7 +941,7 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
                 signal.raise_signal(signal.SIGUSR1)
                 return take(*given)
 
-            consumer._take_rows = interrupted  # type: ignore[method-assign]
+            consumer._take_rows = interrupted  # type: ignore[method-assign, assignment]
             assert len(list(consumer)) <= 100
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -955,6 +959,7 @@ def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str
         with Admin(own.bootstrap_servers) as admin:
             admin.create_topic(topic, partitions=1)
         pid, port = own.brokers[0].pid, own.brokers[0].data_port
+        assert pid is not None
         with proxied(own.bootstrap_servers, port) as (behind, proxy):
             consumer = Consumer(behind)
             consumer._owns_cluster = whose == "its own cluster"

@@ -96,7 +96,8 @@ def test_a_link_that_is_lost_while_another_answers_is_not_looked_at_any_more(mon
     received: list[int] = []
     for broker_id, fd in ((1, 91), (2, 92)):
         connection: Any = SimpleNamespace(has_buffered=False, fileno=lambda fd=fd: fd, close=lambda: None)
-        waiting._links[broker_id] = link = Link(connection)
+        link: Link[fetcher_module._Asked] = Link(connection)
+        waiting._links[broker_id] = link
         link.sends(link.next_id(), fetcher_module._Asked())
 
     def receive(broker_id: int, link: Link[Any]) -> None:
@@ -295,7 +296,7 @@ def test_only_one_who_has_nothing_asks_again_before_an_answer_and_who_has_least_
 def test_a_source_with_an_error_is_not_asked_for_and_a_seek_leaves_nothing_of_where_it_was() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
-    source = waiting.sources[0]
+    source: Any = waiting.sources[0]
     batch: Any = SimpleNamespace(header=SimpleNamespace(length=1 << 30))
     source.put_back([batch])
     source.error = source.failure = UnknownTopicId(topic_id="74")

@@ -153,7 +153,8 @@ def test_a_request_asks_for_about_what_the_range_takes(
 def test_columns_stand_on_the_memory_they_were_received_into(connected: Cluster, filled: TopicPartition) -> None:
     allocated = pa.total_allocated_bytes()
     [group] = list(fetch_range(connected, filled, None, 0, 100))
-    addresses = [columns.column("value").buffers()[2].address for _, columns in group]
+    buffers = [columns.column("value").buffers()[2] for _, columns in group]
+    addresses = [data.address for data in buffers if data is not None]
     assert addresses == sorted(addresses)
     assert addresses[-1] - addresses[0] < 64 * 1024
     assert all(address % 8 == 0 for address in addresses)
@@ -239,7 +240,7 @@ def test_batches_before_one_that_can_not_be_decoded_are_handed_out(
     connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = CorruptBatch(partition=str(filled), offset=28, reason="no Arrow")
-    monkeypatch.setattr(range_fetch, "decode", failing({5: error}, range_fetch.decode))
+    monkeypatch.setattr(range_fetch, "decode", failing({5: error}, decode))
     found: list[int] = []
     with pytest.raises(CorruptBatch, match="no Arrow"):
         found.extend(values(fetch_range(connected, filled, None, 0, COUNT)))
@@ -552,7 +553,8 @@ def test_of_a_batch_with_gaps_the_records_within_the_range_are_taken(monkeypatch
 
 
 def test_a_topic_made_anew_is_read_instead_only_until_records_have_come() -> None:
-    hint: Any = LeaderHint(b"i" * 16, SimpleNamespace(broker_id=1))
+    leader: Any = SimpleNamespace(broker_id=1)
+    hint = LeaderHint(b"i" * 16, leader)
     brokers = Brokers()
     brokers.topic_id = b"anew".ljust(16)
     assert list(read_from(brokers, None, hint=hint)) == list(range(9))

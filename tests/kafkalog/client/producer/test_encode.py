@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ MAYBE_BYTES = st.none() | BYTES
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), MAYBE_BYTES), min_size=1, max_size=3)
 
 
-def read_back(body: encoder.Body, codec: int) -> dict[str, list]:
+def read_back(body: encoder.Body, codec: int) -> dict[str, list[Any]]:
     batch = encode_batch(
         memoryview(body.data),
         codec=codec,
@@ -47,7 +49,9 @@ def read_back(body: encoder.Body, codec: int) -> dict[str, list]:
     st.booleans(),
     st.booleans(),
 )
-def test_every_record_reads_back(records: list[tuple], codec: int, with_keys: bool, with_headers: bool) -> None:
+def test_every_record_reads_back(
+    records: list[tuple[Any, ...]], codec: int, with_keys: bool, with_headers: bool
+) -> None:
     values, stamps, keys, headers = (list(column) for column in zip(*records, strict=True))
     body = encode_records(values, stamps, keys if with_keys else None, headers if with_headers else None, codec)
     columns = read_back(body, codec)
@@ -70,7 +74,9 @@ def test_every_record_reads_back(records: list[tuple], codec: int, with_keys: bo
     st.booleans(),
     st.booleans(),
 )
-def test_a_plain_batch_is_what_pyarrow_writes_to_the_byte(records: list[tuple], keyed: bool, one_time: bool) -> None:
+def test_a_plain_batch_is_what_pyarrow_writes_to_the_byte(
+    records: list[tuple[Any, ...]], keyed: bool, one_time: bool
+) -> None:
     values, stamps, keys = (list(column) for column in zip(*records, strict=True))
     if one_time:
         stamps = [stamps[0]] * len(stamps)

@@ -138,7 +138,7 @@ def test_appends_whose_answers_are_lost_are_not_written_twice(cluster: LocalClus
             proxy.hold_answers()
             held, poll = sending.acked, threading.Event()
             ends = {TopicPartition(topic, partition): "latest" for partition in range(PARTITIONS)}
-            while min(each.offset for each in admin.list_offsets(ends).values()) <= held + 10:
+            while min(each.offset or 0 for each in admin.list_offsets(ends).values()) <= held + 10:
                 poll.wait(0.005)
             proxy.cut()
         sending.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue as queues
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from kafkalog.client.config import LONG_MAX, ClientSettings
 from kafkalog.client.link import Link
 from kafkalog.client.producer import sender
 from kafkalog.client.producer.accumulator import Accumulator
+from kafkalog.client.producer.encode import encode_records
 from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
 from kafkalog.client.producer.sender import BrokerLink
 from kafkalog.errors import (
@@ -156,7 +158,7 @@ class Links:
 
     def add(self, queue: PartitionQueue, value: bytes) -> Batch:
         """Lock held: a batch of one record."""
-        now = sender.time.monotonic()
+        now = time.monotonic()
         batch = queue.start_batch(now, now + LIMIT)
         batch.values.append(value)
         batch.timestamps_us.append(1)
@@ -232,7 +234,7 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
 def test_a_batch_that_can_not_be_encoded_fails_alone(
     links: Links, monkeypatch: pytest.MonkeyPatch, acks: int, idempotent: bool
 ) -> None:
-    encode = sender.encode_records
+    encode = encode_records
 
     def encode_or_fail(values: list[bytes | None], *others: Any) -> Any:
         if values == [b"bad"]:
@@ -381,9 +383,9 @@ def test_a_link_sleeps_over_a_delivery_timeout_of_any_length(links: Links) -> No
 def asleep(link: BrokerLink) -> None:
     """Wait until a link has nothing to do."""
     poll = threading.Event()
-    until = sender.time.monotonic() + 10
+    until = time.monotonic() + 10
     while not link._sleeps:
-        assert sender.time.monotonic() < until, "it finds something to do again and again"
+        assert time.monotonic() < until, "it finds something to do again and again"
         poll.wait(0.001)
 
 
@@ -507,7 +509,8 @@ def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(links
     with links.accumulator.lock:
         batch = links.add(queue, b"x")
         [request] = link._requests(queue, queue.take(0.0, 1 << 20), 0.0)
-        before, link._link = (Link(each) for each in stand_ins)
+        before: Link[sender._Request] = Link(stand_ins[0])
+        link._link = Link(stand_ins[1])
         link._link.sends(1, request)
         reply = pb.ReplyHeader(correlation_id=1)
         reply.append.partitions.add(base_offset=7)

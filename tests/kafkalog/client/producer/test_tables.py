@@ -163,7 +163,7 @@ def test_columns_of_nulls_are_left_out() -> None:
         ({"value": [b"a"], "headers": [[{"key": None, "value": b""}]]}, "has a header without a key"),
     ],
 )
-def test_wrong_columns_are_told_in_one_sentence(table: dict[str, list], sentence: str) -> None:
+def test_wrong_columns_are_told_in_one_sentence(table: dict[str, list[Any]], sentence: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         chunks(pa.table(table))
     assert sentence in str(raised.value)

@@ -298,6 +298,7 @@ def test_pauses_double_while_something_fails_and_begin_anew_once_all_get_on(monk
     script = Script(lambda method, broker_id, request: applied(request), now)
     first = script.settings.retry_backoff_ms / 1000
     error = {"error": error_to_wire(NotLeader(broker_id=0, partition="t-0"))}
+    told: Iterator[dict[str, Any]]
     told = iter([error, error, error, {"unfinished": True, "progress": 1}, error, {}])
     script._answer = lambda method, broker_id, request: applied(request, **next(told))
     asks(script, Patience(60, now), PLACES[:1])
