@@ -18,6 +18,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from xml.sax.saxutils import quoteattr
 
 from bench.measure import NotAvailable
@@ -107,7 +108,7 @@ class KafkaServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.bootstrap_servers = f"127.0.0.1:{self._port}"
 
-    def __enter__(self) -> KafkaServer:
+    def __enter__(self) -> Self:
         folder, self._sweeper, keep_fd = swept_folder("kafkalog-kafka-")
         try:
             self._log = folder / "server.log"

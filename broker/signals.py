@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import threading
+from typing import Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -22,7 +23,7 @@ class StopRequest:
         self._lock = threading.Lock()  # guards _asking against being closed while it is written to
         self._asked = self._asking = -1
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> Self:
         self._asked, self._asking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous_fd = signal.set_wakeup_fd(self._asking)
         self._previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}

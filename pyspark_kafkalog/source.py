@@ -21,7 +21,8 @@ import math
 import shlex
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -448,7 +449,7 @@ class _Session:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
 
-    def _unopened(self, new: Set[TopicPartition]) -> set[TopicPartition]:
+    def _unopened(self, new: AbstractSet[TopicPartition]) -> set[TopicPartition]:
         """Partitions new to the stream that it meets later: their logs are being opened, which may take half a minute
         for a large topic, and the others' records do not wait for that. AvailableNow waits: it ends with this look."""
         unopened = self._lookup.unopened(new) if new and not self.available_now else set()

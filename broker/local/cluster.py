@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from broker.config import BrokerSettings
 from broker.local.guard import python_command
@@ -146,7 +146,7 @@ class LocalCluster:
         self._sweeper: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # guards the pipes to the guard: one command at a time
 
-    def start(self) -> LocalCluster:
+    def start(self) -> Self:
         """Start everything; returns once all brokers serve.
 
         Raises:
@@ -234,7 +234,7 @@ class LocalCluster:
         for broker in self.brokers:
             broker.pid = None
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Self
 
 from broker.storage.disk import Disk
 
@@ -99,7 +99,7 @@ class FileSlice:
         if file is not None:
             file.release()
 
-    def __enter__(self) -> FileSlice:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
 from kafkalog.client.cluster import NO_LEADER, Cluster, ClusterInfo, TopicInfo, topic_info
@@ -100,7 +100,7 @@ def list_offsets(
             for partition in partitions:
                 each = request.partitions.add(topic_id=topic_ids[partition], partition=partition.partition)
                 _say_where(each, wanted[partition])
-            reply = cluster.call("ListOffsets", request, broker_id=broker_id)
+            reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id)
             for partition, listed in zip(partitions, reply.partitions, strict=True):
                 if listed.HasField("error"):
                     error = error_from_wire(listed.error)
@@ -193,7 +193,7 @@ class Admin:
             bootstrap_servers if isinstance(bootstrap_servers, Cluster) else Cluster(bootstrap_servers, **settings)
         )
 
-    def __enter__(self) -> Admin:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -216,12 +216,12 @@ class Admin:
         Raises:
             BrokerUnreachable: at once if it is unknown.
         """
+        status: pb.BrokerStatus
         if broker_id is None:
-            answered: pb.BrokerStatus = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest())
-            return answered
+            status = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest())
+            return status
         if all(broker.broker_id != broker_id for broker in self._cluster.describe().brokers):
             raise BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")
-        status: pb.BrokerStatus
         status = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
         return status
 
@@ -291,6 +291,7 @@ class Admin:
         found = {}
         for broker in self._cluster.describe().brokers if request.names else ():
             try:
+                reply: pb.TopicDescriptions
                 reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
             except (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut):
                 continue
@@ -328,6 +329,7 @@ class Admin:
         found = {}
         for broker_id, theirs in by_leader.items():
             request = pb.RecoverPartitionsRequest(topic_id=topic.topic_id, partitions=theirs, start_offset=start_offset)
+            reply: pb.RecoverPartitionsReply
             reply = self._cluster.call("RecoverPartitions", request, broker_id=broker_id, repeatable=False)
             for each in reply.partitions:
                 found[TopicPartition(name, each.partition)] = each.start_offset

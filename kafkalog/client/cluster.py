@@ -356,7 +356,7 @@ class Cluster:
 
     def describe(self, *, patient: bool = True) -> ClusterInfo:
         """The cluster as it is now."""
-        description = self.call("DescribeCluster", pb.DescribeClusterRequest(), patient=patient)
+        description: pb.ClusterDescription = self.call("DescribeCluster", pb.DescribeClusterRequest(), patient=patient)
         with self._lock:
             self._take_in(description)
         return _cluster_info(description)
@@ -377,7 +377,9 @@ class Cluster:
 
     def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """Ask for topics, all if none is named, and take in the answer: those found by name, and why others are not."""
-        reply = self.call("DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient)
+        reply: pb.TopicDescriptions = self.call(
+            "DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient
+        )
         found: dict[str, pb.TopicDescription] = {}
         missing: dict[str, pb.TopicDescription] = {}
         for description in reply.topics:
@@ -401,7 +403,7 @@ class Cluster:
             if not left:
                 break
             try:
-                reply = self.call(
+                reply: pb.TopicDescriptions = self.call(
                     "DescribeTopics", pb.DescribeTopicsRequest(names=left), broker_id=broker_id, patient=False
                 )
             except KafkalogError:

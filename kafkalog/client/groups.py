@@ -59,13 +59,13 @@ def lag(start: int, end: int, committed: int | None) -> int:
 
 def list_groups(cluster: Cluster) -> list[GroupSummary]:
     """Every group that has offsets or live members, by name."""
-    reply = cluster.call("ListGroups", pb.ListGroupsRequest())
+    reply: pb.ListGroupsReply = cluster.call("ListGroups", pb.ListGroupsRequest())
     return [GroupSummary(each.group, tuple(each.topics), each.live_members) for each in reply.groups]
 
 
 def describe_group(cluster: Cluster, group: str) -> GroupInfo:
     """A group's offsets and live members. Raises InvalidRequest, UnknownGroup."""
-    reply = cluster.call("DescribeGroup", pb.DescribeGroupRequest(group=group))
+    reply: pb.GroupDescription = cluster.call("DescribeGroup", pb.DescribeGroupRequest(group=group))
     offsets = {
         TopicPartition(each.topic, each.partition): GroupOffset(each.offset, each.committed_us)
         for each in reply.offsets
@@ -75,7 +75,8 @@ def describe_group(cluster: Cluster, group: str) -> GroupInfo:
 
 def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
     """A group's offsets in some topics, in all if none is named."""
-    reply = cluster.call("CommittedOffsets", pb.CommittedOffsetsRequest(group=group, topics=list(topics)))
+    request = pb.CommittedOffsetsRequest(group=group, topics=list(topics))
+    reply: pb.CommittedOffsetsReply = cluster.call("CommittedOffsets", request)
     return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
 
 
@@ -84,7 +85,7 @@ def offsets_with_topic_ids(
 ) -> dict[TopicPartition, tuple[int, bytes]]:
     """A group's offsets in topics of these names, with the ids of those topics, which may be deleted."""
     request = pb.CommittedOffsetsRequest(group=group, topics=list(topics), any_id=True)
-    reply = cluster.call("CommittedOffsets", request, patient=patient)
+    reply: pb.CommittedOffsetsReply = cluster.call("CommittedOffsets", request, patient=patient)
     return {TopicPartition(each.topic, each.partition): (each.offset, each.topic_id) for each in reply.offsets}
 
 
@@ -142,7 +143,8 @@ def keep_member(
     name, subscription, host, process, *_ = member
     told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
     request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets, topic_ids or {}))
-    return _member(cluster.call("KeepMember", request, patient=False).first)
+    reply: pb.KeepMemberReply = cluster.call("KeepMember", request, patient=False)
+    return _member(reply.first)
 
 
 def leave_group(cluster: Cluster, group: str, name: str) -> None:

@@ -24,6 +24,7 @@ class KazooClient:
         hosts: str = ...,
         timeout: float = ...,
         client_id: tuple[int, bytes] | None = None,
+        *,
         connection_retry: KazooRetry | None = None,
     ) -> None: ...
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from kafkalog.format.batch import encode_batch
 from kafkalog.format.columns import columns_from_lists, encode_columns
@@ -128,7 +128,7 @@ class DataPortClient:
     def close(self) -> None:
         self.sock.close()
 
-    def __enter__(self) -> DataPortClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

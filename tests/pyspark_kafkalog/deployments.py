@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pyspark
 
@@ -111,7 +111,7 @@ class Running:
         assert code == 0, f"{''.join(self.errors)[-8000:]}"
         return json.loads(self.output[-1])
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
@@ -224,7 +224,7 @@ class Consumer:
         self._topic_ids: dict[str, bytes] = {}
         after_fork(self)
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

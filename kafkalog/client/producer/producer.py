@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from time import time_ns
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kafkalog.client import arguments
 from kafkalog.client.cluster import Cluster, TopicInfo
@@ -151,7 +151,7 @@ class Producer:
         after_fork(self)
         _open.add(self)
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
@@ -637,6 +637,7 @@ class Producer:
         """Lock not held: who this producer is; a new id if that one's epochs are used up. Raises KafkalogError."""
         with self._identity_lock:
             if self._identity is None or self._identity.producer_id == used_up:
+                reply: broker_pb2.InitProducerReply
                 reply = self._cluster.call("InitProducer", broker_pb2.InitProducerRequest(), patient=False)
                 self._identity = Identity(reply.producer_id, reply.producer_epoch)
             return self._identity
@@ -644,7 +645,7 @@ class Producer:
     def _check_acks_all(self) -> None:
         """Ask a broker whether it offers acks=all: by an append of nothing. Raises UnsupportedAcks."""
         request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
-        reply = self._cluster.call("Append", request)
+        reply: dataport_pb2.AppendReply = self._cluster.call("Append", request)
         for each in reply.partitions:
             if each.HasField("error"):
                 raise error_from_wire(each.error)

@@ -475,7 +475,8 @@ class Committer:
 
     def _decide(self, decision: Decision) -> int:
         request = pb.DecideRequest(decision=decision_to_wire(decision))
-        return int(self._cluster.call("Decide", request, patient=False).version)
+        reply: pb.DecideReply = self._cluster.call("Decide", request, patient=False)
+        return reply.version
 
     def _write(self, decision: Decision, patience: Patience, until: float = math.inf) -> Decision:
         """Write a decision over the version that it names; what stands there after that, this one or another's.
@@ -515,7 +516,8 @@ class Committer:
         request = pb.ReadDecisionsRequest(transactional_ids=transactional_ids)
         while True:
             try:
-                return [decision_from_wire(each) for each in self._cluster.call("ReadDecisions", request).decisions]
+                reply: pb.Decisions = self._cluster.call("ReadDecisions", request)
+                return [decision_from_wire(each) for each in reply.decisions]
             except KafkalogError as error:
                 if not error.retriable:
                     raise
@@ -551,7 +553,7 @@ class Committer:
 
     def decisions(self) -> list[Decision]:
         """The decisions of all transactions, by id."""
-        reply = self._cluster.call("ListDecisions", pb.ListDecisionsRequest())
+        reply: pb.Decisions = self._cluster.call("ListDecisions", pb.ListDecisionsRequest())
         return [decision_from_wire(each) for each in reply.decisions]
 
     def decision(self, transactional_id: str) -> Decision:

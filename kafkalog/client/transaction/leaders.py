@@ -263,6 +263,7 @@ class Leaders:
         try:
             brokers = self._cluster.describe(patient=False).brokers
             for broker in brokers:
+                reply: broker_pb2.TopicDescriptions
                 reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
                 if not reply.topics[0].HasField("error"):
                     return False

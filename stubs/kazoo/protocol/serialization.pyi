@@ -1,10 +1,10 @@
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.security import ACL
 
-_Watcher = Callable[[WatchedEvent], None] | None
+_Watcher: TypeAlias = Callable[[WatchedEvent], None] | None
 
 class CheckVersion(NamedTuple):
     path: str
@@ -24,7 +24,8 @@ class Delete(NamedTuple):
     path: str
     version: int
     def serialize(self) -> bytearray: ...
-    def deserialize(self, bytes: bytes, offset: int) -> bool: ...
+    @classmethod
+    def deserialize(cls, bytes: bytes, offset: int) -> bool: ...
 
 class Exists(NamedTuple):
     path: str
