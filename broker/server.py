@@ -1,9 +1,9 @@
 """One broker: what it starts, in which order, and what it stops. Knows the parts, not what they do.
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
-ZooKeeper, whether the broker's id is free, the logs, the resolver of staged writes, the data port, gRPC, the broker
-registry. Stop: the other way round, finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's end
-takes the broker off the registry), then every log flushed and its index saved.
+ZooKeeper, whether the broker's id is free, the logs, the in-doubt recovery of staged writes, the data port, gRPC, the
+broker registry. Stop: the other way round, finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's
+end takes the broker off the registry), then every log flushed and its index saved.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from broker.announce import Announcer, announce
 from broker.config import BrokerSettings
 from broker.replica.catalog import Catalog
+from broker.replica.in_doubt import InDoubtRecovery
 from broker.replica.jobs import StagedJobs
-from broker.replica.resolver import Resolver
 from broker.signals import StopRequest
-from broker.storage.directory import LogDirectory
+from broker.storage.log_dir import LogDirectory
 from broker.transport import dataport
 from broker.transport.dataport import DataPort
 from broker.transport.rpc import BrokerService, RpcServer
@@ -58,13 +58,13 @@ class Broker:
         settings: of `BrokerSettings`.
 
     Attributes:
-        catalog: what it hosts; there from `start` on, like `rpc_service` and `resolver`.
+        catalog: what it hosts; there from `start` on, like `rpc_service` and `in_doubt`.
         grpc_port, data_port: where it listens, also when a free port was asked for.
     """
 
     catalog: Catalog
     rpc_service: BrokerService
-    resolver: Resolver
+    in_doubt: InDoubtRecovery
 
     def __init__(self, settings: BrokerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -140,9 +140,9 @@ class Broker:
             catalog.start()
         jobs = StagedJobs(settings.broker_id)
         self._undo.append(jobs.stop)
-        self.resolver = Resolver(catalog, settings, directory.services.steady_clock, jobs)
-        self._undo.append(self.resolver.stop)
-        self.resolver.start()
+        self.in_doubt = InDoubtRecovery(catalog, settings, directory.services.steady_clock, jobs)
+        self._undo.append(self.in_doubt.stop)
+        self.in_doubt.start()
 
         data = DataPort(listener, catalog, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))

@@ -28,6 +28,7 @@ LAYERS = {
     "broker": [
         ["config", "folder_lock", "ports", "signals", "announce"],
         ["storage"],
+        ["staging"],
         ["replica"],
         ["requests"],
         ["transport"],

@@ -22,7 +22,7 @@ PAUSE_SECONDS_MAX = 60.0
 STEADY_SECONDS = 60.0
 """What ran for that long is started again without a pause."""
 _DISK_FAILED = "log_directory_failed"
-"""What a broker logs when its data directory failed (`broker/storage/directory.py`)."""
+"""What a broker logs when its data directory failed (`broker/storage/log_dir.py`)."""
 _LOOK_FIRST = ": look at its disk, mount it again, then start the cluster anew"
 
 

@@ -10,7 +10,7 @@ A set that is damaged is lost, and hides nothing. The check finds damage before 
 later, between the check and the append or while the broker is down, leaves half a batch in the log: it is shown as it
 stands, for what is missing of it cannot come any more, and each apply of it is answered by StagedPartLost.
 
-How far an apply came is read off the log's own marks (`marks.py`), so it can stop anywhere and be asked for again.
+How far an apply came is read off the log itself (`apply_progress.py`), so it can stop anywhere and be asked for again.
 
 Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging.
 """
@@ -21,10 +21,10 @@ import threading
 from typing import NamedTuple
 
 from broker.replica.visibility import Visibility
+from broker.staging.format import PreparedSet
+from broker.staging.staging import Staging
+from broker.storage.apply_progress import Progress
 from broker.storage.log import Log
-from broker.storage.marks import Mark
-from broker.storage.staged_format import PreparedSet
-from broker.storage.staging import Staging
 from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
 from kafkalog.format.producer_ids import producer_id_of
 
@@ -33,7 +33,7 @@ _SYNC_BYTES = 64 << 20
 
 
 class Applied(NamedTuple):
-    """A batch that stands in a log. `end_offset`: after its last record, 0 where a later batch's mark is all that is
+    """A batch that stands in a log. `end_offset`: after its last record, 0 where only a later batch's progress is
     known; `sync_to`: up to where the log has to be synced for it; `batches`: how many were missing and appended."""
 
     producer_id: int
@@ -56,19 +56,21 @@ class Applier:
         self._staging = staging
         self._visibility = visibility
         self._applying = threading.Lock()
-        for producer_id, mark in self._half_applied().items():
-            visibility.hide((producer_id, mark.batch_id), mark.start_offset)
+        for producer_id, progress in self._half_applied().items():
+            visibility.hide((producer_id, progress.batch_id), progress.start_offset)
 
-    def _half_applied(self) -> dict[int, Mark]:
-        """The marks of batches of which a part stands in the log, and the rest is to come."""
-        half: dict[int, Mark] = {}
+    def _half_applied(self) -> dict[int, Progress]:
+        """The progress of batches of which a part stands in the log, and the rest is to come."""
+        half: dict[int, Progress] = {}
         for staged in self._staging.staged():
-            prepared, mark = staged.prepared, self._log.mark(staged.producer_id)
-            if prepared is None or staged.lost is not None or mark is None or mark.batch_id != staged.batch_id:
+            prepared, progress = staged.prepared, self._log.apply_progress(staged.producer_id)
+            if prepared is None or staged.lost is not None or progress is None or progress.batch_id != staged.batch_id:
                 continue
             # Other committers may have prepared the same batch; what they did is in no log.
-            if not mark.has_all(prepared.counts()) and self._staging.may_hold(prepared.commit_uuid, *mark.first):
-                half[staged.producer_id] = mark
+            if not progress.has_all(prepared.counts()) and self._staging.may_hold(
+                prepared.commit_uuid, *progress.first
+            ):
+                half[staged.producer_id] = progress
         return half
 
     # --- applying ------------------------------------------------------------------------------------------------
@@ -107,8 +109,8 @@ class Applier:
         if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
             raise InvalidRequest(reason=f"commit {commit_uuid.hex()} of {self._log.label} is another batch's")
         count = 0
-        mark = self._log.mark(producer_id)
-        if not _is_applied(mark, batch_id, prepared):
+        progress = self._log.apply_progress(producer_id)
+        if not _is_applied(progress, batch_id, prepared):
             if prepared is None:
                 raise StagedPartLost(
                     transactional_id=transactional_id,
@@ -116,23 +118,23 @@ class Applier:
                     partition=self._log.label,
                     reason="nothing of it is prepared here",
                 )
-            count = self._append(prepared, mark if mark is not None and mark.batch_id == batch_id else None)
-            mark = self._log.mark(producer_id)
-        assert mark is not None
-        self._visibility.show_once_flushed((producer_id, batch_id), mark.end_offset)
-        end_offset = mark.end_offset if mark.batch_id == batch_id else 0
-        return Applied(producer_id, batch_id, end_offset, mark.end_offset, count)
+            count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
+            progress = self._log.apply_progress(producer_id)
+        assert progress is not None
+        self._visibility.show_once_flushed((producer_id, batch_id), progress.end_offset)
+        end_offset = progress.end_offset if progress.batch_id == batch_id else 0
+        return Applied(producer_id, batch_id, end_offset, progress.end_offset, count)
 
-    def _append(self, prepared: PreparedSet, mark: Mark | None) -> int:
+    def _append(self, prepared: PreparedSet, progress: Progress | None) -> int:
         def is_there(part: int, number: int) -> bool:
-            return mark is not None and mark.has(part, number)
+            return progress is not None and progress.has(part, number)
 
         count = unsynced = behind = 0
         try:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
-            # With a mark it goes on, as after a restart, and where a full disk stopped it.
+            # With progress it goes on, as after a restart, and where a full disk stopped it.
             batch = prepared.producer_id, prepared.batch_id
-            self._visibility.hide(batch, mark.start_offset if mark is not None else None)
+            self._visibility.hide(batch, progress.start_offset if progress is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 self._log.append_decided(batches)
                 count += len(batches)
@@ -146,14 +148,14 @@ class Applier:
             self._show_unless_half(prepared)
             raise
         finally:
-            if not count and mark is None:
+            if not count and progress is None:
                 self._show_if_nothing_came(prepared)
         return count
 
     def _show_if_nothing_came(self, prepared: PreparedSet) -> None:
         """Show what others appended behind a batch that did not begin."""
-        mark = self._log.mark(prepared.producer_id)
-        if mark is None or mark.batch_id != prepared.batch_id:
+        progress = self._log.apply_progress(prepared.producer_id)
+        if progress is None or progress.batch_id != prepared.batch_id:
             self._visibility.show((prepared.producer_id, prepared.batch_id))
 
     def _synced_to(self, producer_id: int, behind: int) -> int:
@@ -161,9 +163,9 @@ class Applier:
         once. Returns up to where to wait the next time."""
         self._log.flush_to(behind)
         self.applied_bytes += 1
-        mark = self._log.mark(producer_id)
-        assert mark is not None
-        return mark.end_offset
+        progress = self._log.apply_progress(producer_id)
+        assert progress is not None
+        return progress.end_offset
 
     def _show_unless_half(self, prepared: PreparedSet) -> None:
         """Show what the log has of a batch, unless the rest of it is to come."""
@@ -197,7 +199,7 @@ class Applier:
         it leaves, the decision in ZooKeeper drops later. Does not do so while an apply runs.
 
         Args:
-            last: there will be no other batch, so that the log's mark is to go as well.
+            last: there will be no other batch, so that the log is to forget its progress as well.
         """
         if last:
             self._log.transaction_done(producer_id_of(transactional_id), batch_id)
@@ -209,24 +211,24 @@ class Applier:
                 prepared = staged.prepared
                 if prepared is None or prepared.transactional_id != transactional_id or staged.batch_id > batch_id:
                     continue
-                mark = self._log.mark(staged.producer_id)
-                if mark is not None and mark.batch_id >= batch_id and staged.producer_id not in half:
+                progress = self._log.apply_progress(staged.producer_id)
+                if progress is not None and progress.batch_id >= batch_id and staged.producer_id not in half:
                     self._drop(prepared.commit_uuid, None)
                     self._staging.discard_batches(staged.producer_id, batch_id)
         finally:
             self._applying.release()
 
     def forget_silent(self) -> None:
-        """Have the log forget the marks of transactions that are long over. Raises StorageFailed, Closed."""
+        """Have the log forget the progress of transactions that are long over. Raises StorageFailed, Closed."""
         keep = self._staging.producer_ids()
         # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
 
 
-def _is_applied(mark: Mark | None, batch_id: int, prepared: PreparedSet | None) -> bool:
+def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet | None) -> bool:
     """Whether the log holds a batch, as far as it ever will. Without a prepared set it does where anything of the
     batch is there: the set was dropped once the batch was done."""
-    if mark is None or mark.batch_id < batch_id:
+    if progress is None or progress.batch_id < batch_id:
         return False
-    return mark.batch_id > batch_id or prepared is None or mark.has_all(prepared.counts())
+    return progress.batch_id > batch_id or prepared is None or progress.has_all(prepared.counts())

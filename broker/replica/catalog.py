@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from broker.config import BrokerSettings, TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.directory import LogDirectory, folder_name
+from broker.storage.log_dir import LogDirectory, folder_name
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import (
     InvalidSetting,

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from broker.config import TopicSettings
 from broker.replica.applier import Applied, Applier
 from broker.replica.visibility import Visibility
-from broker.storage.appended import Appended, Batch
-from broker.storage.directory import LogDirectory
+from broker.staging.format import PreparedSet
+from broker.staging.part import Write
+from broker.staging.staging import Staged, Staging
 from broker.storage.file_slice import FileSlice, Hint
-from broker.storage.log import Log
-from broker.storage.reading import reach
-from broker.storage.staged_format import PreparedSet
-from broker.storage.staged_part import Write
-from broker.storage.staging import Staged, Staging
+from broker.storage.log import Appended, Batch, Log
+from broker.storage.log_dir import LogDirectory
+from broker.storage.reader import reach
 from kafkalog.clock import Clock
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from broker.config import TopicSettings
 from broker.storage.log import Log
-from broker.storage.reading import View
+from broker.storage.reader import View
 
 TransactionalBatch = tuple[int, int]
 """Producer id and batch id of a transaction's batch."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from broker.replica.catalog import Catalog
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
-from broker.storage.appended import Appended, Batch
+from broker.storage.log import Appended, Batch
 from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog.errors import (
     BatchTooLarge,

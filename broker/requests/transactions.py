@@ -18,8 +18,8 @@ from broker.replica.catalog import Catalog
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition, wait_for
 from broker.requests.append import checked
-from broker.storage.appended import Batch
-from broker.storage.staged_format import PartSpec, PreparedSet
+from broker.staging.format import PartSpec, PreparedSet
+from broker.storage.log import Batch
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.events import get_logger
 from kafkalog.format.producer_ids import producer_id_of

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, read_whole
-from broker.storage.directory import is_data_directory, is_log_folder
 from broker.storage.disk import Disk
 from broker.storage.index import Damage, decode_index, places
-from broker.storage.recovery import Places, Scan, scan
+from broker.storage.log_dir import is_data_directory, is_log_folder
+from broker.storage.scan import Places, Scan, scan
 from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, base_offset_of, segment_path
 from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument

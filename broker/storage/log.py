@@ -10,7 +10,7 @@ truncation is the exception.) Before it comes `_flush_lock`, under which one flu
 replaced as a whole after the bytes it speaks of are written.
 
 A roll only makes the next segment, named `.next`. The flush that follows syncs the full segment and then gives the next
-one its name, so that a name proves what is synced before it (`opening.py`).
+one its name, so that a name proves what is synced before it (`loader.py`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.config import TopicSettings
-from broker.storage.appended import Appended, Batch
+from broker.storage.apply_progress import Progress
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.file_slice import FileSlice, Hint
-from broker.storage.marks import Mark
-from broker.storage.opening import open_folder, open_producers
-from broker.storage.producers import Producers, ProducersSnapshot, Remembered
-from broker.storage.reading import UNKNOWN, EndOf, Reader, View, log_end
+from broker.storage.loader import open_folder, open_producers
+from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
+from broker.storage.reader import UNKNOWN, EndOf, Reader, View, log_end
 from broker.storage.retention import expired, roll_is_due
-from broker.storage.saved import Saved
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
+from broker.storage.snapshots import Snapshots
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
-from kafkalog.format.batch import stamp
+from kafkalog.format.batch import BatchHeader, stamp
 
 log = get_logger(__name__)
 
@@ -50,6 +49,24 @@ _FLUSH_AHEAD_DECIDED = 8 << 20
 _ROLLS_AHEAD_MAX = 8
 """Rolls that no flush has caught up with. With more, a segment grows beyond segment.bytes rather than wait: each of
 them keeps a file open, and a start reads all of them."""
+
+
+Batch = tuple[BatchHeader, memoryview]
+"""Header and bytes, checked by whoever brings them; the bytes are writable where they are to be stamped."""
+
+
+class Appended(NamedTuple):
+    """Where a batch stands: offsets [base_offset, end_offset). `duplicate`: since it was first sent."""
+
+    base_offset: int
+    end_offset: int
+    append_timestamp_us: int
+    duplicate: bool
+
+    @classmethod
+    def before(cls, known: Remembered) -> Appended:
+        """Of a batch that was sent again."""
+        return cls(known.base_offset, known.end_offset, known.append_us, True)
 
 
 class _Roll(NamedTuple):
@@ -107,7 +124,7 @@ class Log:
         deleted, self._segments, checkpoint, self._saved_offset = opened
         self._deleted = deque(deleted)  # segments that are yet to be unlinked, the oldest first; under _save_lock
         segments = self._segments
-        self._saved = Saved(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
+        self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
         self._active = segments[-1]
         self._unsynced_rolls: list[_Roll] = []  # the oldest first
         self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
@@ -127,7 +144,7 @@ class Log:
 
     def _publish(self) -> None:
         """Show readers what is there now."""
-        start = self._saved.checkpoint.start_offset
+        start = self._snapshots.checkpoint.start_offset
         bases = tuple(segment.base_offset for segment in self._segments)
         flushed_offset = self._flushed_offset
         flushed_position = self._flushed_position if flushed_offset >= self._active.base_offset else UNKNOWN
@@ -302,7 +319,7 @@ class Log:
         """Append batches of one transaction. Their order, and who may see them, is the caller's business.
 
         Raises:
-            DiskFull: the first of them may be there; the transaction's mark tells. StorageFailed, Closed.
+            DiskFull: the first of them may be there; the transaction's progress says. StorageFailed, Closed.
         """
         with self._lock:
             self._check_usable()
@@ -319,12 +336,12 @@ class Log:
     def transaction_done(self, producer_id: int, batch_id: int) -> None:
         """Forget how far a transaction came in a while: that was its last batch, and it is done everywhere."""
         with self._lock:
-            self._producers.marks.done(producer_id, batch_id)
+            self._producers.apply_progress.done(producer_id, batch_id)
 
-    def mark(self, producer_id: int) -> Mark | None:
+    def apply_progress(self, producer_id: int) -> Progress | None:
         """How far a transaction's last batch came into the log."""
         with self._lock:
-            return self._producers.marks.get(producer_id)
+            return self._producers.apply_progress.get(producer_id)
 
     def _roll(self) -> None:
         """Start a segment at the end offset; a flush is to sync the one before it, and to name this one.
@@ -442,8 +459,8 @@ class Log:
             rolls, self._unsaved_rolls = self._unsaved_rolls, []
         for roll in rolls:
             try:
-                if roll is rolls[-1] and self._saved.producers_at < roll.new.base_offset:
-                    self._saved.save_producers(roll.producers)
+                if roll is rolls[-1] and self._snapshots.producers_at < roll.new.base_offset:
+                    self._snapshots.save_producers(roll.producers)
                 roll.old.save_index(durable=True)  # once for each segment; a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
@@ -475,12 +492,12 @@ class Log:
             try:
                 active.save_index(summary)
                 self._save_rolls()  # after it: a roll since then saves the index once more, whole
-                if self._saved.producers_at <= end_offset:
-                    self._saved.save_producers(producers)
+                if self._snapshots.producers_at <= end_offset:
+                    self._snapshots.save_producers(producers)
             except OSError as error:
                 self._errors.refuse(error, "saving an index")
-            checkpoint = self._saved.checkpoint
-            self._saved.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
+            checkpoint = self._snapshots.checkpoint
+            self._snapshots.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
             self._saved_offset = end_offset
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -549,7 +566,7 @@ class Log:
             if moves:
                 self._start_at(offset)
                 log.info("records_deleted", partition=self.label, start_offset=offset)
-            start_offset = self._saved.checkpoint.start_offset
+            start_offset = self._snapshots.checkpoint.start_offset
         self._unlink_soon()
         return start_offset
 
@@ -568,7 +585,7 @@ class Log:
         try:
             self._save_producers_before(offset)
         except DiskFull:
-            safe = self._segment_of(min(offset, self._saved.producers_at))
+            safe = self._segment_of(min(offset, self._snapshots.producers_at))
             if safe is self._segments[0]:
                 raise
             self._delete_before(safe.base_offset)
@@ -587,18 +604,18 @@ class Log:
         with self._lock:
             if self._unsynced_rolls:
                 kept = min(kept, self._unsynced_rolls[0].old, key=lambda segment: segment.base_offset)
-        offset = max(offset, self._saved.checkpoint.start_offset)
-        checkpoint = self._saved.checkpoint._replace(start_offset=offset)
+        offset = max(offset, self._snapshots.checkpoint.start_offset)
+        checkpoint = self._snapshots.checkpoint._replace(start_offset=offset)
         if offset > checkpoint.recovery_point:
             checkpoint = Checkpoint(offset, offset)
         written = True
         try:
-            self._saved.write_checkpoint(checkpoint)
+            self._snapshots.write_checkpoint(checkpoint)
         except DiskFull as full:
             if isinstance(full, OutOfFiles) or kept.base_offset != offset:
                 raise
             # Deleting whole segments makes room, and their absence alone says where the log starts.
-            self._saved.checkpoint, written = checkpoint, False
+            self._snapshots.checkpoint, written = checkpoint, False
         with self._lock:
             number = self._segments.index(kept)
             old, self._segments = self._segments[:number], self._segments[number:]
@@ -651,15 +668,15 @@ class Log:
         Raises:
             DiskFull: they have to stay.
         """
-        if self._saved.producers_at >= self._segment_of(offset).base_offset:
+        if self._snapshots.producers_at >= self._segment_of(offset).base_offset:
             return
         with self._lock:
-            if not self._producers and not self._producers.marks:
+            if not self._producers and not self._producers.apply_progress:
                 return
             producers = self._producers.snapshot(self._end_offset)
         self._flush()
         try:
-            self._saved.save_producers(producers)
+            self._snapshots.save_producers(producers)
         except OSError as error:
             self._errors.refuse(error, "saving the producers' state")
 
@@ -694,16 +711,18 @@ class Log:
         segment = view.segments[number]
         position, end_offset = self._reader.boundary(view, number, offset)
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
-        checkpoint = self._saved.checkpoint._replace(start_offset=min(self._saved.checkpoint.start_offset, end_offset))
+        checkpoint = self._snapshots.checkpoint._replace(
+            start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)
+        )
         if end_offset < checkpoint.recovery_point:
             checkpoint = checkpoint._replace(recovery_point=end_offset, recovery_position=position)
-        self._saved.write_checkpoint(checkpoint)
+        self._snapshots.write_checkpoint(checkpoint)
         self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments[:number]]
         for later in reversed(self._segments[number + 1 :]):
             later.delete()
             self._disk.sync_dir(self.directory)
         segment.forget_saved_index()
-        self._saved.drop_producers_after(end_offset)
+        self._snapshots.drop_producers_after(end_offset)
         self._disk.sync_dir(self.directory)
         segment.close()
         segment.open_for_append()
@@ -735,20 +754,20 @@ class Log:
 
     @property
     def knows_transactions(self) -> bool:
-        """Whether there is any mark of a transaction."""
-        return bool(self._producers.marks)
+        """Whether the progress of any transaction is kept."""
+        return bool(self._producers.apply_progress)
 
     def has_silent_transactions(self, keep: Collection[int]) -> bool:
-        """Whether the marks of some transactions are old enough to be forgotten, but for some producers'."""
+        """Whether the progress of some transactions is old enough to be forgotten, but for some producers'."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
-            return bool(self._producers.marks.silent(now_us, keep))
+            return bool(self._producers.apply_progress.silent(now_us, keep))
 
     def forget_silent_transactions(self, keep: Collection[int]) -> None:
-        """Forget those marks."""
+        """Forget it."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
-            self._producers.marks.forget_silent(now_us, keep)
+            self._producers.apply_progress.forget_silent(now_us, keep)
 
     def close(self, clean: bool = True) -> None:
         """Stop appending and reading; slices that are out stay good.

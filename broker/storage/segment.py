@@ -16,7 +16,7 @@ from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
 from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places, united
-from broker.storage.recovery import Places, Read, Scan, scan
+from broker.storage.scan import Places, Read, Scan, scan
 from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_fault
 
 LOG_SUFFIX = ".log"

@@ -2,7 +2,7 @@
 
     receive -> parse every whole frame -> append all of one wake-up at once -> answer what is due, in order -> poll
 
-The poll is over the socket and an eventfd: appends, flushes, the budget and `stop` wake it. Appends are written when
+The poll is over the socket and an eventfd: appends, flushes, the pool and `stop` wake it. Appends are written when
 they are parsed, so they never wait for earlier acks; a fetch is looked up when its turn to be answered comes. A fetch
 that waits for data is answered at once when anything queues behind it.
 
@@ -33,8 +33,8 @@ from broker.requests import append as appends
 from broker.requests import fetch as fetches
 from broker.requests import transactions
 from broker.storage.file_slice import FileSlice
-from broker.transport.budget import Budgets
 from broker.transport.intake import Intake
+from broker.transport.memory_pool import MemoryPools
 from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeader
 from kafkalog.clock import Clock
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, ProtocolError, RequestTooLarge
@@ -119,7 +119,7 @@ class Connection:
         catalog: Catalog,
         settings: BrokerSettings,
         clock: Clock,
-        budgets: Budgets,
+        pools: MemoryPools,
         turns: SimpleQueue[int],
         on_end: Callable[[Connection], None],
     ) -> None:
@@ -131,7 +131,7 @@ class Connection:
         self._clock = clock
         self._turns = turns
         self._on_end = on_end
-        self._intake = Intake(sock, settings, clock, budgets, self.wake)
+        self._intake = Intake(sock, settings, clock, pools, self.wake)
         self._pending: deque[appends.Call | _Fetch | _Refusal | _Reply] = deque()
         self._pending_bytes = 0  # held by _pending, and by appends that are taken and not written yet
         self._registered: list[Partition] = []

@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from broker.config import BrokerSettings
 from broker.ports import bound_socket
 from broker.replica.catalog import Catalog
-from broker.transport.budget import Budget, Budgets
 from broker.transport.connection import Connection
+from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import Clock
 from kafkalog.errors import TooManyConnections
 from kafkalog.events import get_logger
@@ -57,9 +57,9 @@ class DataPort:
         self._settings = settings
         self._clock = clock
         largest_frame = settings.request_max_bytes + frames.HEADER_LENGTH_MAX + frames.PREFIX_SIZE
-        self._budgets = Budgets(
-            bodies=Budget(max(settings.queued_max_request_bytes, largest_frame)),
-            read_ahead=Budget(settings.queued_max_request_bytes // 4),
+        self._pools = MemoryPools(
+            bodies=MemoryPool(max(settings.queued_max_request_bytes, largest_frame)),
+            read_ahead=MemoryPool(settings.queued_max_request_bytes // 4),
         )
         self._turns: SimpleQueue[int] = SimpleQueue()
         for turn in range(_TURNS):
@@ -102,7 +102,7 @@ class DataPort:
             for connection in self._connections:
                 totals.update(connection.counters())
             totals["connections"] = len(self._connections)
-        totals["reserved_bytes"] = self._budgets.bodies.used + self._budgets.read_ahead.used
+        totals["reserved_bytes"] = self._pools.bodies.used + self._pools.read_ahead.used
         return {f"dataport.{name}": count for name, count in sorted(totals.items())}
 
     # --- accepting -------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class DataPort:
             self._catalog,
             self._settings,
             self._clock,
-            self._budgets,
+            self._pools,
             self._turns,
             self._connection_ended,
         )

@@ -1,17 +1,17 @@
-"""What a connection receives, and the memory for it: a buffer that grows on reservations of the shared budgets.
+"""What a connection receives, and the memory for it: a buffer that grows on reservations of the shared pools.
 
-The buffer has one of three sizes: 32 KiB of its own; 1 MiB while the read-ahead budget has it, which is never waited
+The buffer has one of three sizes: 32 KiB of its own; 1 MiB while the read-ahead pool has it, which is never waited
 for; exactly one large frame. That last one takes no memory until it is written to, and bytes are received into it only
-as far as the budget has granted them: a step is asked for when bytes are there to be received, and is as large as they
+as far as the pool has granted them: a step is asked for when bytes are there to be received, and is as large as they
 are. So a peer holds what it has sent, whatever it announced, and while its step is not granted its bytes stay in the
-socket. Budget.py says why all waits end.
+socket. `memory_pool.py` says why all waits end.
 
 A frame that needs more than 32 KiB has `send.timeout.ms` and a second for each MB to come. While another body has
 waited for memory for 2 s, one that holds some and brought less than 250 kB/s in that time is cut off. The buffer of
 the last large frame is given back when others want memory, or unused for 5 s. Both rules hold while an answer waits for
 its peer to read, too.
 
-Knows no requests and no replies; not thread-safe, but for the wake that the budgets call.
+Knows no requests and no replies; not thread-safe, but for the wake that the pools call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.config import BrokerSettings
-from broker.transport.budget import Budgets, Reservation
+from broker.transport.memory_pool import MemoryPools, Reservation
 from broker.transport.receive_buffer import BASE_CAPACITY, Frame, OversizedBody, OversizedHeader, ReceiveBuffer
 from kafkalog.clock import Clock
 from kafkalog.wire.frames import PREFIX_SIZE
@@ -53,12 +53,12 @@ class Intake:
     """
 
     def __init__(
-        self, sock: socket.socket, settings: BrokerSettings, clock: Clock, budgets: Budgets, wake: Callable[[], None]
+        self, sock: socket.socket, settings: BrokerSettings, clock: Clock, pools: MemoryPools, wake: Callable[[], None]
     ) -> None:
         self.received_bytes = 0
         self._sock = sock
         self._clock = clock
-        self._budgets = budgets
+        self._pools = pools
         self._wake = wake
         self._patience = settings.send_timeout_ms / 1000
         self._buffer = ReceiveBuffer(settings.request_max_bytes)
@@ -117,7 +117,7 @@ class Intake:
         if self._large is None:
             if buffer.needed <= _READ_AHEAD and self._read_ahead():
                 return
-            self._large = self._budgets.bodies.reservation(buffer.needed, self._wake)
+            self._large = self._pools.bodies.reservation(buffer.needed, self._wake)
             self._is_kept = False
         large = self._large
         received = min(len(buffer) + max(1, self._readable()), buffer.needed)
@@ -183,7 +183,7 @@ class Intake:
             contended is not None
             and self._clock.monotonic() >= contended.until
             and self.received_bytes - contended.received_bytes < _CONTENDED_BYTES
-            and self._budgets.bodies.first_waiting is contended.waiter
+            and self._pools.bodies.first_waiting is contended.waiter
         )
 
     @property
@@ -210,7 +210,7 @@ class Intake:
         if self._large is not None and self._is_kept and len(buffer) <= BASE_CAPACITY:
             needed, size = buffer.needed, self._large.size
             fits = BASE_CAPACITY < needed <= size and (needed > _READ_AHEAD or size <= _READ_AHEAD)
-            if self._budgets.bodies.is_wanted or (self._is_cut and not fits):
+            if self._pools.bodies.is_wanted or (self._is_cut and not fits):
                 self._give_back_large()
         if self._is_cut and buffer.needed > BASE_CAPACITY:
             if self._frame_deadline is None:
@@ -229,7 +229,7 @@ class Intake:
         self._stand_on_large()
         if self._large is None:
             return
-        if self._is_kept and len(self._buffer) <= BASE_CAPACITY and self._budgets.bodies.is_wanted:
+        if self._is_kept and len(self._buffer) <= BASE_CAPACITY and self._pools.bodies.is_wanted:
             self._give_back_large()
         else:
             self._look_who_waits(self._large)
@@ -252,7 +252,7 @@ class Intake:
     def _read_ahead(self) -> bool:
         """A buffer of 1 MiB, if that is to be had at once."""
         if self._ahead is None:
-            self._ahead = self._budgets.read_ahead.try_reserve(_READ_AHEAD, self._wake)
+            self._ahead = self._pools.read_ahead.try_reserve(_READ_AHEAD, self._wake)
         if self._ahead is None:
             return False
         self._buffer.resize(_READ_AHEAD)
@@ -265,7 +265,7 @@ class Intake:
 
     def _look_who_waits(self, large: Reservation) -> None:
         """While others wait for memory and this holds some: how fast does it go on?"""
-        bodies = self._budgets.bodies
+        bodies = self._pools.bodies
         waiter = bodies.first_waiting if large.held and not large.asked and bodies.is_wanted else None
         if waiter is None:
             self._contended = None

@@ -27,8 +27,8 @@ from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import wait_for
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
-from broker.transport.budget import Budget
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
+from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
 from kafkalog.errors import (
     AddressInUse,
@@ -103,7 +103,7 @@ class BrokerService:
         self._counters = counters
         self._listings_waiting = threading.BoundedSemaphore(_LISTINGS_WAITING_MAX)
         self._pulls_waiting = threading.BoundedSemaphore(_PULLS_WAITING_MAX)
-        self._answers = Budget(_ANSWERS_MAX)
+        self._answers = MemoryPool(_ANSWERS_MAX)
         self._stopping = threading.Event()
         self._staged_jobs = jobs
 

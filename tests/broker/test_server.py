@@ -24,9 +24,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.catalog import Catalog
-from broker.replica.resolver import Resolver
+from broker.replica.in_doubt import InDoubtRecovery
 from broker.server import Broker, read_config
-from broker.storage import directory
+from broker.storage import log_dir as directory
 from broker.storage.disk import Disk
 from kafkalog import Admin, errors
 from kafkalog.wire import broker_pb2
@@ -243,16 +243,16 @@ def test_a_failed_start_leaves_no_thread_and_frees_what_it_took(
 def test_one_part_that_fails_to_stop_keeps_no_other_from_it(
     start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stop = Resolver.stop
+    stop = InDoubtRecovery.stop
 
-    def fails(resolver: Resolver) -> None:
-        stop(resolver)
+    def fails(in_doubt: InDoubtRecovery) -> None:
+        stop(in_doubt)
         raise ZeroDivisionError("a defect")
 
     start_broker().stop()  # gRPC keeps a few threads of its own from the first time on
     threads = set(threading.enumerate())
     with monkeypatch.context() as patched:
-        patched.setattr(Resolver, "stop", fails)
+        patched.setattr(InDoubtRecovery, "stop", fails)
         start_broker().stop()
     assert caplog.text.count("stop_failed") == 1
     assert {thread.name for thread in set(threading.enumerate()) - threads} == set()

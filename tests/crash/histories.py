@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from broker.storage.directory import LogDirectory
 from broker.storage.log import Log
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk

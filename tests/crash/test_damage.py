@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.appended import Appended
-from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.index import Damage
-from broker.storage.log import Log
+from broker.storage.log import Appended, Log
+from broker.storage.log_dir import LogDirectory, folder_name
 from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import CorruptBatch

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.directory import LogDirectory
 from broker.storage.dump import verify
+from broker.storage.log_dir import LogDirectory
 from tests.broker.storage.batches import TOPIC_ID, read_all, topic
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _APPEND_FOR_EVER = """
 import sys
-from broker.storage.directory import LogDirectory
+from broker.storage.log_dir import LogDirectory
 from tests.broker.storage.batches import TOPIC_ID, numbered, topic
 
 directory = LogDirectory(sys.argv[1])

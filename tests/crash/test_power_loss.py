@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.appended import Appended
+from broker.storage.log import Appended
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, OutOfFiles
 from tests.broker.storage.batches import make_batch, numbered, read_all
@@ -180,5 +180,5 @@ def test_power_cut_after_a_deletion_keeps_the_marks_that_the_roll_before_it_had_
     log.delete_before(2)
     assert not [name for name in disk.names(log.directory) if name == f"{0:020d}.log"]
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
-    mark = log.mark(9)
-    assert mark is not None and mark.batch_id == 4
+    progress = log.apply_progress(9)
+    assert progress is not None and progress.batch_id == 4

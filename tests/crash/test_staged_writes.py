@@ -18,11 +18,12 @@ from typing import NamedTuple
 import pytest
 
 from broker.replica.partition import Partition
-from broker.storage import staged_part, staging
-from broker.storage.appended import Batch
-from broker.storage.directory import LogDirectory
-from broker.storage.marks import KEPT_US
-from broker.storage.staged_format import PartSpec, PreparedSet
+from broker.staging import part as staged_part
+from broker.staging import staging
+from broker.staging.format import PartSpec, PreparedSet
+from broker.storage.apply_progress import KEPT_US
+from broker.storage.log import Batch
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
 from tests.broker.replica.partitions import open_partition
@@ -450,7 +451,7 @@ def test_the_progress_of_an_apply_is_forgotten_only_once_no_power_cut_brings_its
         directory = open_directory(work.disk, clock)
         work.partition = open_partition(directory)
     forget(work, directory)
-    assert work.partition.log.mark(PRODUCER) is None
+    assert work.partition.log.apply_progress(PRODUCER) is None
     for number in range(20):
         apply_again(work.disk.after_power_cut(random.Random(number), number % 3 / 2))
 
@@ -466,9 +467,9 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
     work.disk.before = no_room
     directory = done_and_forgotten(work, also_staged=FOREIGN)
     work.partition.forget_silent_transactions()
-    assert work.partition.log.mark(PRODUCER) is not None
+    assert work.partition.log.apply_progress(PRODUCER) is not None
     full = False
     forget(work, directory)
-    assert work.partition.log.mark(PRODUCER) is None
+    assert work.partition.log.apply_progress(PRODUCER) is None
     apply_again(work.disk.after_kill())
     apply_again(work.disk.after_power_cut(random.Random(0), 0.0))

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.storage.appended import Appended, Batch
-from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
-from broker.storage.log import Log
+from broker.storage.log import Appended, Batch, Log
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull
 from kafkalog.format.batch import BatchHeader

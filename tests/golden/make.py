@@ -8,11 +8,11 @@ from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from broker.staging.format import BATCH, DROPPED, PartSpec, PreparedSet, encode_set, file_start, frame
+from broker.staging.format import PREPARED as PREPARED_KIND
 from broker.storage.checkpoint import seal
 from broker.storage.index import Damage, Index, Summary, encode_index
-from broker.storage.producers import Producers
-from broker.storage.staged_format import BATCH, DROPPED, PartSpec, PreparedSet, encode_set, file_start, frame
-from broker.storage.staged_format import PREPARED as PREPARED_KIND
+from broker.storage.producer_state import Producers
 from kafkalog.clock import ManualClock
 from kafkalog.format.batch import CODECS, encode_batch, read_header, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.storage.appended import Appended, Batch
-from broker.storage.directory import LogDirectory
 from broker.storage.file_slice import Hint
+from broker.storage.log import Appended, Batch
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import iter_batches

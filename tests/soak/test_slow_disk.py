@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.server import Broker
-from broker.storage import directory
+from broker.storage import log_dir as directory
 from broker.storage.disk import Buffer, Disk
 from kafkalog import Admin, TopicPartition
 

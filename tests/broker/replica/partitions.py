@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.appended import Batch
-from broker.storage.directory import LogDirectory
+from broker.storage.log import Batch
+from broker.storage.log_dir import LogDirectory
 from tests.broker.storage.batches import TOPIC_ID, topic
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.appended import Appended, Batch
-from broker.storage.directory import LogDirectory
-from broker.storage.staged_format import PartSpec, PreparedSet
+from broker.staging.format import PartSpec, PreparedSet
+from broker.storage.log import Appended, Batch
+from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import NotLeader, StorageFailed
 from kafkalog.format.batch import BatchHeader, check_batch
 from kafkalog.format.producer_ids import producer_id_of

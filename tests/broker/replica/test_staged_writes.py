@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from broker.replica.partition import Partition
-from broker.storage import staging
-from broker.storage.appended import Batch
-from broker.storage.directory import LogDirectory
+from broker.staging import staging
+from broker.staging.format import PartSpec, PreparedSet, scan_file
+from broker.storage.apply_progress import DONE_KEPT_US, KEPT_US, ApplyProgress
 from broker.storage.dump import dump, verify
-from broker.storage.marks import DONE_KEPT_US, KEPT_US, Marks
-from broker.storage.staged_format import PartSpec, PreparedSet, scan_file
+from broker.storage.log import Batch
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
 from kafkalog.format.producer_ids import producer_id_of
@@ -477,34 +477,34 @@ def test_marks_outlive_their_batches(directory: LogDirectory) -> None:
 
 
 def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepared() -> None:
-    marks = Marks()
+    progress = ApplyProgress()
     header, _ = batch(0)
-    marks.record(header, 0, 10)
-    assert marks.forget_silent(10 + KEPT_US, ()) == 0
-    assert marks.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
-    assert marks.forget_silent(11 + KEPT_US, ()) == 1
+    progress.record(header, 0, 10)
+    assert progress.forget_silent(10 + KEPT_US, ()) == 0
+    assert progress.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
+    assert progress.forget_silent(11 + KEPT_US, ()) == 1
     assert KEPT_US >= 30 * 86_400 * 1_000_000
 
 
 def test_a_mark_is_done_with_its_own_batch_only() -> None:
-    marks = Marks()
-    marks.record(batch(0, batch_id=5)[0], 0, 10)
-    marks.done(PRODUCER, 4)  # it came late
-    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
-    marks.done(PRODUCER, 5)
-    marks.record(batch(0, batch_id=6)[0], 1, 10)  # there was another one after all
-    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 0
-    marks.done(PRODUCER, 6)
-    assert marks.forget_silent(11 + DONE_KEPT_US, ()) == 1
+    progress = ApplyProgress()
+    progress.record(batch(0, batch_id=5)[0], 0, 10)
+    progress.done(PRODUCER, 4)  # it came late
+    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    progress.done(PRODUCER, 5)
+    progress.record(batch(0, batch_id=6)[0], 1, 10)  # there was another one after all
+    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    progress.done(PRODUCER, 6)
+    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 1
 
 
 def test_an_older_batch_that_stands_behind_a_newer_one_changes_no_mark() -> None:
-    marks = Marks()
-    marks.record(batch(0, batch_id=5)[0], 0, 1)
-    marks.record(batch(1, batch_id=4)[0], 9, 2)
-    mark = marks.get(PRODUCER)
-    assert mark is not None and (mark.batch_id, mark.end_offset) == (5, 1)
-    assert mark.has_all([(0, 1)]) and not mark.has_all([(0, 2)])
+    progress = ApplyProgress()
+    progress.record(batch(0, batch_id=5)[0], 0, 1)
+    progress.record(batch(1, batch_id=4)[0], 9, 2)
+    kept = progress.get(PRODUCER)
+    assert kept is not None and (kept.batch_id, kept.end_offset) == (5, 1)
+    assert kept.has_all([(0, 1)]) and not kept.has_all([(0, 2)])
 
 
 def test_values_that_look_like_frames_are_none(directory: LogDirectory) -> None:
@@ -639,12 +639,12 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     partition.finish_apply(partition.apply("one-off", one_off, 0, prepared.commit_uuid))
     clock.advance(7200)
     partition.forget_silent_transactions()
-    assert partition.log.mark(one_off) is not None  # its set is here, and an apply may come again
+    assert partition.log.apply_progress(one_off) is not None  # its set is here, and an apply may come again
     assert partition.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
     partition.release("one-off", 0, last=True)
     partition.forget_silent_transactions()
-    assert partition.log.mark(one_off) is None
-    assert partition.log.mark(PRODUCER) is not None
+    assert partition.log.apply_progress(one_off) is None
+    assert partition.log.apply_progress(PRODUCER) is not None
     # What comes late all the same appends nothing.
     with pytest.raises(StagedPartLost):
         partition.apply("one-off", one_off, 0, prepared.commit_uuid)
@@ -715,7 +715,7 @@ def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
 ) -> None:
     clock = directory.services.clock
     assert isinstance(clock, ManualClock)
-    monkeypatch.setattr("broker.storage.marks.MARKS_MAX", 3)
+    monkeypatch.setattr("broker.storage.apply_progress.PROGRESS_MAX", 3)
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     apply(partition, prepared)
@@ -723,5 +723,5 @@ def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
         clock.advance(1)
         partition.log.append_decided([make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))])
     partition.forget_silent_transactions()
-    assert [partition.log.mark(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
-    assert partition.log.mark(PRODUCER) is not None
+    assert [partition.log.apply_progress(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
+    assert partition.log.apply_progress(PRODUCER) is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.replica.visibility import Visibility
-from broker.storage.directory import LogDirectory
 from broker.storage.log import Log
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange
 from tests.broker.replica.partitions import open_partition

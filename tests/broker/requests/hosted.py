@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.config import BrokerSettings, TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.directory import LogDirectory
+from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 

@@ -14,7 +14,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.replica.partition import Partition
 from broker.requests.append import Call, ack_reply, checked
 from broker.requests.append import append as append_in
-from broker.storage.directory import LogDirectory
+from broker.storage.log_dir import LogDirectory
 from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog import errors
 from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch

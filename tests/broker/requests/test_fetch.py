@@ -9,8 +9,8 @@ import pytest
 
 from broker.requests import fetch as fetching
 from broker.requests.fetch import Answer, fetch, hosted
-from broker.storage.directory import LogDirectory
-from broker.storage.reading import EndOf
+from broker.storage.log_dir import LogDirectory
+from broker.storage.reader import EndOf
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
 from kafkalog.format.batch import check_batch
 from kafkalog.wire import dataport_pb2 as pb

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.requests.offsets import delete_records, has_news, list_offsets
-from broker.storage.directory import LogDirectory
+from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
 from kafkalog.format.batch import check_batch
 from kafkalog.wire import broker_pb2 as pb

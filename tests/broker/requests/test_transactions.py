@@ -19,15 +19,15 @@ import pytest
 
 from broker.config import BrokerSettings
 from broker.replica import applier
+from broker.replica.in_doubt import Resolution, resolution
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
-from broker.replica.resolver import Verdict, verdict
 from broker.requests import transactions
-from broker.storage import staging
-from broker.storage.appended import Batch
-from broker.storage.directory import LogDirectory
+from broker.staging import staging
+from broker.staging.format import PreparedSet
+from broker.storage.log import Batch
+from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import LOG_SUFFIX
-from broker.storage.staged_format import PreparedSet
 from kafkalog import errors
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
@@ -326,7 +326,7 @@ class HeldUp:
 
 
 def decided_and_prepared(broker: RunningBroker, topic: bytes, name: str) -> Write:
-    """A write that the resolver applies."""
+    """A write that the in_doubt applies."""
     write = Write(broker, topic, name=name)
     write.stage(0, (name.encode(),))
     assert write.prepare() == [None]
@@ -347,7 +347,7 @@ def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_par
     small = Write(broker, topic, name="small")
     small.stage(0, (b"small",))
     assert small.prepare() == [None]
-    resolving = threading.Thread(target=broker.broker.resolver.resolve, args=(0,))
+    resolving = threading.Thread(target=broker.broker.in_doubt.resolve, args=(0,))
     resolving.start()
     assert gate.begun.wait(60)
     try:
@@ -406,10 +406,10 @@ def test_a_stop_waits_for_nothing_that_the_resolver_applies(
     gate = HeldUp()
     gate.hold(partition, monkeypatch)
     write = decided_and_prepared(broker, topic, "resolved")
-    resolver = broker.broker.resolver
-    resolver._state_changed(True, False)  # its thread looks at once, at young sets too
+    in_doubt = broker.broker.in_doubt
+    in_doubt._state_changed(True, False)  # its thread looks at once, at young sets too
     assert gate.begun.wait(60)
-    stopping = threading.Thread(target=resolver.stop)
+    stopping = threading.Thread(target=in_doubt.stop)
     stopping.start()
     try:
         stopping.join(20)
@@ -508,10 +508,10 @@ def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBro
     broker = start_broker()
     partition = broker.broker.catalog.leader_of(topic, 0)
     with broker.client() as client:
-        fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the resolver's apply
+        fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the in_doubt's apply
     assert fetched.end_offset == 1
     while partition.staged():
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(broker.broker.catalog.session, TRANSACTION).done
     assert values_in(broker, topic) == [b"a"]
 
@@ -531,16 +531,16 @@ def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_b
     decision = writes[0].decision(-1)
     topics = DecidedTopic(topic, "t", ((0, 1),)), DecidedTopic(gone, "gone", ((0, 0),))
     decisions.write_decision(session, replace(decision, topics=topics, is_stream=False))
-    writes[0].broker.broker.resolver.resolve(0)
+    writes[0].broker.broker.in_doubt.resolve(0)
     first = decisions.read_decision(session, TRANSACTION)
     assert (first.done, first.applied) == (False, (DecidedTopic(topic, "t", ((0, 0),)),))
     brokers[0].stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="gone"), timeout=30)
     for _ in range(2):  # the second time there is nothing to add
-        writes[1].broker.broker.resolver.resolve(0)
+        writes[1].broker.broker.in_doubt.resolve(0)
     last = decisions.read_decision(session, TRANSACTION)
     assert (last.done, last.applied, last.topics) == (True, (), topics)
     for write in writes:
-        write.broker.broker.resolver.resolve(0)
+        write.broker.broker.in_doubt.resolve(0)
         assert listed(write.broker) == []
     assert [values_in(write.broker, topic, number) for number, write in enumerate(writes)] == [[b"a"], [b"a"]]
 
@@ -552,9 +552,9 @@ def test_a_leader_of_several_partitions_of_a_decided_batch_writes_that_it_is_don
         write.stage(number, (b"a",), partition=number)
     assert write.prepare() == [None] * 3
     decisions.write_decision(session, write.decision(-1))
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION).done
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     assert listed(broker) == []
     assert [values_in(broker, topic, number) for number in range(3)] == [[b"a"]] * 3
 
@@ -568,7 +568,7 @@ def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(
     partition = broker.broker.catalog.leader_of(topic, 0)
     session = broker.broker.catalog.session
     while partition.staged():
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION).version == 0
     with pytest.raises(errors.DecisionMoved):
         decisions.write_decision(session, write.decision(-1))
@@ -629,10 +629,10 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     for write in (lost, fine):
         decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
     partition = broker.broker.catalog.leader_of(topic, 0)
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     assert values_in(broker, topic) == [b"fine" * 20]
     while any(staged.prepared is None for staged in partition.staged()):
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
     (error,) = lost.apply()
     assert isinstance(error, errors.StagedPartLost)
@@ -657,15 +657,15 @@ def test_a_decision_that_cannot_be_written_on_keeps_no_part_from_expiring_and_is
             both = replace(both, run_id="r" * (REQUEST_BYTES_MAX - len(decisions._content(added))))
         decisions.write_decision(session, both)
     partition = broker.broker.catalog.leader_of(topic, 0)
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     while any(staged.prepared is None for staged in partition.staged()):
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert set(values_in(broker, topic)) == {b"full", b"fine"}
     assert [decisions.read_decision(session, write.name).applied for write in (full, fine)] == [
         (),
         (DecidedTopic(topic, name, ((0, 0),)),),
     ]
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     assert caplog.text.count("transaction_not_closed transactional_id=full") == 1
 
 
@@ -721,7 +721,7 @@ def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:
     Write(broker, topic).stage(0, (b"a",))
     partition = broker.broker.catalog.leader_of(topic, 0)
     while partition.staged():
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert broker.counters()["staged.bytes"] == 0
 
 
@@ -747,7 +747,7 @@ class ShiftedClock(Clock):
 
 def loose(broker: RunningBroker, write: Write) -> int:
     """How many parts of a write the broker has, after it forgot those that are too old."""
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     return sum(each.parts for each in listed(broker) if not each.commit_uuid and each.producer_id == write.producer)
 
 
@@ -780,7 +780,7 @@ def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_br
         clock.advance(20 * HOUR)
         reply = broker.stub.Renew(pb.RenewRequest(family=family_of(write.producer), batch_id=0), timeout=30)
         assert reply.renew_within_ms == 6 * 3_600_000
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     assert [each.batch_id for each in listed(broker)] == [0]
     assert write.prepare() == [None]
     assert write.apply() == [1]
@@ -818,7 +818,7 @@ def test_a_task_of_a_numbered_write_keeps_what_others_staged_for_topics_that_it_
             running.stage({"b": rows})
         assert renewed.wait(60)
         clock.advance(20 * HOUR)
-        broker.broker.resolver.resolve(0)
+        broker.broker.in_doubt.resolve(0)
     batch = CommitBatch(name, 1, "run", True, b"", parts, skip_if_recorded=True)
     assert committer.commit(batch) is Outcome.COMMITTED
     committer.close()
@@ -854,19 +854,19 @@ def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     prepared.stage(0, (b"a",))
     staged.stage(0, (b"b",))
     assert prepared.prepare() == [None]
-    session, resolver = broker.broker.catalog.session, broker.broker.resolver
+    session, in_doubt = broker.broker.catalog.session, broker.broker.in_doubt
     done = replace(
         prepared.decision(-1, done=True), transactional_id="done", is_stream=False, decided_us=clock.now_us()
     )
     decisions.write_decision(session, done)
     clock.wall_seconds += 1000 * HOUR
     clock.advance(600)  # old decisions are looked for again
-    resolver.resolve(0)
-    resolver._forget_expired()
+    in_doubt.resolve(0)
+    in_doubt._forget_expired()
     assert len(listed(broker)) == 2
     assert decisions.read_decision(session, "done").done
     clock.wall_seconds -= 2000 * HOUR
-    broker.broker.resolver.resolve(0)
+    broker.broker.in_doubt.resolve(0)
     assert prepared.apply() == [1]
     assert staged.prepare() == [None]
     assert staged.apply() == [2]
@@ -901,22 +901,22 @@ def test_a_deleted_topic_takes_what_was_staged_with_it(broker: RunningBroker, tm
 @pytest.mark.parametrize(
     ("version", "batch_id", "uuid", "done", "said"),
     [
-        (3, 5, b"mine", False, Verdict.WAIT),  # it was prepared at this very version
-        (4, 4, b"else", True, Verdict.WAIT),  # an earlier batch was done meanwhile
-        (4, 5, b"mine", False, Verdict.APPLY),
-        (5, 5, b"mine", True, Verdict.DROP),
-        (4, 5, b"else", False, Verdict.DROP),
-        (4, 6, b"else", False, Verdict.DROP),
-        (-1, -1, b"", False, Verdict.WAIT),
+        (3, 5, b"mine", False, Resolution.WAIT),  # it was prepared at this very version
+        (4, 4, b"else", True, Resolution.WAIT),  # an earlier batch was done meanwhile
+        (4, 5, b"mine", False, Resolution.APPLY),
+        (5, 5, b"mine", True, Resolution.DROP),
+        (4, 5, b"else", False, Resolution.DROP),
+        (4, 6, b"else", False, Resolution.DROP),
+        (-1, -1, b"", False, Resolution.WAIT),
     ],
 )
 def test_what_a_decision_says_of_a_prepared_set(
-    version: int, batch_id: int, uuid: bytes, done: bool, said: Verdict
+    version: int, batch_id: int, uuid: bytes, done: bool, said: Resolution
 ) -> None:
     prepared = PreparedSet(TRANSACTION, PRODUCER, 5, b"mine", 3, ())
     topics = (DecidedTopic(b"topic", "t", ((0, 3),)),)
     decision = Decision(TRANSACTION, version, batch_id, uuid, "run", b"", done, topics)
-    assert verdict(decision, prepared, b"topic", 2) is said
+    assert resolution(decision, prepared, b"topic", 2) is said
 
 
 # --- without a port ------------------------------------------------------------------------------------------------
@@ -1086,10 +1086,10 @@ def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: 
     session = broker.broker.catalog.session
     both = DecidedTopic(topic, "t", ((0, 1),))
     decisions.write_decision(session, replace(write.decision(-1), topics=(both,)))
-    resolver = broker.broker.resolver
-    resolver.resolve(0)
+    in_doubt = broker.broker.in_doubt
+    in_doubt.resolve(0)
     first = decisions.read_decision(session, TRANSACTION)
     assert first.applied == (DecidedTopic(topic, "t", ((0, 0),)),)
     assert first.decided_us > 1  # as it was written now
-    resolver.resolve(0)
+    in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION) == first

@@ -6,8 +6,7 @@ import functools
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.appended import Batch
-from broker.storage.log import Log
+from broker.storage.log import Batch, Log
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch, iter_batches
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns

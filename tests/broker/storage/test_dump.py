@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.storage import recovery
-from broker.storage.appended import Batch
-from broker.storage.directory import LogDirectory
+from broker.storage import scan as recovery
 from broker.storage.dump import dump, entries, verify
+from broker.storage.log import Batch
+from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import segment_path
 from kafkalog.errors import InvalidArgument
 from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch, read_header, stamp

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from broker.staging.format import scan_file
 from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, seal, unseal, write_atomic
 from broker.storage.disk import Disk
 from broker.storage.index import decode_index, encode_index
-from broker.storage.producers import Producers
-from broker.storage.staged_format import scan_file
+from broker.storage.producer_state import Producers
 from kafkalog.clock import ManualClock
 from tests.golden.make import (
     CHECKPOINT,
@@ -37,7 +37,7 @@ def test_index_version_1() -> None:
 
 
 def test_producers_version_1() -> None:
-    """It had no marks of transactions."""
+    """It had no apply_progress of transactions."""
     data = (GOLDEN / "producers-1.bin").read_bytes()
     producers = Producers("t-0", 5, 1000, ManualClock())
     assert producers.load(data, PRODUCERS_AT)
@@ -51,10 +51,10 @@ def test_producers_version_2() -> None:
     assert (
         producers.snapshot(PRODUCERS_AT).encode() == data == make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
     )
-    mark = producers.marks.get(PREPARED.producer_id)
-    assert mark is not None
-    assert (mark.batch_id, mark.start_offset, mark.end_offset) == (12, 1200, 1208)
-    assert [mark.has(4, number) for number in range(5)] == [True, True, False, True, False]
+    progress = producers.apply_progress.get(PREPARED.producer_id)
+    assert progress is not None
+    assert (progress.batch_id, progress.start_offset, progress.end_offset) == (12, 1200, 1208)
+    assert [progress.has(4, number) for number in range(5)] == [True, True, False, True, False]
 
 
 def test_staged_file_version_1() -> None:

@@ -12,13 +12,12 @@ import pytest
 
 from broker.config import TopicSettings
 from broker.storage import log as log_module
-from broker.storage.appended import Appended
-from broker.storage.directory import LogDirectory
 from broker.storage.disk import Disk
 from broker.storage.file_slice import Hint
-from broker.storage.log import Log
-from broker.storage.producers import ProducersSnapshot
-from broker.storage.reading import reach
+from broker.storage.log import Appended, Log
+from broker.storage.log_dir import LogDirectory
+from broker.storage.producer_state import ProducersSnapshot
+from broker.storage.reader import reach
 from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (

@@ -809,7 +809,7 @@ def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: S
         assert again.append(topic, a_batch()).base_offset == 1
 
 
-def test_more_bodies_than_the_budget_wait_their_turn_and_all_arrive(
+def test_more_bodies_than_the_pool_wait_their_turn_and_all_arrive(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.transport.intake._CONTENDED_SECONDS", 60)  # a busy machine's pause is no silent peer
@@ -868,7 +868,7 @@ def test_bodies_that_are_announced_and_never_sent_hold_no_memory_and_hold_up_nob
         assert not client.reply()[0].append.partitions[0].HasField("error")
 
 
-def test_bodies_that_together_fill_the_budget_by_halves_all_arrive(
+def test_bodies_that_together_fill_the_pool_by_halves_all_arrive(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.transport.intake._CONTENDED_SECONDS", 60)  # a busy machine's pause is no silent peer

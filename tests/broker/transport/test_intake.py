@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from broker.config import BrokerSettings
-from broker.transport.budget import Budget, Budgets
 from broker.transport.intake import Intake
+from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import ManualClock
 from kafkalog.wire.frames import frame_start
 
@@ -26,10 +26,10 @@ class Receiving:
     def __init__(self, mine: socket.socket, peer: socket.socket, read_ahead: int) -> None:
         self.peer = peer
         self.clock = ManualClock()
-        self.budgets = Budgets(Budget(LIMIT), Budget(read_ahead))
+        self.pools = MemoryPools(MemoryPool(LIMIT), MemoryPool(read_ahead))
         settings = BrokerSettings.parse({"request.max.bytes": LIMIT, "queued.max.request.bytes": LIMIT})
         self.wakes: list[None] = []
-        self.intake = Intake(mine, settings, self.clock, self.budgets, lambda: self.wakes.append(None))
+        self.intake = Intake(mine, settings, self.clock, self.pools, lambda: self.wakes.append(None))
 
     def receive(self, data: bytes) -> int:
         """Send so much, and take in what there is memory for; how many frames are whole then."""
@@ -53,7 +53,7 @@ def made(read_ahead: int) -> Iterator[Receiving]:
         receiving = Receiving(mine, peer, read_ahead)
         yield receiving
         receiving.intake.close()
-        assert receiving.budgets.bodies.used == receiving.budgets.read_ahead.used == 0
+        assert receiving.pools.bodies.used == receiving.pools.read_ahead.used == 0
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def reading_ahead() -> Iterator[Receiving]:
 def test_the_time_for_which_a_frame_waits_for_memory_is_not_its_peers(receiving: Receiving) -> None:
     intake, clock = receiving.intake, receiving.clock
     receiving.receive(FRAME[:20_000])
-    others = receiving.budgets.bodies.reserve(LIMIT, lambda: None)
+    others = receiving.pools.bodies.reserve(LIMIT, lambda: None)
     receiving.receive(FRAME[20_000:60_000])
     assert not intake.may_receive
     clock.advance(1000)
@@ -110,7 +110,7 @@ def test_a_frame_that_has_come_leaves_the_next_one_all_of_its_time(receiving: Re
 
 
 def test_who_waits_next_waits_a_time_of_its_own_for_one_that_hardly_goes_on(receiving: Receiving) -> None:
-    intake, clock, bodies = receiving.intake, receiving.clock, receiving.budgets.bodies
+    intake, clock, bodies = receiving.intake, receiving.clock, receiving.pools.bodies
     receiving.receive(FRAME[:60_000])
     first = bodies.reserve(LIMIT, lambda: None)
     intake.fit()
@@ -128,13 +128,13 @@ def test_who_waits_next_waits_a_time_of_its_own_for_one_that_hardly_goes_on(rece
 
 def test_a_connection_that_ends_gives_back_what_it_reads_ahead_on(reading_ahead: Receiving) -> None:
     assert reading_ahead.receive(FRAME[:60_000]) == 0
-    assert reading_ahead.budgets.read_ahead.used == READ_AHEAD
+    assert reading_ahead.pools.read_ahead.used == READ_AHEAD
     reading_ahead.intake.close()
-    assert reading_ahead.budgets.read_ahead.used == 0
+    assert reading_ahead.pools.read_ahead.used == 0
 
 
 def test_what_is_read_ahead_on_is_given_back_unused_for_five_seconds(reading_ahead: Receiving) -> None:
-    intake, clock, read_ahead = reading_ahead.intake, reading_ahead.clock, reading_ahead.budgets.read_ahead
+    intake, clock, read_ahead = reading_ahead.intake, reading_ahead.clock, reading_ahead.pools.read_ahead
     assert reading_ahead.receive(SMALL * 5000) == 5000
     assert read_ahead.used == READ_AHEAD
     assert intake.deadline is not None
@@ -150,8 +150,8 @@ def test_what_is_read_ahead_on_is_given_back_unused_for_five_seconds(reading_ahe
 def test_a_large_frame_takes_the_place_of_what_was_read_ahead_on(reading_ahead: Receiving) -> None:
     large = frame_start(b"header", 2 << 20) + bytes(2 << 20)
     assert reading_ahead.receive(SMALL * 5000) == 5000
-    assert reading_ahead.budgets.read_ahead.used == READ_AHEAD
+    assert reading_ahead.pools.read_ahead.used == READ_AHEAD
     assert reading_ahead.receive(large[: 3 << 19]) == 0
-    assert reading_ahead.budgets.read_ahead.used == 0
-    assert 0 < reading_ahead.budgets.bodies.used < len(large)
+    assert reading_ahead.pools.read_ahead.used == 0
+    assert 0 < reading_ahead.pools.bodies.used < len(large)
     assert reading_ahead.receive(large[3 << 19 :]) == 1

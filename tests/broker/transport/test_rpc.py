@@ -484,7 +484,7 @@ def test_an_answer_larger_than_what_all_may_take_is_given_alone(
     waited_for(lambda: broker.broker.rpc_service._answers.used == 0)
 
 
-def test_answers_that_nobody_reads_take_no_more_than_their_budget(
+def test_answers_that_nobody_reads_take_no_more_than_their_pool(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "_BUSY_SECONDS", 0.05)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.storage.producers import Producers
+from broker.storage.producer_state import Producers
 from kafkalog.client.producer.queue import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (

@@ -1,24 +1,24 @@
-"""How far each transaction's last batch came into a log: the marks by which an apply resumes. No I/O.
+"""How far each transaction's last batch came into a log, so that an apply can go on where it stopped. No I/O.
 
-A mark is a function of the log: the headers of a transaction's batches say which batch of it they belong to, which
-part, and which number within the part. A newer batch of a transaction replaces its mark; what comes of an older one
-changes nothing. Of a batch every piece is kept that stands in the log, as ranges of numbers for each part, for a lost
-machine may leave holes in what it had not synced.
+A transaction's progress is a function of the log: the headers of its batches say which batch of the transaction they
+belong to, which part, and which number within the part. A newer batch of a transaction begins a new progress; what
+comes of an older one changes nothing. Of a batch every piece is kept that stands in the log, as ranges of numbers for
+each part, for a lost machine may leave holes in what it had not synced.
 
-Marks outlive the batches they speak of (retention deletes those): they are saved with the producers' state
-(`producers.py`). A mark is needed as long as a set of its batch is prepared here: then an apply may come, again too,
-and only the mark keeps it from appending twice. Without a set an apply appends nothing, with or without a mark; the
-mark then lets one that comes late succeed. So a mark is never forgotten while something of its transaction is prepared,
-nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is after
-`DONE_KEPT_US` without an append where the transaction is done and was a write of its own, that no other batch will
-follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `MARKS_MAX`.
+Progress is kept for longer than the batches it speaks of (retention deletes those): it is saved with the producers'
+state (`producer_state.py`). It is needed as long as a set of its batch is prepared here: then an apply may come, again
+too, and only the progress keeps it from appending twice. Without a set an apply appends nothing, with or without
+progress, which then lets one that comes late succeed. So it is never forgotten while something of its transaction is
+prepared, nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is
+after `DONE_KEPT_US` without an append where the transaction is done and was a write of its own, that no other batch
+will follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `PROGRESS_MAX`.
 
 Saved form, little-endian:
 
-    u32 mark_count
-    for each mark:   i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
-                     i32 first_part, i32 first_number, u32 first_crc, u32 range_count
-    for each range:  i32 part, i32 first, i32 end        batches [first, end) of the part stand in the log
+    u32 count
+    for each transaction:  i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
+                           i32 first_part, i32 first_number, u32 first_crc, u32 range_count
+    for each range:        i32 part, i32 first, i32 end        batches [first, end) of the part stand in the log
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS
 
 KEPT_US = 30 * 86_400 * 1_000_000
 DONE_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
-MARKS_MAX = 10_000
+PROGRESS_MAX = 10_000
 _COUNT = struct.Struct("<I")
-_MARK = struct.Struct("<qqqqqiiII")
+_PROGRESS = struct.Struct("<qqqqqiiII")
 _RANGE = struct.Struct("<iii")
-assert (_COUNT.size, _MARK.size, _RANGE.size) == (4, 56, 12)
+assert (_COUNT.size, _PROGRESS.size, _RANGE.size) == (4, 56, 12)
 
 
-class Mark:
+class Progress:
     """What of one batch of a transaction stands in a log.
 
     Attributes:
@@ -60,8 +60,8 @@ class Mark:
         self.snapshots = snapshots  # taken when this was made; with more, one of them holds it
         self._ranges: dict[int, list[list[int]]] = {}
 
-    def copy(self, snapshots: int) -> Mark:
-        other = Mark(self.batch_id, self.start_offset, self.first, snapshots)
+    def copy(self, snapshots: int) -> Progress:
+        other = Progress(self.batch_id, self.start_offset, self.first, snapshots)
         other.end_offset, other.last_append_us = self.end_offset, self.last_append_us
         other._ranges = {part: [list(each) for each in found] for part, found in self._ranges.items()}
         return other
@@ -87,7 +87,7 @@ class Mark:
 
     def encode(self, producer_id: int) -> bytes:
         ranges = [(part, first, end) for part, found in self._ranges.items() for first, end in found]
-        start = _MARK.pack(
+        start = _PROGRESS.pack(
             producer_id,
             self.batch_id,
             self.start_offset,
@@ -99,60 +99,62 @@ class Mark:
         return start + b"".join(_RANGE.pack(*each) for each in ranges)
 
 
-class MarksSnapshot:
-    """The marks as they were; see `ProducersSnapshot`."""
+class ApplyProgressSnapshot:
+    """The progress of all transactions as it was; see `ProducersSnapshot`."""
 
-    def __init__(self, marks: list[tuple[int, Mark]]) -> None:
-        self._marks = marks
+    def __init__(self, progress: list[tuple[int, Progress]]) -> None:
+        self._progress = progress
 
     def encode(self) -> Sequence[bytes]:
         """The saved form, in pieces."""
-        return [_COUNT.pack(len(self._marks)), *(mark.encode(number) for number, mark in self._marks)]
+        return [_COUNT.pack(len(self._progress)), *(progress.encode(number) for number, progress in self._progress)]
 
 
-class Marks:
-    """The marks of one log, by producer id. Not thread-safe: Log holds the lock."""
+class ApplyProgress:
+    """The progress of one log's transactions, by producer id. Not thread-safe: Log holds the lock."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Mark] = {}
+        self._by_id: dict[int, Progress] = {}
         self._done: set[int] = set()
         self._snapshots = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def get(self, producer_id: int) -> Mark | None:
+    def get(self, producer_id: int) -> Progress | None:
         """To be looked at under the log's lock, or as it was: it is not changed once a snapshot was taken."""
         return self._by_id.get(producer_id)
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
         """Take in a batch of a transaction that was appended at an offset."""
         assert header.transaction_batch_id != NO_TRANSACTION
-        mark = self._by_id.get(header.producer_id)
-        if mark is None or mark.batch_id < header.transaction_batch_id:
+        progress = self._by_id.get(header.producer_id)
+        if progress is None or progress.batch_id < header.transaction_batch_id:
             first = header.part, header.base_sequence, header.crc
-            mark = self._by_id[header.producer_id] = Mark(
+            progress = self._by_id[header.producer_id] = Progress(
                 header.transaction_batch_id, base_offset, first, self._snapshots
             )
             self._done.discard(header.producer_id)
-        elif mark.batch_id > header.transaction_batch_id:
+        elif progress.batch_id > header.transaction_batch_id:
             return
-        elif mark.snapshots != self._snapshots:
-            mark = self._by_id[header.producer_id] = mark.copy(self._snapshots)
-        mark.add(header.part, header.base_sequence, header.base_sequence + 1)
-        mark.end_offset = base_offset + header.last_offset_delta + 1
-        mark.last_append_us = append_us
+        elif progress.snapshots != self._snapshots:
+            progress = self._by_id[header.producer_id] = progress.copy(self._snapshots)
+        progress.add(header.part, header.base_sequence, header.base_sequence + 1)
+        progress.end_offset = base_offset + header.last_offset_delta + 1
+        progress.last_append_us = append_us
 
     def done(self, producer_id: int, batch_id: int) -> None:
         """A transaction's batch is done, and there will be no other."""
-        mark = self._by_id.get(producer_id)
-        if mark is not None and mark.batch_id <= batch_id:
+        progress = self._by_id.get(producer_id)
+        if progress is not None and progress.batch_id <= batch_id:
             self._done.add(producer_id)
 
     def silent(self, now_us: int, keep: Collection[int]) -> list[int]:
-        """Whose marks are old enough to be forgotten, or the oldest of too many, but for some producers'."""
-        by_age = sorted((mark.last_append_us, number) for number, mark in self._by_id.items() if number not in keep)
-        too_many = len(self._by_id) - MARKS_MAX
+        """Whose progress is old enough to be forgotten, or the oldest of too many, but for some producers'."""
+        by_age = sorted(
+            (progress.last_append_us, number) for number, progress in self._by_id.items() if number not in keep
+        )
+        too_many = len(self._by_id) - PROGRESS_MAX
         return [
             number
             for place, (at_us, number) in enumerate(by_age)
@@ -160,7 +162,7 @@ class Marks:
         ]
 
     def forget_silent(self, now_us: int, keep: Collection[int]) -> int:
-        """Forget the marks that are `silent`; returns how many."""
+        """Forget the progress of those that are `silent`; returns how many."""
         silent = self.silent(now_us, keep)
         for number in silent:
             del self._by_id[number]
@@ -171,23 +173,23 @@ class Marks:
         self._by_id.clear()
         self._done.clear()
 
-    def snapshot(self) -> MarksSnapshot:
+    def snapshot(self) -> ApplyProgressSnapshot:
         self._snapshots += 1
-        return MarksSnapshot(list(self._by_id.items()))
+        return ApplyProgressSnapshot(list(self._by_id.items()))
 
     def load(self, data: bytes, at: int) -> None:
-        """Become the saved marks at a place in some bytes whose checksum was checked."""
-        by_id: dict[int, Mark] = {}
+        """Become what was saved at a place in some bytes whose checksum was checked."""
+        by_id: dict[int, Progress] = {}
         (count,) = _COUNT.unpack_from(data, at)
         at += _COUNT.size
         for _ in range(count):
-            number, batch_id, start_offset, end_offset, last_append_us, *first, range_count = _MARK.unpack_from(
+            number, batch_id, start_offset, end_offset, last_append_us, *first, range_count = _PROGRESS.unpack_from(
                 data, at
             )
-            at += _MARK.size
-            mark = by_id[number] = Mark(batch_id, start_offset, (first[0], first[1], first[2]), self._snapshots)
-            mark.end_offset, mark.last_append_us = end_offset, last_append_us
+            at += _PROGRESS.size
+            progress = by_id[number] = Progress(batch_id, start_offset, (first[0], first[1], first[2]), self._snapshots)
+            progress.end_offset, progress.last_append_us = end_offset, last_append_us
             for _ in range(range_count):
-                mark.add(*_RANGE.unpack_from(data, at))
+                progress.add(*_RANGE.unpack_from(data, at))
                 at += _RANGE.size
         self._by_id = by_id

@@ -1,6 +1,6 @@
 """What is staged for one partition beside its log: the parts of batches that no transaction has decided yet.
 
-    <partition's folder>/staging/%020d.staged       files of `staged_format.py`, appended to one after the other
+    <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A committer has the
 parts of its batch prepared as one set (`prepare`); from the ack on they outlive a power cut and are kept until the set
@@ -26,13 +26,8 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.appended import Batch
-from broker.storage.disk import Buffer, TruncateFailed
-from broker.storage.disk_errors import DiskErrors
-from broker.storage.segment import base_offset_of
-from broker.storage.services import Services
-from broker.storage.staged_file import STAGED_SUFFIX, StagedFile
-from broker.storage.staged_format import (
+from broker.staging.file import STAGED_SUFFIX, StagedFile
+from broker.staging.format import (
     BATCH,
     DROPPED,
     FRAME_SIZE,
@@ -46,7 +41,12 @@ from broker.storage.staged_format import (
     frame,
     scan_file,
 )
-from broker.storage.staged_part import Part, PartDamaged, ReadBuffer, Write, check_batches, read_batches, write_of
+from broker.staging.part import Part, PartDamaged, ReadBuffer, Write, check_batches, read_batches, write_of
+from broker.storage.disk import Buffer, TruncateFailed
+from broker.storage.disk_errors import DiskErrors
+from broker.storage.log import Batch
+from broker.storage.segment import base_offset_of
+from broker.storage.services import Services
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.events import get_logger
 

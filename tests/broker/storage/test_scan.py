@@ -7,9 +7,9 @@ import time
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage import recovery
+from broker.storage import scan as recovery
 from broker.storage.index import Damage
-from broker.storage.recovery import Places, Scan, scan
+from broker.storage.scan import Places, Scan, scan
 from kafkalog.format.batch import HEADER_SIZE, STAMPED, check_batch, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from tests.broker.storage.batches import numbered

@@ -37,8 +37,8 @@ from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
 from broker.storage.flusher import WAIT_SECONDS_MAX, Flusher
+from broker.storage.loader import make_empty_log
 from broker.storage.log import Log
-from broker.storage.opening import make_empty_log
 from broker.storage.segment import LOG_SUFFIX
 from broker.storage.services import Services
 from broker.storage.steady_clock import SteadyClock

@@ -1,4 +1,4 @@
-"""The shared memory budget."""
+"""The shared memory pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.transport.budget import Budget, Reservation
+from broker.transport.memory_pool import MemoryPool, Reservation
 
 
 def nobody() -> None:
@@ -15,69 +15,69 @@ def nobody() -> None:
 
 
 def test_bytes_are_granted_at_once_while_there_are_some() -> None:
-    budget = Budget(100)
-    one = budget.reserve(60, nobody)
+    pool = MemoryPool(100)
+    one = pool.reserve(60, nobody)
     assert one.granted
-    assert budget.used == 60
-    assert budget.try_reserve(41, nobody) is None
-    other = budget.try_reserve(40, nobody)
+    assert pool.used == 60
+    assert pool.try_reserve(41, nobody) is None
+    other = pool.try_reserve(40, nobody)
     assert other is not None
-    assert budget.used == 100
+    assert pool.used == 100
     one.release()
     other.release()
-    assert budget.used == 0
+    assert pool.used == 0
 
 
 def test_waiters_are_granted_in_the_order_of_asking_and_a_small_one_does_not_overtake() -> None:
-    budget = Budget(100)
+    pool = MemoryPool(100)
     woken: list[str] = []
-    held = budget.reserve(90, lambda: woken.append("held"))
-    large = budget.reserve(80, lambda: woken.append("large"))
-    small = budget.reserve(5, lambda: woken.append("small"))
+    held = pool.reserve(90, lambda: woken.append("held"))
+    large = pool.reserve(80, lambda: woken.append("large"))
+    small = pool.reserve(5, lambda: woken.append("small"))
     assert woken == ["held", "held"]  # whoever holds bytes is asked for them, once for each that waits
     assert not large.granted
     assert not small.granted
-    assert budget.is_wanted
-    assert budget.try_reserve(1, nobody) is None  # there are 10, but others were first
+    assert pool.is_wanted
+    assert pool.try_reserve(1, nobody) is None  # there are 10, but others were first
     held.release()
     assert large.granted
     assert small.granted
     assert woken[2:] == ["large", "small"]
-    assert not budget.is_wanted
-    assert budget.used == 85
+    assert not pool.is_wanted
+    assert pool.used == 85
 
 
 def test_one_who_gives_up_waiting_lets_the_next_in() -> None:
-    budget = Budget(100)
-    held = budget.reserve(60, lambda: None)
-    large = budget.reserve(80, nobody)
+    pool = MemoryPool(100)
+    held = pool.reserve(60, lambda: None)
+    large = pool.reserve(80, nobody)
     woken: list[str] = []
-    small = budget.reserve(30, lambda: woken.append("small"))
+    small = pool.reserve(30, lambda: woken.append("small"))
     large.release()
     assert small.granted
     assert woken == ["small"]
     for reservation in (held, small):
         reservation.release()
         reservation.release()  # again: nothing is given back twice
-    assert budget.used == 0
+    assert pool.used == 0
 
 
 # --- bodies that take their memory step by step --------------------------------------------------------------------
 
 
 def test_a_body_that_was_announced_holds_nothing_until_it_grows() -> None:
-    budget = Budget(100)
-    silent = [budget.reservation(100, nobody) for _ in range(3)]
-    assert budget.used == 0
+    pool = MemoryPool(100)
+    silent = [pool.reservation(100, nobody) for _ in range(3)]
+    assert pool.used == 0
     assert silent[0].grow(1)
-    assert silent[0].held == budget.used == 1
+    assert silent[0].held == pool.used == 1
 
 
 def test_a_step_that_would_let_two_half_bodies_wait_for_each_other_is_not_granted() -> None:
-    budget = Budget(100)
+    pool = MemoryPool(100)
     woken: list[str] = []
-    one = budget.reservation(80, lambda: woken.append("one"))
-    other = budget.reservation(60, lambda: woken.append("other"))
+    one = pool.reservation(80, lambda: woken.append("one"))
+    other = pool.reservation(60, lambda: woken.append("other"))
     assert one.grow(40)
     assert not other.grow(41)  # 19 would be free, and one of them lacks 40, the other 19
     other.release()
@@ -92,13 +92,13 @@ def test_a_step_that_would_let_two_half_bodies_wait_for_each_other_is_not_grante
 
 
 def test_unfinished_bodies_come_before_new_ones() -> None:
-    budget = Budget(100)
-    done = budget.reserve(50, lambda: None)
-    half = budget.reservation(40, lambda: None)
+    pool = MemoryPool(100)
+    done = pool.reserve(50, lambda: None)
+    half = pool.reservation(40, lambda: None)
     assert half.grow(10)
-    new = budget.reservation(60, lambda: None)
+    new = pool.reservation(60, lambda: None)
     assert not new.grow(5)
-    assert budget.first_waiting is new
+    assert pool.first_waiting is new
     assert half.grow(30)
     half.release()
     held = [new.held]  # it may need 60, and 50 are free
@@ -107,14 +107,14 @@ def test_unfinished_bodies_come_before_new_ones() -> None:
 
 
 def test_one_that_was_cut_off_half_way_counts_no_more() -> None:
-    budget = Budget(100)
-    half = budget.reservation(90, nobody)
+    pool = MemoryPool(100)
+    half = pool.reservation(90, nobody)
     assert half.grow(10)
     half.release()
-    new = budget.reservation(60, lambda: None)
+    new = pool.reservation(60, lambda: None)
     assert new.grow(30)  # although 90 would not be free then
     assert new.grow(30)
-    waiting = budget.reserve(50, lambda: None)  # who holds bytes is asked for them, and nobody else
+    waiting = pool.reserve(50, lambda: None)  # who holds bytes is asked for them, and nobody else
     assert not waiting.granted
     new.release()
     assert waiting.granted
@@ -136,11 +136,11 @@ class Body:
     st.lists(st.integers(1, 100), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 60)), max_size=80),
 )
-def test_bodies_that_fill_the_budget_all_come_through_whatever_order_they_arrive_in(
+def test_bodies_that_fill_the_pool_all_come_through_whatever_order_they_arrive_in(
     sizes: list[int], events: list[tuple[int, int]]
 ) -> None:
-    budget = Budget(100)
-    bodies = [Body(budget.reservation(size, lambda: None)) for size in sizes]
+    pool = MemoryPool(100)
+    bodies = [Body(pool.reservation(size, lambda: None)) for size in sizes]
     for number, count in events:  # 0: it is cut off, and sent again later
         body = bodies[number % len(bodies)]
         if count:
@@ -149,7 +149,7 @@ def test_bodies_that_fill_the_budget_all_come_through_whatever_order_they_arrive
         else:
             body.share.release()
             body.arrived = 0
-        assert budget.used == sum(body.share.held for body in bodies) <= budget.limit
+        assert pool.used == sum(body.share.held for body in bodies) <= pool.limit
     rounds = 0
     while bodies:
         rounds += 1
@@ -161,6 +161,6 @@ def test_bodies_that_fill_the_budget_all_come_through_whatever_order_they_arrive
             else:
                 body.arrived = body.share.size
                 body.ask()
-        assert budget.used <= budget.limit
-    assert budget.used == 0
-    assert not budget.is_wanted
+        assert pool.used <= pool.limit
+    assert pool.used == 0
+    assert not pool.is_wanted

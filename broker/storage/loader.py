@@ -2,7 +2,7 @@
 
 A segment holds the offsets from its name to the next segment's name, so what is missing of them is known to be
 missing. Every segment before one that is named `.log` was synced, and is opened by its saved index; of the last of
-them, what its saved index does not describe is read (`recovery.py`) and synced. Segments named `.next` stand behind it
+them, what its saved index does not describe is read (`scan.py`) and synced. Segments named `.next` stand behind it
 where a roll was not synced yet: each belongs to the log if the one before it ends where it begins, and is then the last
 one itself; from the first gap on nothing of them was ever promised, and they are removed. A clean stop leaves nothing
 to read.
@@ -19,7 +19,7 @@ from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, re
 from broker.storage.disk import Disk, is_full
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.index import Damage
-from broker.storage.producers import PRODUCERS_SUFFIX, Producers
+from broker.storage.producer_state import PRODUCERS_SUFFIX, Producers
 from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
 from kafkalog.events import get_logger
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
 from broker.storage.disk import Disk
 from broker.storage.disk_errors import DiskErrors
-from broker.storage.opening import snapshot_offsets, snapshot_path
-from broker.storage.producers import ProducersSnapshot
+from broker.storage.loader import snapshot_offsets, snapshot_path
+from broker.storage.producer_state import ProducersSnapshot
 
 _SNAPSHOTS_KEPT = 2
 
 
-class Saved:
+class Snapshots:
     """A partition's saved files.
 
     Attributes:

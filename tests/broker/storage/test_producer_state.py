@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.storage.producers import Producers, Remembered
+from broker.storage.producer_state import Producers, Remembered
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
 from kafkalog.format.batch import SEQUENCE_MODULUS, BatchHeader
@@ -215,15 +215,15 @@ def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     producers.record(header(0, producer=8), 310, 9)
     producers.record(transactional(1), 311, 9)
     producers.forget_silent(before_us=100)
-    producers.marks.done(9, 1)
-    producers.marks.forget_silent(1 << 60, ())
-    assert not producers.marks
+    producers.apply_progress.done(9, 1)
+    producers.apply_progress.forget_silent(1 << 60, ())
+    assert not producers.apply_progress
     assert before.encode() == expected
     loaded = Producers("t-0", 5, 1000, ManualClock())
     assert loaded.load(expected, 300)
     assert loaded.verdict(header(3)) == Remembered(3, 1, 103, 104, 3)
-    mark = loaded.marks.get(9)
-    assert mark is not None and mark.has(0, 0) and not mark.has(0, 1)
+    progress = loaded.apply_progress.get(9)
+    assert progress is not None and progress.has(0, 0) and not progress.has(0, 1)
 
 
 def transactional(number: int) -> BatchHeader:

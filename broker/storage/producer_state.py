@@ -14,7 +14,7 @@ that a start reads only the log behind it. Saved form, little-endian, the CRC-32
     for each producer, that of the last append last:
                         i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
     for each batch:     i32 base_sequence, i32 record_count, i64 base_offset, i64 end_offset, i64 append_us
-    marks               as `marks.py` saves them
+    apply progress      as `apply_progress.py` saves them
     u32 crc
 """
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.marks import Marks, MarksSnapshot
+from broker.storage.apply_progress import ApplyProgress, ApplyProgressSnapshot
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
 from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
@@ -79,11 +79,13 @@ class _Producer:
 class ProducersSnapshot:
     """The state as it was at an offset. Taken under the log's lock, at the price of two lists; encoded without it."""
 
-    def __init__(self, offset: int, numbers: list[int], producers: list[_Producer], marks: MarksSnapshot) -> None:
+    def __init__(
+        self, offset: int, numbers: list[int], producers: list[_Producer], apply_progress: ApplyProgressSnapshot
+    ) -> None:
         self.offset = offset
         self._numbers = numbers
         self._producers = producers
-        self._marks = marks
+        self._apply_progress = apply_progress
 
     def encode(self) -> bytes:
         """The saved form."""
@@ -100,7 +102,7 @@ class ProducersSnapshot:
                 )
             )
             parts.append(batches)
-        parts.extend(self._marks.encode())
+        parts.extend(self._apply_progress.encode())
         data = b"".join(parts)
         return data + _CRC.pack(crc32c(data))
 
@@ -117,7 +119,7 @@ class Producers:
         clock: appends are stamped with its wall time.
 
     Attributes:
-        marks: of the transactions.
+        apply_progress: of the transactions.
     """
 
     def __init__(self, label: str, remembered: int, state_max: int, clock: Clock) -> None:
@@ -127,7 +129,7 @@ class Producers:
         self._clock = clock
         self._by_id: OrderedDict[int, _Producer] = OrderedDict()  # in the order of their last appends
         self._snapshots = 0
-        self.marks = Marks()
+        self.apply_progress = ApplyProgress()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -184,7 +186,7 @@ class Producers:
 
     def _record(self, header: BatchHeader, base_offset: int, append_us: int, append: float) -> None:
         if header.transaction_batch_id != NO_TRANSACTION:
-            self.marks.record(header, base_offset, append_us)
+            self.apply_progress.record(header, base_offset, append_us)
             return
         producer = self._by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch:
@@ -226,12 +228,12 @@ class Producers:
 
     def clear(self) -> None:
         self._by_id.clear()
-        self.marks.clear()
+        self.apply_progress.clear()
 
     def snapshot(self, offset: int) -> ProducersSnapshot:
         """The state now, which is true at an offset."""
         self._snapshots += 1
-        return ProducersSnapshot(offset, list(self._by_id), list(self._by_id.values()), self.marks.snapshot())
+        return ProducersSnapshot(offset, list(self._by_id), list(self._by_id.values()), self.apply_progress.snapshot())
 
     def load(self, data: bytes, offset: int) -> bool:
         """Become the saved state. False, and nothing changed, if it is damaged or of another offset."""
@@ -255,7 +257,7 @@ class Producers:
             producer.batches += data[max(at, end - self._remembered_bytes) : end]
             at = end
         self._by_id = by_id
-        self.marks.clear()
+        self.apply_progress.clear()
         if version != _WITHOUT_MARKS:
-            self.marks.load(data, at)
+            self.apply_progress.load(data, at)
         return True

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.appended import Batch
-from broker.storage.staged_file import StagedFile
+from broker.staging.file import StagedFile
+from broker.storage.log import Batch
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, BatchHeader, body_fault, read_header
 from kafkalog.format.producer_ids import family_of

@@ -14,10 +14,9 @@ from typing import ClassVar
 import pytest
 
 from broker.replica.partition import Partition
-from broker.storage.appended import Appended
-from broker.storage.directory import LogDirectory, folder_name
 from broker.storage.disk import Disk
-from broker.storage.log import Log
+from broker.storage.log import Appended, Log
+from broker.storage.log_dir import LogDirectory, folder_name
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     Closed,
@@ -44,7 +43,7 @@ WAIT_SECONDS = 60
 def test_directory_is_one_process_alone(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     attempt = (
-        "import sys; from broker.storage.directory import LogDirectory; from kafkalog.errors import DataDirInUse\n"
+        "import sys; from broker.storage.log_dir import LogDirectory; from kafkalog.errors import DataDirInUse\n"
         "try: LogDirectory(sys.argv[1])\n"
         "except DataDirInUse as error: print(error)"
     )

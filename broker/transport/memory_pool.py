@@ -5,7 +5,7 @@ that lacks most could still be received whole from what is free; the oldest unfi
 is free. So the oldest one always completes, what it held comes free, and then the next is the oldest. Unfinished bodies
 come before new ones, and those in the order of asking; a small one does not overtake.
 
-Knows no sockets and no clock; who has to wait is woken. A reservation is never larger than the budget.
+Knows no sockets and no clock; who has to wait is woken. A reservation is never larger than the pool.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Wake = Callable[[], None]
 
 
 class Reservation:
-    """A share of the budget that grows up to `size`; `held` bytes of it are granted. Given back by `release`.
+    """A share of the pool that grows up to `size`; `held` bytes of it are granted. Given back by `release`.
 
     Attributes:
         asked: bytes that it waits for; 0 while it does not wait.
     """
 
-    __slots__ = ("_budget", "_wake", "asked", "held", "size")
+    __slots__ = ("_pool", "_wake", "asked", "held", "size")
 
-    def __init__(self, budget: Budget, size: int, wake: Wake) -> None:
-        self._budget = budget
+    def __init__(self, pool: MemoryPool, size: int, wake: Wake) -> None:
+        self._pool = pool
         self._wake = wake
         self.size = size
         self.held = 0
@@ -40,14 +40,14 @@ class Reservation:
 
     def grow(self, count: int) -> bool:
         """Ask for more bytes. False: they come later, and `wake` is called then."""
-        return self._budget._grow(self, count)
+        return self._pool._grow(self, count)
 
     def release(self) -> None:
         """Give back what is held, and ask for no more."""
-        self._budget._release(self)
+        self._pool._release(self)
 
 
-class Budget:
+class MemoryPool:
     """Bytes to be shared out.
 
     Args:
@@ -159,7 +159,7 @@ class Budget:
         return granted
 
 
-class Budgets(NamedTuple):
+class MemoryPools(NamedTuple):
     """What all connections of a broker share.
 
     Attributes:
@@ -167,5 +167,5 @@ class Budgets(NamedTuple):
         read_ahead: for larger buffers, which make many small frames cheaper; taken if free, never waited for.
     """
 
-    bodies: Budget
-    read_ahead: Budget
+    bodies: MemoryPool
+    read_ahead: MemoryPool

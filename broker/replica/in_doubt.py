@@ -24,9 +24,9 @@ from broker.replica.applier import Applied
 from broker.replica.catalog import Catalog
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
-from broker.storage.staged_format import PreparedSet
-from broker.storage.staged_part import Write
-from broker.storage.staging import Staged
+from broker.staging.format import PreparedSet
+from broker.staging.part import Write
+from broker.staging.staging import Staged
 from kafkalog.clock import Clock
 from kafkalog.errors import (
     BrokerStopping,
@@ -53,7 +53,7 @@ _Key = tuple[bytes, int, bytes]
 """Topic id, partition and commit uuid: a prepared set."""
 
 
-class Verdict(enum.Enum):
+class Resolution(enum.Enum):
     """What is to be done with a prepared set."""
 
     WAIT = "wait"
@@ -61,19 +61,19 @@ class Verdict(enum.Enum):
     DROP = "drop"
 
 
-def verdict(decision: Decision, prepared: PreparedSet, topic_id: bytes, partition: int) -> Verdict:
+def resolution(decision: Decision, prepared: PreparedSet, topic_id: bytes, partition: int) -> Resolution:
     """What a decision says of a prepared set. While the znode has the version at which the set was prepared, its
     committer may still decide for it."""
     if decision.version <= prepared.version or decision.batch_id < prepared.batch_id:
-        return Verdict.WAIT
+        return Resolution.WAIT
     if decision.batch_id > prepared.batch_id or decision.commit_uuid != prepared.commit_uuid:
-        return Verdict.DROP
+        return Resolution.DROP
     if decision.done:
-        return Verdict.DROP
-    return Verdict.APPLY if decision.has(topic_id, partition) else Verdict.WAIT
+        return Resolution.DROP
+    return Resolution.APPLY if decision.has(topic_id, partition) else Resolution.WAIT
 
 
-class Resolver:
+class InDoubtRecovery:
     """The thread. `start` after the catalog, `stop` before it stops.
 
     Args:
@@ -94,7 +94,7 @@ class Resolver:
         self._forgetting: Iterator[list[Decision]] = iter(())
         self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
-        self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="in-doubt", daemon=True)
 
     def start(self) -> None:
         self._catalog.session.on_state(self._state_changed)
@@ -228,9 +228,9 @@ class Resolver:
         if name not in decisions:
             decisions[name] = transactions.read_decision(self._catalog.session, name)
         decision = decisions[name]
-        what = verdict(decision, prepared, partition.topic_id, partition.number)
+        what = resolution(decision, prepared, partition.topic_id, partition.number)
         version = decision.version
-        if what is Verdict.WAIT:
+        if what is Resolution.WAIT:
             if now - staged.renewed < self._timeout:
                 return False
             if version <= prepared.version:
@@ -240,7 +240,7 @@ class Resolver:
                 except DecisionMoved:
                     return False  # to be looked at anew
                 del decisions[name]
-        if what is Verdict.APPLY:
+        if what is Resolution.APPLY:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
             applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
             partition.finish_apply(applied)
@@ -256,9 +256,9 @@ class Resolver:
             transactional_id=name,
             batch_id=prepared.batch_id,
             commit=prepared.commit_uuid.hex(),
-            done="applied" if what is Verdict.APPLY else "dropped",
+            done="applied" if what is Resolution.APPLY else "dropped",
         )
-        return what is Verdict.APPLY
+        return what is Resolution.APPLY
 
     def _add_applied(self, decision: Decision, places: Collection[tuple[bytes, int]]) -> None:
         """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a committer."""

@@ -1,6 +1,6 @@
 """One file of staged data: appended to, synced, read in places, removed when nothing in it is live any more.
 
-Not thread-safe: Staging holds the lock. What the bytes mean is `staged_format.py`'s business.
+Not thread-safe: Staging holds the lock. What the bytes mean is `format.py`'s business.
 """
 
 from __future__ import annotations
