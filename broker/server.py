@@ -22,9 +22,13 @@ from typing import Any
 
 from broker.announce import Announcer, announce
 from broker.config import BrokerSettings
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.in_doubt import InDoubtRecovery
 from broker.replica.jobs import StagedJobs
+from broker.replica.metadata import Metadata
+from broker.replica.registration import Registration
+from broker.replica.undone import Undone
+from broker.replica.watcher import Watcher
 from broker.signals import StopRequest
 from broker.storage.log_dir import LogDirectory
 from broker.transport import dataport
@@ -58,11 +62,13 @@ class Broker:
         settings: of `BrokerSettings`.
 
     Attributes:
-        catalog: what it hosts; there from `start` on, like `rpc_service` and `in_doubt`.
+        host: what it hosts; there from `start` on, like those below it.
         grpc_port, data_port: where it listens, also when a free port was asked for.
     """
 
-    catalog: Catalog
+    host: Host
+    watcher: Watcher
+    registration: Registration
     rpc_service: BrokerService
     in_doubt: InDoubtRecovery
 
@@ -119,7 +125,7 @@ class Broker:
         directory.claim(cluster_id, settings.broker_id)
 
         assert directory.directory_id is not None
-        registration = BrokerRecord(
+        record = BrokerRecord(
             broker_id=settings.broker_id,
             host=settings.advertised_host or settings.host,
             grpc_port=self.grpc_port,
@@ -130,27 +136,33 @@ class Broker:
             lock=directory.lock_id,
             where=f"{socket.gethostname()}:{directory.path}",
         )
-        catalog = self.catalog = Catalog(settings.broker_id, directory, session, settings, self._clock)
-        catalog.check_broker_id(registration)
+        metadata = Metadata(session)
+        health = directory.services.health
+        registration = self.registration = Registration(record, metadata, health, settings, self._clock)
+        registration.check_id()
+        undone = Undone(self._clock)
+        host = self.host = Host(settings.broker_id, directory, metadata, settings, undone, self._clock)
+        watcher = self.watcher = Watcher(metadata, host, registration, undone, self._clock)
+        directory.on_lost = watcher.log_removed
         directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
-        self._undo.append(catalog.close)
-        self._undo.append(catalog.stop_following)
-        directory.start()  # first: what the catalog finds deleted is unlinked beside everything else
+        self._undo.append(host.close)
+        self._undo.append(watcher.stop)
+        directory.start()  # first: what the host finds deleted is unlinked beside everything else
         with session.patient():
-            catalog.start()
+            watcher.start()
         jobs = StagedJobs(settings.broker_id)
         self._undo.append(jobs.stop)
-        self.in_doubt = InDoubtRecovery(catalog, settings, directory.services.steady_clock, jobs)
+        self.in_doubt = InDoubtRecovery(host, settings, directory.services.steady_clock, jobs)
         self._undo.append(self.in_doubt.stop)
         self.in_doubt.start()
 
-        data = DataPort(listener, catalog, settings, self._clock)
+        data = DataPort(listener, host, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))
         data.start()
-        self.rpc_service = BrokerService(catalog, settings, self._clock, cluster_id, version(), data.counters, jobs)
+        self.rpc_service = BrokerService(host, settings, self._clock, cluster_id, version(), data.counters, jobs)
         rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
-        catalog.register_broker(registration)
+        registration.register()
         self._started = True
         log.info(
             "broker_started",
@@ -158,7 +170,7 @@ class Broker:
             grpc=f"{settings.host}:{self.grpc_port}",
             data=f"{settings.host}:{self.data_port}",
             log_dir=settings.log_dir,
-            partitions=len(catalog.hosted),
+            partitions=len(host.hosted),
             cluster_id=cluster_id,
         )
 
@@ -166,7 +178,7 @@ class Broker:
         """The data directory failed. The process stays, to say why to those who ask. It must not start again by itself:
         the page cache still holds what the disk may have lost, and a start would take that for what is there."""
         rpc.tell_unhealthy()
-        self.catalog.withdraw()
+        self.registration.withdraw()
         log.error("broker_out_of_service", broker_id=self.settings.broker_id, reason=str(error))
 
     def stop(self, clean: bool = True) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from broker.config import BrokerSettings
 from broker.replica.applier import Applied
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.staging.format import PreparedSet
@@ -74,14 +74,14 @@ def resolution(decision: Decision, prepared: PreparedSet, topic_id: bytes, parti
 
 
 class InDoubtRecovery:
-    """The thread. `start` after the catalog, `stop` before it stops.
+    """The thread. `start` after the host, `stop` before it stops.
 
     Args:
         clock: the directory's steady one, for decisions are forgotten by it.
     """
 
-    def __init__(self, catalog: Catalog, settings: BrokerSettings, clock: Clock, jobs: StagedJobs) -> None:
-        self._catalog = catalog
+    def __init__(self, host: Host, settings: BrokerSettings, clock: Clock, jobs: StagedJobs) -> None:
+        self._host = host
         self._jobs = jobs
         self._clock = clock
         self._timeout = settings.transaction_timeout_ms / 1000
@@ -97,7 +97,7 @@ class InDoubtRecovery:
         self._thread = threading.Thread(target=self._run, name="in-doubt", daemon=True)
 
     def start(self) -> None:
-        self._catalog.session.on_state(self._state_changed)
+        self._host.metadata.session.on_state(self._state_changed)
         self._thread.start()
 
     def stop(self) -> None:
@@ -136,7 +136,7 @@ class InDoubtRecovery:
         now = self._clock.monotonic()
         if now >= self._forget_at:
             self._forget_at = now + _FORGET_EVERY_SECONDS
-            self._forgetting = transactions.forget_expired(self._catalog.session, self._clock.now_us())
+            self._forgetting = transactions.forget_expired(self._host.metadata.session, self._clock.now_us())
         for forgotten in self._forgetting:
             if forgotten:
                 log.info("transactions_forgotten", count=len(forgotten))
@@ -149,7 +149,7 @@ class InDoubtRecovery:
         if now < self._tidy_at:
             return
         self._tidy_at = now + _TIDY_EVERY_SECONDS
-        for partition in list(self._catalog.hosted.values()):
+        for partition in list(self._host.hosted.values()):
             try:
                 partition.forget_silent_transactions()
             except KafkalogError:
@@ -164,7 +164,7 @@ class InDoubtRecovery:
         not_closed: dict[str, str] = {}
         renewed: dict[Write, float] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
-        partitions = list(self._catalog.hosted.values())
+        partitions = list(self._host.hosted.values())
         for partition in partitions:
             for staged in partition.staged():
                 if self._stopping:
@@ -226,7 +226,7 @@ class InDoubtRecovery:
         """Do with a set what its decision says; whether the partition has all of an open one, for good."""
         name = prepared.transactional_id
         if name not in decisions:
-            decisions[name] = transactions.read_decision(self._catalog.session, name)
+            decisions[name] = transactions.read_decision(self._host.metadata.session, name)
         decision = decisions[name]
         what = resolution(decision, prepared, partition.topic_id, partition.number)
         version = decision.version
@@ -236,7 +236,7 @@ class InDoubtRecovery:
             if version <= prepared.version:
                 # From now on its committer can not decide for it without preparing it again.
                 try:
-                    version = transactions.raise_version(self._catalog.session, decision)
+                    version = transactions.raise_version(self._host.metadata.session, decision)
                 except DecisionMoved:
                     return False  # to be looked at anew
                 del decisions[name]
@@ -267,7 +267,9 @@ class InDoubtRecovery:
         if told == decision:
             return
         try:
-            transactions.write_decision(self._catalog.session, replace(told, decided_us=self._catalog.clock.now_us()))
+            transactions.write_decision(
+                self._host.metadata.session, replace(told, decided_us=self._host.clock.now_us())
+            )
         except DecisionMoved:
             return  # to be looked at anew
         if told.done:
@@ -275,10 +277,10 @@ class InDoubtRecovery:
 
     def _is_deleted(self, topic: DecidedTopic) -> bool:
         try:
-            self._catalog.topic_by_id(topic.topic_id)
+            self._host.metadata.topic_by_id(topic.topic_id)
             return False
         except UnknownTopicId:  # deleted, or not seen here yet; whoever has seen the decision can see its topics
-            found = registry.read_topic(self._catalog.session, topic.topic)
+            found = registry.read_topic(self._host.metadata.session, topic.topic)
             return found is None or found.deleted or found.topic_id != topic.topic_id
 
     def _done(self, partition: Partition, key: Hashable, work: Callable[[], Any]) -> Any:
@@ -289,7 +291,7 @@ class InDoubtRecovery:
         with self._changed:
             self._changed.wait_for(lambda: job.is_over or self._stopping)
         if not job.is_over:
-            raise BrokerStopping(broker_id=self._catalog.broker_id)
+            raise BrokerStopping(broker_id=self._host.broker_id)
         return job.result()
 
     def _look_again(self) -> None:

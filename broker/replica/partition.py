@@ -340,7 +340,7 @@ class Partition:
         """How many wait here right now."""
         return len(self._waiters)
 
-    # --- what the catalog does -----------------------------------------------------------------------------------
+    # --- what the host does -----------------------------------------------------------------------------------
 
     def update_settings(self, settings: TopicSettings) -> None:
         self.settings = settings

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended, Batch
@@ -108,20 +108,20 @@ Groups = dict[Partition, _Group]
 """What some calls bring, checked, by partition; to be written."""
 
 
-def append(calls: Sequence[Call], catalog: Catalog) -> None:
+def append(calls: Sequence[Call], host: Host) -> None:
     """Append what the calls ask for, in their order for each partition, and fill in their results.
 
     A partition that fails fails alone: its result is the error, and nothing of that part of that call is written.
     """
-    write(calls, check(calls, catalog))
+    write(calls, check(calls, host))
 
 
-def check(calls: Sequence[Call], catalog: Catalog) -> Groups:
+def check(calls: Sequence[Call], host: Host) -> Groups:
     """The first half of `append`: all of its work for the processor, and nothing that waits for a lock or a disk."""
     groups: Groups = {}
     for call in calls:
         try:
-            _sort_in(call, catalog, groups)
+            _sort_in(call, host, groups)
         except KafkalogError as error:
             call.results = [_kept(error)] * max(1, len(call.request.partitions))
     return groups
@@ -135,7 +135,7 @@ def write(calls: Sequence[Call], groups: Groups) -> None:
         call.body = _WRITTEN  # a view would keep a buffer that was given back
 
 
-def _sort_in(call: Call, catalog: Catalog, groups: Groups) -> None:
+def _sort_in(call: Call, host: Host, groups: Groups) -> None:
     """Check a call and put its batches with those of the same partition."""
     request, body = call.request, call.body
     if call.acks not in (ACKS_NONE, ACKS_LEADER):
@@ -148,7 +148,7 @@ def _sort_in(call: Call, catalog: Catalog, groups: Groups) -> None:
         part = parts[0]
         if part.length != len(body):
             raise _wrong_length(part.length, body)
-        _add(call, part, body, catalog, groups)
+        _add(call, part, body, host, groups)
         return
     if not parts:
         raise InvalidRequest(reason="an append names no partition")
@@ -157,7 +157,7 @@ def _sort_in(call: Call, catalog: Catalog, groups: Groups) -> None:
         raise _wrong_length(total, body)
     start = 0
     for part in parts:
-        _add(call, part, body[start : start + part.length], catalog, groups)
+        _add(call, part, body[start : start + part.length], host, groups)
         start += part.length
 
 
@@ -168,11 +168,11 @@ def _wrong_length(total: int, body: memoryview) -> InvalidRequest:
 _UNWRITTEN = InternalError(reason="the append was not reached")
 
 
-def _add(call: Call, part: pb.AppendPartition, data: memoryview, catalog: Catalog, groups: Groups) -> None:
+def _add(call: Call, part: pb.AppendPartition, data: memoryview, host: Host, groups: Groups) -> None:
     """Check one partition's batches, and put them with those of other calls."""
     results = call.results
     try:
-        partition = catalog.leader_of(part.topic_id, part.partition)
+        partition = host.leader_of(part.topic_id, part.partition)
         batches = checked(data, partition)
     except KafkalogError as error:
         results.append(_kept(error))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from kafkalog.wire import broker_pb2 as pb
 
 
-def describe_cluster(request: pb.DescribeClusterRequest, catalog: Catalog, cluster_id: str) -> pb.ClusterDescription:
+def describe_cluster(request: pb.DescribeClusterRequest, host: Host, cluster_id: str) -> pb.ClusterDescription:
     """Every live broker with both its ports, and where ZooKeeper is."""
-    address = catalog.session.address
+    address = host.metadata.session.address
     reply = pb.ClusterDescription(
         cluster_id=cluster_id,
         zookeeper_connect=address.hosts,
         zookeeper_chroot=address.chroot,
-        answering_broker_id=catalog.broker_id,
+        answering_broker_id=host.broker_id,
     )
-    for broker in catalog.brokers.values():
+    for broker in host.metadata.brokers.values():
         reply.brokers.add(
             broker_id=broker.broker_id,
             host=broker.host,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import NO_BATCH, NO_VERSION, Decision, decision_from_wire, decision_to_wire
@@ -17,26 +17,26 @@ ID_LENGTH_MAX = 1000
 _UUID_SIZE = 16
 
 
-def read_decisions(request: pb.ReadDecisionsRequest, catalog: Catalog) -> pb.Decisions:
+def read_decisions(request: pb.ReadDecisionsRequest, host: Host) -> pb.Decisions:
     """The last decisions of transactions. Raises InvalidRequest, ZooKeeperUnreachable."""
     for transactional_id in request.transactional_ids:
         _check_id(transactional_id)
-    found = transactions.read_decisions(catalog.session, request.transactional_ids)
+    found = transactions.read_decisions(host.metadata.session, request.transactional_ids)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
-def decide(request: pb.DecideRequest, catalog: Catalog) -> pb.DecideReply:
+def decide(request: pb.DecideRequest, host: Host) -> pb.DecideReply:
     """Write a decision over the version that it names, with the time of this broker. Raises DecisionMoved,
     InvalidRequest, ZooKeeperUnreachable: then whether it was written is unknown."""
     decision = decision_from_wire(request.decision)
     _check(decision)
-    decision = replace(decision, decided_us=catalog.clock.now_us())
-    return pb.DecideReply(version=transactions.write_decision(catalog.session, decision))
+    decision = replace(decision, decided_us=host.clock.now_us())
+    return pb.DecideReply(version=transactions.write_decision(host.metadata.session, decision))
 
 
-def list_decisions(request: pb.ListDecisionsRequest, catalog: Catalog) -> pb.Decisions:
+def list_decisions(request: pb.ListDecisionsRequest, host: Host) -> pb.Decisions:
     """The decisions of all transactions, by id. Raises ZooKeeperUnreachable."""
-    found = transactions.list_decisions(catalog.session)
+    found = transactions.list_decisions(host.metadata.session)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 

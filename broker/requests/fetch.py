@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.storage.file_slice import FileSlice, Hint
 from kafkalog.errors import InvalidRequest, KafkalogError
@@ -51,7 +51,7 @@ class Answer:
         self.slices.clear()
 
 
-def fetch(request: pb.FetchRequest, catalog: Catalog, max_bytes: int) -> Answer:
+def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer:
     """What there is for a fetch right now.
 
     Args:
@@ -62,7 +62,7 @@ def fetch(request: pb.FetchRequest, catalog: Catalog, max_bytes: int) -> Answer:
     left = min(request.max_bytes or max_bytes, max_bytes, _BODY_MAX)
     try:
         for part in request.partitions:
-            left -= _add_slice(part, catalog, left, answer)
+            left -= _add_slice(part, host, left, answer)
     except BaseException:
         answer.close()
         raise
@@ -71,12 +71,12 @@ def fetch(request: pb.FetchRequest, catalog: Catalog, max_bytes: int) -> Answer:
     return answer
 
 
-def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Answer) -> int:
+def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer) -> int:
     """Add one partition to an answer; the bytes it takes."""
     fetched = answer.reply.partitions.add()
     length = 0
     try:
-        partition = catalog.leader_of(part.topic_id, part.partition)
+        partition = host.leader_of(part.topic_id, part.partition)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
         if wanted > 0 and not answer.is_full:  # something is left for the first that has data
@@ -98,12 +98,12 @@ def _add_slice(part: pb.FetchPartition, catalog: Catalog, left: int, answer: Ans
     return length
 
 
-def hosted(request: pb.FetchRequest | ListOffsetsRequest, catalog: Catalog) -> list[Partition]:
+def hosted(request: pb.FetchRequest | ListOffsetsRequest, host: Host) -> list[Partition]:
     """The partitions of a request that are led here: those to wait at."""
     found = []
     for part in request.partitions:
         try:
-            found.append(catalog.leader_of(part.topic_id, part.partition))
+            found.append(host.leader_of(part.topic_id, part.partition))
         except KafkalogError:
             continue  # the answer itself tells
     return found

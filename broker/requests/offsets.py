@@ -4,19 +4,19 @@ Nothing waits here: whoever answers a listing decides by `has_news` whether to w
 
 from __future__ import annotations
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
 
-def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOffsetsReply:
+def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsReply:
     """Each partition's offset, in the order asked; a partition that fails has its error."""
     reply = pb.ListOffsetsReply()
     for wanted in request.partitions:
         listed = reply.partitions.add()
         try:
-            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            partition = host.leader_of(wanted.topic_id, wanted.partition)
             listed.size_bytes = partition.size_bytes
             if wanted.at == pb.ListOffset.EARLIEST:
                 listed.found, listed.offset = True, partition.start_offset
@@ -38,23 +38,23 @@ def list_offsets(request: pb.ListOffsetsRequest, catalog: Catalog) -> pb.ListOff
     return reply
 
 
-def has_news(request: pb.ListOffsetsRequest, catalog: Catalog) -> bool:
+def has_news(request: pb.ListOffsetsRequest, host: Host) -> bool:
     """Whether some partition ends elsewhere than at its known offset, or fails."""
     for wanted in request.partitions:
         try:
-            if catalog.leader_of(wanted.topic_id, wanted.partition).readable_end_offset != wanted.known_offset:
+            if host.leader_of(wanted.topic_id, wanted.partition).readable_end_offset != wanted.known_offset:
                 return True
         except KafkalogError:
             return True
     return False
 
 
-def delete_records(request: pb.DeleteRecordsRequest, catalog: Catalog) -> pb.DeleteRecordsReply:
+def delete_records(request: pb.DeleteRecordsRequest, host: Host) -> pb.DeleteRecordsReply:
     """Delete a partition's records before an offset; -1 deletes all there are.
 
     Raises:
         UnknownTopicId, UnknownPartition, NotLeader.
         OffsetOutOfRange: it is past the end.
     """
-    partition = catalog.leader_of(request.topic_id, request.partition)
+    partition = host.leader_of(request.topic_id, request.partition)
     return pb.DeleteRecordsReply(log_start_offset=partition.delete_before(request.before_offset))

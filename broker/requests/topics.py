@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from broker.config import TopicSettings
-from broker.replica.catalog import Catalog, topic_settings
+from broker.replica.host import Host
+from broker.replica.metadata import topic_settings
 from kafkalog.errors import InvalidPartitions, InvalidRequest, InvalidTopicName, KafkalogError, UnknownTopic
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -33,30 +34,30 @@ _ANSWER_SECONDS = 1.0
 """Left of a call's time to answer in: what is done is better told than timed out."""
 
 
-def describe_topics(request: pb.DescribeTopicsRequest, catalog: Catalog) -> pb.TopicDescriptions:
+def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDescriptions:
     """The topics asked for, in that order (names first); all of them if none is named."""
     reply = pb.TopicDescriptions()
     if not request.names and not request.ids:
-        for topic in catalog.topics.values():
-            _describe(topic, catalog, reply.topics.add())
+        for topic in host.metadata.topics.values():
+            _describe(topic, host, reply.topics.add())
     for name in request.names:
         described = reply.topics.add()
         try:
-            _describe(_topic(name, catalog), catalog, described)
+            _describe(_topic(name, host), host, described)
         except KafkalogError as error:
             described.name = name
             described.error.CopyFrom(error_to_wire(error))
     for topic_id in request.ids:
         described = reply.topics.add()
         try:
-            _describe(catalog.topic_by_id(topic_id), catalog, described)
+            _describe(host.metadata.topic_by_id(topic_id), host, described)
         except KafkalogError as error:
             described.topic_id = topic_id
             described.error.CopyFrom(error_to_wire(error))
     return reply
 
 
-def create_topic(request: pb.CreateTopicRequest, catalog: Catalog, seconds_left: float) -> pb.TopicDescription:
+def create_topic(request: pb.CreateTopicRequest, host: Host, seconds_left: float) -> pb.TopicDescription:
     """Make a topic, its partitions spread round robin over the live brokers.
 
     Args:
@@ -71,21 +72,21 @@ def create_topic(request: pb.CreateTopicRequest, catalog: Catalog, seconds_left:
         raise InvalidRequest(
             reason=f"topic '{request.name}' with {request.replicas} replicas: there is no replication yet"
         )
-    count = request.partitions or catalog.settings.num_partitions
-    _check_count(request.name, count, catalog)
+    count = request.partitions or host.settings.num_partitions
+    _check_count(request.name, count, host)
     config = _checked_config(dict(request.config))
     topic = TopicRecord(
         name=request.name,
         topic_id=uuid.uuid4().bytes,
         config=config,
-        replicas=_place(catalog, count),
-        created_us=catalog.clock.now_us(),
+        replicas=_place(host, count),
+        created_us=host.clock.now_us(),
     )
-    registry.create_topic(catalog.session, topic)
-    return _once_opened(topic, 0, range(count), catalog, seconds_left)
+    registry.create_topic(host.metadata.session, topic)
+    return _once_opened(topic, 0, range(count), host, seconds_left)
 
 
-def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog, seconds_left: float) -> pb.TopicDescription:
+def alter_topic(request: pb.AlterTopicRequest, host: Host, seconds_left: float) -> pb.TopicDescription:
     """Change a topic's settings, or give it more partitions.
 
     Args:
@@ -95,7 +96,7 @@ def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog, seconds_left: f
         UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers.
     """
     while True:
-        topic = registry.read_topic(catalog.session, request.name) if paths.is_valid_name(request.name) else None
+        topic = registry.read_topic(host.metadata.session, request.name) if paths.is_valid_name(request.name) else None
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=request.name)
         config = _altered_config(topic.config, request)
@@ -104,26 +105,28 @@ def alter_topic(request: pb.AlterTopicRequest, catalog: Catalog, seconds_left: f
             if request.partitions < len(replicas):
                 reason = f"it has {len(replicas)}, and partitions are never taken away"
                 raise InvalidPartitions(topic=topic.name, partitions=request.partitions, reason=reason)
-            _check_count(topic.name, request.partitions, catalog)
-            replicas += _place(catalog, request.partitions - len(replicas))
+            _check_count(topic.name, request.partitions, host)
+            replicas += _place(host, request.partitions - len(replicas))
         altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
-        if registry.update_topic(catalog.session, altered):
+        if registry.update_topic(host.metadata.session, altered):
             added = range(len(topic.replicas), len(replicas))
-            return _once_opened(altered, topic.version + 1, added, catalog, seconds_left)
+            return _once_opened(altered, topic.version + 1, added, host, seconds_left)
 
 
-def delete_topic(request: pb.DeleteTopicRequest, catalog: Catalog, seconds_left: float) -> pb.DeleteTopicReply:
+def delete_topic(request: pb.DeleteTopicRequest, host: Host, seconds_left: float) -> pb.DeleteTopicReply:
     """Delete a topic; its logs are removed by the brokers that hold them. Raises UnknownTopic."""
     if not paths.is_valid_name(request.name):
         raise UnknownTopic(topic=request.name)
-    topic_id = registry.delete_topic(catalog.session, request.name)
+    topic_id = registry.delete_topic(host.metadata.session, request.name)
     seconds = _bounded(_SEEN_SECONDS, seconds_left)
-    catalog.wait_until(lambda: all(topic.topic_id != topic_id for topic in catalog.topics.values()), seconds)
+    host.metadata.wait_until(
+        lambda: all(topic.topic_id != topic_id for topic in host.metadata.topics.values()), seconds
+    )
     return pb.DeleteTopicReply(topic_id=topic_id)
 
 
 def recover_partitions(
-    request: pb.RecoverPartitionsRequest, catalog: Catalog, seconds_left: float
+    request: pb.RecoverPartitionsRequest, host: Host, seconds_left: float
 ) -> pb.RecoverPartitionsReply:
     """Put empty logs in the place of lost ones that should be led here.
 
@@ -134,14 +137,14 @@ def recover_partitions(
     Raises:
         UnknownTopicId, UnknownPartition, NotLeader, NotLost, InvalidRequest, StorageFailed, DiskFull.
     """
-    topic = catalog.topic_by_id(request.topic_id)
+    topic = host.metadata.topic_by_id(request.topic_id)
     reply = pb.RecoverPartitionsReply()
     read_to: Mapping[int, tuple[int, str]] = {}
     if request.HasField("start_offset"):
         if not 0 <= request.start_offset <= _START_OFFSET_MAX:
             raise InvalidRequest(reason=f"start offset {request.start_offset} is not from 0 to {_START_OFFSET_MAX}")
     else:
-        read_to = groups.highest_offsets(catalog.session, topic.name, topic.topic_id)
+        read_to = groups.highest_offsets(host.metadata.session, topic.name, topic.topic_id)
     for number in request.partitions:
         committed, group = read_to.get(number, (0, ""))
         if committed > _COMMITTED_MAX:
@@ -152,15 +155,15 @@ def recover_partitions(
     for number in request.partitions:
         behind = read_to.get(number, (0, ""))[0] + OFFSETS_SKIPPED
         start_offset = request.start_offset if request.HasField("start_offset") else behind
-        state = catalog.recover(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
+        state = host.recover(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
         reply.partitions.add(partition=number, start_offset=start_offset, leader_epoch=state.leader_epoch)
     return reply
 
 
-def _topic(name: str, catalog: Catalog) -> TopicRecord:
+def _topic(name: str, host: Host) -> TopicRecord:
     if not paths.is_valid_name(name):
         raise InvalidTopicName(topic=name)
-    return catalog.topic(name)
+    return host.metadata.topic(name)
 
 
 def _dotted(name: str) -> str:
@@ -187,16 +190,18 @@ def _altered_config(config: Mapping[str, str], request: pb.AlterTopicRequest) ->
     return {name: value for name, value in kept.items() if name in refused} | checked
 
 
-def _check_count(topic: str, count: int, catalog: Catalog) -> None:
-    limit = catalog.settings.max_partitions_per_topic
+def _check_count(topic: str, count: int, host: Host) -> None:
+    limit = host.settings.max_partitions_per_topic
     if count > limit:
         reason = f"the broker's max.partitions.per.topic is {limit}"
         raise InvalidPartitions(topic=topic, partitions=count, reason=reason)
 
 
-def _place(catalog: Catalog, count: int) -> list[tuple[int, ...]]:
-    hosted = Counter(broker for topic in catalog.topics.values() for replicas in topic.replicas for broker in replicas)
-    return registry.place_partitions(registry.live_brokers(catalog.session), hosted, count)
+def _place(host: Host, count: int) -> list[tuple[int, ...]]:
+    hosted = Counter(
+        broker for topic in host.metadata.topics.values() for replicas in topic.replicas for broker in replicas
+    )
+    return registry.place_partitions(registry.live_brokers(host.metadata.session), hosted, count)
 
 
 def _bounded(seconds: float, left: float) -> float:
@@ -204,14 +209,14 @@ def _bounded(seconds: float, left: float) -> float:
 
 
 def _once_opened(
-    topic: TopicRecord, version: int, added: range, catalog: Catalog, seconds_left: float
+    topic: TopicRecord, version: int, added: range, host: Host, seconds_left: float
 ) -> pb.TopicDescription:
     """Describe a topic once the change that made its znode's version is seen here, its settings are passed on to the
     logs here, and the partitions that it added are opened (or failed here, which is told to whoever uses them), or the
     time for that is over."""
 
     def current() -> TopicRecord | None:
-        seen = catalog.topics.get(topic.name)
+        seen = host.metadata.topics.get(topic.name)
         return seen if seen is not None and seen.topic_id == topic.topic_id else None
 
     def opened() -> bool:
@@ -219,17 +224,17 @@ def _once_opened(
         return (
             seen is not None
             and seen.version >= version
-            and not catalog.is_behind(topic.name)
-            and all(number in seen.states or catalog.failure(topic.topic_id, number) for number in added)
+            and not host.is_behind(topic.name)
+            and all(number in seen.states or host.failure(topic.topic_id, number) for number in added)
         )
 
-    catalog.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
+    host.metadata.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
     description = pb.TopicDescription()
-    _describe(current() or topic, catalog, description)
+    _describe(current() or topic, host, description)
     return description
 
 
-def _describe(topic: TopicRecord, catalog: Catalog, description: pb.TopicDescription) -> None:
+def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription) -> None:
     description.name = topic.name
     description.topic_id = topic.topic_id
     description.created_us = topic.created_us
@@ -238,11 +243,11 @@ def _describe(topic: TopicRecord, catalog: Catalog, description: pb.TopicDescrip
         description.effective[name] = TopicSettings.rows[name].to_text(value)
     for number, replicas in enumerate(topic.replicas):
         state = topic.states.get(number)
-        described = description.partitions.add(partition=number, leader=catalog.leader_id(topic, number))
+        described = description.partitions.add(partition=number, leader=host.metadata.leader_id(topic, number))
         described.replicas.extend(replicas)
         if state is not None:
             described.leader_epoch = state.leader_epoch
             described.isr.extend(state.isr)
-        failure = catalog.failure(topic.topic_id, number)
+        failure = host.failure(topic.topic_id, number)
         if failure is not None:
             described.error.CopyFrom(error_to_wire(failure))

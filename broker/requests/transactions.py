@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from broker.replica.applier import Applied
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition, wait_for
 from broker.requests.append import checked
@@ -46,7 +46,7 @@ _RENEWALS = 4
 class StageCall:
     """What a stage request brings, checked; `write` keeps it."""
 
-    def __init__(self, request: data_pb.StageRequest, body: memoryview, catalog: Catalog) -> None:
+    def __init__(self, request: data_pb.StageRequest, body: memoryview, host: Host) -> None:
         """Raises InvalidRequest: the body is not what the partitions say."""
         total = sum(part.length for part in request.partitions)
         if total != len(body) or not request.partitions:
@@ -60,7 +60,7 @@ class StageCall:
             staged = self._reply.partitions.add()
             with _errors_in(staged):
                 _check_uuid(wanted.uuid, "part")
-                partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+                partition = host.leader_of(wanted.topic_id, wanted.partition)
                 self._checked.append((staged, partition, wanted.uuid, checked(data, partition, staged=True)))
 
     def write(self) -> data_pb.StageReply:
@@ -72,24 +72,24 @@ class StageCall:
         return self._reply
 
 
-def renew(request: pb.RenewRequest, catalog: Catalog) -> pb.RenewReply:
+def renew(request: pb.RenewRequest, host: Host) -> pb.RenewReply:
     """Keep all that is staged of a write on this broker, for a task of it runs."""
     write = request.family, request.batch_id
-    for partition in list(catalog.hosted.values()):
+    for partition in list(host.hosted.values()):
         try:
             partition.renew(write)
         except KafkalogError as error:
             log.info("staged_hint_ignored", partition=partition.label, reason=str(error))
-    return pb.RenewReply(renew_within_ms=_renew_within_ms(catalog))
+    return pb.RenewReply(renew_within_ms=_renew_within_ms(host))
 
 
-def _renew_within_ms(catalog: Catalog) -> int:
+def _renew_within_ms(host: Host) -> int:
     """When tasks are to renew what they staged."""
-    retention_ms = catalog.settings.transaction_staged_retention_ms
+    retention_ms = host.settings.transaction_staged_retention_ms
     return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 
-def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
+def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
     """Have parts kept until their batch is decided. The answer means that they are undamaged and outlive a power cut,
     but where it says that a partition is unfinished.
 
@@ -107,7 +107,7 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
-            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            partition = host.leader_of(wanted.topic_id, wanted.partition)
             partition.prepare(_set_of(request, wanted))
             left -= max(partition.unsynced_staged_bytes, partition.prepared_bytes(request.commit_uuid))
             if left >= 0 and not jobs.syncs.is_busy(partition):
@@ -116,22 +116,22 @@ def prepare(request: pb.PrepareRequest, catalog: Catalog, jobs: StagedJobs, seco
             key = request.commit_uuid, request.version
             job = jobs.syncs.ask(partition, key, partial(partition.keep_prepared, request.commit_uuid))
             prepared.append((answer, partition, job))
-    deadline = _turn_end(catalog, seconds)
+    deadline = _turn_end(host, seconds)
     for answer, partition in at_once:
         with _errors_in(answer):
             partition.keep_prepared(request.commit_uuid)
         _say_progress(answer, partition)
     for answer, partition, job in prepared:
         with _errors_in(answer):
-            if job.wait(deadline - catalog.clock.monotonic()):
+            if job.wait(deadline - host.clock.monotonic()):
                 job.result()
             else:
                 answer.unfinished = True
-        _say_progress_of(job, answer, partition, catalog)
+        _say_progress_of(job, answer, partition, host)
     return reply
 
 
-def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds: float) -> pb.ApplyReply:
+def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.ApplyReply:
     """Append what was decided. The answer means that all of it is in the logs and outlives a power cut, but where it
     says that a partition is unfinished.
 
@@ -156,13 +156,13 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
-            partition = catalog.leader_of(wanted.topic_id, wanted.partition)
+            partition = host.leader_of(wanted.topic_id, wanted.partition)
             left -= partition.prepared_bytes(request.commit_uuid)
             if left >= 0 and not jobs.applies.is_busy(partition):
                 small.append((answer, partition))
             else:
                 ask(answer, partition)
-    deadline = _turn_end(catalog, seconds)
+    deadline = _turn_end(host, seconds)
     for answer, partition in small:
         with _errors_in(answer):
             applied = partition.try_apply(*batch)
@@ -178,20 +178,20 @@ def apply(request: pb.ApplyRequest, catalog: Catalog, jobs: StagedJobs, seconds:
         _say_progress(answer, partition)
     for answer, partition, job in applying:
         with _errors_in(answer):
-            done: Applied | None = job.result() if job.wait(deadline - catalog.clock.monotonic()) else None
+            done: Applied | None = job.result() if job.wait(deadline - host.clock.monotonic()) else None
             if done is None or not wait_for(
-                [partition], partial(partition.is_flushed_to, done.sync_to), deadline, catalog.clock
+                [partition], partial(partition.is_flushed_to, done.sync_to), deadline, host.clock
             ):
                 answer.unfinished = True
             else:
                 partition.finish_apply(done)
                 answer.end_offset = done.end_offset
-        _say_progress_of(job, answer, partition, catalog)
+        _say_progress_of(job, answer, partition, host)
     return reply
 
 
-def _turn_end(catalog: Catalog, seconds: float) -> float:
-    return catalog.clock.monotonic() + min(TURN_SECONDS, seconds / 2)
+def _turn_end(host: Host, seconds: float) -> float:
+    return host.clock.monotonic() + min(TURN_SECONDS, seconds / 2)
 
 
 def _say_progress(answer: Any, partition: Partition) -> None:
@@ -200,26 +200,26 @@ def _say_progress(answer: Any, partition: Partition) -> None:
         answer.progress = partition.staged_work
 
 
-def _say_progress_of(job: Job, answer: Any, partition: Partition, catalog: Catalog) -> None:
+def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) -> None:
     """The same. A job that has not begun waits for those before it, so it gives what is done here for staged writes
     altogether. That is another measure than the partition's, and the answer says so."""
     if job.begun:
         _say_progress(answer, partition)
     elif answer.unfinished:
         answer.queued = True
-        answer.progress = sum(each.staged_work for each in list(catalog.hosted.values()))
+        answer.progress = sum(each.staged_work for each in list(host.hosted.values()))
 
 
-def release(request: pb.ReleaseRequest, catalog: Catalog) -> pb.ReleaseReply:
+def release(request: pb.ReleaseRequest, host: Host) -> pb.ReleaseReply:
     """Forget what is staged of a transaction up to a batch that is done, or a set that nobody can decide for any more;
     what fails is done later by itself."""
     if request.commit_uuid:
         _check_uuid(request.commit_uuid, "commit")
         _for_each(
-            request.partitions, catalog, lambda partition, _: partition.drop(request.commit_uuid, request.below_version)
+            request.partitions, host, lambda partition, _: partition.drop(request.commit_uuid, request.below_version)
         )
         return pb.ReleaseReply()
-    _for_each(request.partitions, catalog, lambda partition, _: partition.release(*_released(request)))
+    _for_each(request.partitions, host, lambda partition, _: partition.release(*_released(request)))
     return pb.ReleaseReply()
 
 
@@ -227,17 +227,17 @@ def _released(request: pb.ReleaseRequest) -> tuple[str, int, bool]:
     return request.transactional_id, request.batch_id, request.last
 
 
-def discard(request: pb.DiscardRequest, catalog: Catalog) -> pb.DiscardReply:
+def discard(request: pb.DiscardRequest, host: Host) -> pb.DiscardReply:
     """Forget parts, but those that are prepared; what fails is done later by itself."""
-    _for_each(request.partitions, catalog, lambda partition, wanted: partition.discard(wanted.uuids))
+    _for_each(request.partitions, host, lambda partition, wanted: partition.discard(wanted.uuids))
     return pb.DiscardReply()
 
 
-def list_staged(request: pb.ListStagedRequest, catalog: Catalog) -> pb.ListStagedReply:
+def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply:
     """What this broker has staged: all of it, or a transaction's."""
     wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
     reply = pb.ListStagedReply()
-    for partition in catalog.hosted.values():
+    for partition in host.hosted.values():
         for staged in partition.staged():
             if wanted is not None and staged.producer_id != wanted:
                 continue
@@ -259,9 +259,9 @@ def list_staged(request: pb.ListStagedRequest, catalog: Catalog) -> pb.ListStage
     return reply
 
 
-def staged_bytes(catalog: Catalog) -> int:
+def staged_bytes(host: Host) -> int:
     """What the files of staged data take on this broker's disk."""
-    return sum(partition.staged_size_bytes for partition in catalog.hosted.values())
+    return sum(partition.staged_size_bytes for partition in host.hosted.values())
 
 
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
@@ -306,9 +306,9 @@ def _errors_in(answer: Any) -> Iterator[None]:
     answer.error.CopyFrom(error_to_wire(told))
 
 
-def _for_each(wanted: Iterable[Any], catalog: Catalog, hint: Callable[[Partition, Any], object]) -> None:
+def _for_each(wanted: Iterable[Any], host: Host, hint: Callable[[Partition, Any], object]) -> None:
     for each in wanted:
         try:
-            hint(catalog.leader_of(each.topic_id, each.partition), each)
+            hint(host.leader_of(each.topic_id, each.partition), each)
         except KafkalogError as error:
             log.info("staged_hint_ignored", partition=each.partition, reason=str(error))

@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from google.protobuf.message import DecodeError
 
 from broker.config import BrokerSettings
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
@@ -116,7 +116,7 @@ class Connection:
         self,
         sock: socket.socket,
         peer: str,
-        catalog: Catalog,
+        host: Host,
         settings: BrokerSettings,
         clock: Clock,
         pools: MemoryPools,
@@ -126,7 +126,7 @@ class Connection:
         self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: others iterate over it
         self._sock = sock
         self._peer = peer
-        self._catalog = catalog
+        self._host = host
         self._settings = settings
         self._clock = clock
         self._turns = turns
@@ -359,7 +359,7 @@ class Connection:
             self._last_request = self._clock.monotonic()
             self._served["requests"] += taken
         if calls:
-            groups = appends.check(calls, self._catalog)
+            groups = appends.check(calls, self._host)
             return lambda: self._append(calls, groups), is_more
         return write, is_more
 
@@ -448,7 +448,7 @@ class Connection:
             self._refuse_partitions(request, named, _WRITTEN_PARTITIONS_MAX)
             return None
         try:
-            call = transactions.StageCall(request.stage, body, self._catalog)
+            call = transactions.StageCall(request.stage, body, self._host)
         except KafkalogError as error:
             self._hold(_Refusal(request.correlation_id, error))
             return None
@@ -513,11 +513,11 @@ class Connection:
         request = fetch.request
         limit = self._settings.fetch_max_bytes
         try:
-            answer = fetches.fetch(request, self._catalog, limit)
+            answer = fetches.fetch(request, self._host, limit)
             if not answer.is_enough(request) and not self._is_urgent(fetch):
                 answer.close()
-                self._register(fetches.hosted(request, self._catalog))
-                answer = fetches.fetch(request, self._catalog, limit)  # it may have come before we registered
+                self._register(fetches.hosted(request, self._host))
+                answer = fetches.fetch(request, self._host, limit)  # it may have come before we registered
                 if not answer.is_enough(request):
                     answer.close()
                     return False

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from broker.config import BrokerSettings
 from broker.ports import bound_socket
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.transport.connection import Connection
 from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import Clock
@@ -51,9 +51,9 @@ class DataPort:
         settings: the broker's.
     """
 
-    def __init__(self, listener: socket.socket, catalog: Catalog, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, listener: socket.socket, host: Host, settings: BrokerSettings, clock: Clock) -> None:
         self._listener = listener
-        self._catalog = catalog
+        self._host = host
         self._settings = settings
         self._clock = clock
         largest_frame = settings.request_max_bytes + frames.HEADER_LENGTH_MAX + frames.PREFIX_SIZE
@@ -160,7 +160,7 @@ class DataPort:
         connection = Connection(
             accepted,
             peer,
-            self._catalog,
+            self._host,
             self._settings,
             self._clock,
             self._pools,

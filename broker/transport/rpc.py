@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerSettings
 from broker.ports import check_port_free
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import wait_for
 from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
@@ -87,7 +87,7 @@ class BrokerService:
 
     def __init__(
         self,
-        catalog: Catalog,
+        host: Host,
         settings: BrokerSettings,
         clock: Clock,
         cluster_id: str,
@@ -95,7 +95,7 @@ class BrokerService:
         counters: Callable[[], dict[str, int]],
         jobs: StagedJobs,
     ) -> None:
-        self._catalog = catalog
+        self._host = host
         self._settings = settings
         self._clock = clock
         self._cluster_id = cluster_id
@@ -111,14 +111,14 @@ class BrokerService:
         """Answer those that wait, and refuse what changes anything from now on."""
         self._stopping.set()
         self._staged_jobs.stop()
-        for partition in self._catalog.hosted.values():
+        for partition in self._host.hosted.values():
             partition.wake_waiters()
 
     def method(self, name: str, lane: str) -> _Method:
         """A method of the service, to be called in a thread of its lane. What asks ZooKeeper stops as its client gives
         up. A change of topics, which takes its time anyway, waits for a connection that is away for a moment."""
         method: _Method = getattr(self, name)
-        session = self._catalog.session
+        session = self._host.metadata.session
 
         def for_who_waits(request: Any, context: grpc.ServicerContext) -> Message:
             with session.on_behalf_of(context.is_active):
@@ -131,109 +131,109 @@ class BrokerService:
         return {"zookeeper": for_who_waits, "topics": patiently}.get(lane, method)
 
     def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
-        return cluster.describe_cluster(request, self._catalog, self._cluster_id)
+        return cluster.describe_cluster(request, self._host, self._cluster_id)
 
     def DescribeBroker(self, request: broker_pb2.DescribeBrokerRequest, context: Any) -> Any:
-        failed = self._catalog.failed
+        failed = self._host.failed
         return broker_pb2.BrokerStatus(
             failure=None if failed is None else error_to_wire(failed),
-            broker_id=self._catalog.broker_id,
+            broker_id=self._host.broker_id,
             pid=os.getpid(),
             version=self._version,
-            zookeeper_connected=self._catalog.session.connected,
+            zookeeper_connected=self._host.metadata.session.connected,
             counters=self._counters()
             | {
-                "staged.bytes": transactions.staged_bytes(self._catalog),
-                "disk.full": int(self._catalog.is_full),
-                "partitions.served": len(self._catalog.hosted),
-                "partitions.unserved": len(self._catalog.unserved()),
+                "staged.bytes": transactions.staged_bytes(self._host),
+                "disk.full": int(self._host.is_full),
+                "partitions.served": len(self._host.hosted),
+                "partitions.unserved": len(self._host.unserved()),
             },
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
-        return topics.describe_topics(request, self._catalog)
+        return topics.describe_topics(request, self._host)
 
     def CreateTopic(self, request: broker_pb2.CreateTopicRequest, context: Any) -> Any:
-        return topics.create_topic(request, self._catalog, _seconds_left(context))
+        return topics.create_topic(request, self._host, _seconds_left(context))
 
     def AlterTopic(self, request: broker_pb2.AlterTopicRequest, context: Any) -> Any:
-        return topics.alter_topic(request, self._catalog, _seconds_left(context))
+        return topics.alter_topic(request, self._host, _seconds_left(context))
 
     def DeleteTopic(self, request: broker_pb2.DeleteTopicRequest, context: Any) -> Any:
-        return topics.delete_topic(request, self._catalog, _seconds_left(context))
+        return topics.delete_topic(request, self._host, _seconds_left(context))
 
     def RecoverPartitions(self, request: broker_pb2.RecoverPartitionsRequest, context: Any) -> Any:
-        return topics.recover_partitions(request, self._catalog, _seconds_left(context))
+        return topics.recover_partitions(request, self._host, _seconds_left(context))
 
     def DeleteRecords(self, request: broker_pb2.DeleteRecordsRequest, context: Any) -> Any:
-        return offsets.delete_records(request, self._catalog)
+        return offsets.delete_records(request, self._host)
 
     def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
         if request.max_wait_ms and self._listings_waiting.acquire(blocking=False):  # else it is answered at once
             try:
                 self._wait(
-                    lambda: offsets.has_news(request, self._catalog) or self._stopping.is_set(),
-                    fetch.hosted(request, self._catalog),
+                    lambda: offsets.has_news(request, self._host) or self._stopping.is_set(),
+                    fetch.hosted(request, self._host),
                     min(request.max_wait_ms, self._settings.fetch_max_wait_ms),
                     context,
                 )
             finally:
                 self._listings_waiting.release()
-        return offsets.list_offsets(request, self._catalog)
+        return offsets.list_offsets(request, self._host)
 
     def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:
         return broker_pb2.InitProducerReply(producer_id=new_producer_id(), producer_epoch=0)
 
     def CommitOffsets(self, request: broker_pb2.CommitOffsetsRequest, context: Any) -> Any:
-        return groups.commit_offsets(request, self._catalog)
+        return groups.commit_offsets(request, self._host)
 
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
-        return groups.committed_offsets(request, self._catalog)
+        return groups.committed_offsets(request, self._host)
 
     def ForgetOffsets(self, request: broker_pb2.ForgetOffsetsRequest, context: Any) -> Any:
-        return groups.forget_offsets(request, self._catalog)
+        return groups.forget_offsets(request, self._host)
 
     def ListGroups(self, request: broker_pb2.ListGroupsRequest, context: Any) -> Any:
-        return groups.list_groups(request, self._catalog)
+        return groups.list_groups(request, self._host)
 
     def DescribeGroup(self, request: broker_pb2.DescribeGroupRequest, context: Any) -> Any:
-        return groups.describe_group(request, self._catalog)
+        return groups.describe_group(request, self._host)
 
     def ResetOffsets(self, request: broker_pb2.ResetOffsetsRequest, context: Any) -> Any:
-        return groups.reset_offsets(request, self._catalog)
+        return groups.reset_offsets(request, self._host)
 
     def KeepMember(self, request: broker_pb2.KeepMemberRequest, context: Any) -> Any:
-        return groups.keep_member(request, self._catalog)
+        return groups.keep_member(request, self._host)
 
     def LeaveGroup(self, request: broker_pb2.LeaveGroupRequest, context: Any) -> Any:
-        return groups.leave_group(request, self._catalog)
+        return groups.leave_group(request, self._host)
 
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
-        return transactions.prepare(request, self._catalog, self._staged_jobs, _seconds_left(context))
+        return transactions.prepare(request, self._host, self._staged_jobs, _seconds_left(context))
 
     def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
-        return transactions.apply(request, self._catalog, self._staged_jobs, _seconds_left(context))
+        return transactions.apply(request, self._host, self._staged_jobs, _seconds_left(context))
 
     def Renew(self, request: transactions_pb2.RenewRequest, context: Any) -> Any:
-        return transactions.renew(request, self._catalog)
+        return transactions.renew(request, self._host)
 
     def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
-        return transactions.release(request, self._catalog)
+        return transactions.release(request, self._host)
 
     def Discard(self, request: transactions_pb2.DiscardRequest, context: Any) -> Any:
-        return transactions.discard(request, self._catalog)
+        return transactions.discard(request, self._host)
 
     def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
-        return transactions.list_staged(request, self._catalog)
+        return transactions.list_staged(request, self._host)
 
     def ReadDecisions(self, request: transactions_pb2.ReadDecisionsRequest, context: Any) -> Any:
-        return decisions.read_decisions(request, self._catalog)
+        return decisions.read_decisions(request, self._host)
 
     def Decide(self, request: transactions_pb2.DecideRequest, context: Any) -> Any:
-        return decisions.decide(request, self._catalog)
+        return decisions.decide(request, self._host)
 
     def ListDecisions(self, request: transactions_pb2.ListDecisionsRequest, context: Any) -> Any:
-        return decisions.list_decisions(request, self._catalog)
+        return decisions.list_decisions(request, self._host)
 
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:
@@ -241,13 +241,13 @@ class BrokerService:
         if request.request.acks == append.ACKS_NONE:
             raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
-        append.append([call], self._catalog)
+        append.append([call], self._host)
         self._wait(call.is_acked, call.waiting_at(), call.timeout_ms, context)
         return append.ack_reply(call)
 
     def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
         limit = self._settings.pull_max_bytes
-        answer = fetch.fetch(request, self._catalog, limit)
+        answer = fetch.fetch(request, self._host, limit)
         if not answer.is_enough(request) and self._pulls_waiting.acquire(blocking=False):
             try:
                 answer.close()
@@ -273,19 +273,19 @@ class BrokerService:
         if not reservation.granted:
             reservation.release()
             reason = f"{_ANSWERS_MAX} bytes of gRPC answers are under way, and the data port knows no such limit"
-            raise BrokerBusy(broker=self._catalog.broker_id, reason=reason)
+            raise BrokerBusy(broker=self._host.broker_id, reason=reason)
         if not context.add_callback(reservation.release):  # it has ended already
             reservation.release()
 
     def _wait_for_data(self, request: pb.FetchRequest, limit: int, context: Any) -> fetch.Answer:
-        answers = [fetch.fetch(request, self._catalog, limit)]
+        answers = [fetch.fetch(request, self._host, limit)]
 
         def reached() -> bool:
             answers.pop().close()
-            answers.append(fetch.fetch(request, self._catalog, limit))
+            answers.append(fetch.fetch(request, self._host, limit))
             return answers[0].is_enough(request) or self._stopping.is_set()
 
-        partitions = fetch.hosted(request, self._catalog)
+        partitions = fetch.hosted(request, self._host)
         self._wait(reached, partitions, min(request.max_wait_ms, self._settings.fetch_max_wait_ms), context)
         return answers[0]
 

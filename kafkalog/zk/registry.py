@@ -94,6 +94,10 @@ class TopicRecord:
     version: int = 0
     deleted: bool = False
 
+    def preferred_leader(self, number: int) -> int:
+        """The broker that is to open a partition, and to lead it: its first replica."""
+        return self.replicas[number][0]
+
 
 def _dump(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -48,7 +48,7 @@ class RunningBroker:
 
     def record(self, name: str) -> registry.TopicRecord:
         """What ZooKeeper has of a topic."""
-        record = registry.read_topic(self.broker.catalog.session, name)
+        record = registry.read_topic(self.broker.host.metadata.session, name)
         assert record is not None
         return record
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
 from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
@@ -35,11 +35,11 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
         assert permits[str(self.directory.parent)].acquire(timeout=60)
         append(self, *arguments)
 
-    def one_more(request: pb.ApplyRequest, catalog: Catalog, *rest: Any) -> pb.ApplyReply:
+    def one_more(request: pb.ApplyRequest, host: Host, *rest: Any) -> pb.ApplyReply:
         """Each answer that says unfinished lets one partition's rows in."""
-        reply = apply(request, catalog, *rest)
+        reply = apply(request, host, *rest)
         if any(partition.unfinished for partition in reply.partitions):
-            permits[catalog.settings.log_dir].release()
+            permits[host.settings.log_dir].release()
         return reply
 
     monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
@@ -56,7 +56,7 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
     began = time.monotonic()
     assert committer.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED
     assert time.monotonic() - began > 3.5
-    hosted = [partition for broker in brokers for partition in broker.broker.catalog.hosted.values()]
+    hosted = [partition for broker in brokers for partition in broker.broker.host.hosted.values()]
     assert [partition.log.end_offset for partition in hosted] == [1] * PARTITIONS
     committer.close()
     cluster.close()

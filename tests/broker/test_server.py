@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerSettings
 from broker.local.zookeeper import EmbeddedZooKeeper
-from broker.replica.catalog import Catalog
 from broker.replica.in_doubt import InDoubtRecovery
+from broker.replica.watcher import Watcher
 from broker.server import Broker, read_config
 from broker.storage import log_dir as directory
 from broker.storage.disk import Disk
@@ -99,21 +99,21 @@ def test_a_start_that_zookeeper_keeps_from_its_end_leaves_a_clean_directory_clea
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(errors.ZooKeeperUnreachable):
             start_broker(zookeeper_connect=address, zookeeper_connection_timeout_ms=300)
-    assert start_broker().broker.catalog.topic("t").states[0].leader_epoch == 0
+    assert start_broker().broker.host.metadata.topic("t").states[0].leader_epoch == 0
 
 
 def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing, other = start_broker(0), start_broker(1)
-    catalog = failing.broker.catalog
-    assert other.broker.catalog.wait_until(lambda: set(other.broker.catalog.brokers) == {0, 1}, 60)
+    host = failing.broker.host
+    assert other.broker.host.metadata.wait_until(lambda: set(other.broker.host.metadata.brokers) == {0, 1}, 60)
     topic = other.new_topic(partitions=2, flush_messages=1)
 
     def sync(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(catalog._directory.disk, "sync", sync)
+    monkeypatch.setattr(host._directory.disk, "sync", sync)
     with failing.client() as client:
         for _ in range(2):
             assert client.append(topic, a_batch()).error.code == errors.StorageFailed.code
@@ -121,7 +121,7 @@ def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
     latest = broker_pb2.ListOffsetsRequest(partitions=[broker_pb2.ListOffset(topic_id=topic)], max_wait_ms=30_000)
     listed = failing.stub.ListOffsets(latest, timeout=20).partitions[0]  # or who waits for news would wait for ever
     assert listed.error.code == errors.StorageFailed.code
-    assert other.broker.catalog.wait_until(lambda: set(other.broker.catalog.brokers) == {1}, 60)
+    assert other.broker.host.metadata.wait_until(lambda: set(other.broker.host.metadata.brokers) == {1}, 60)
     health = health_pb2_grpc.HealthStub(failing.channel)
     for service in ("", SERVICE):
         status = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=30).status
@@ -134,20 +134,22 @@ def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
     assert len(said) == 1
     assert "fdatasync for t-0: Input/output error" in said[0]
 
-    expire(catalog.session)
+    expire(host.metadata.session)
     other.new_topic("later")
     other.stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="t"), timeout=60)
-    assert catalog.wait_until(lambda: {*catalog.topics} == {"elsewhere", "later"}, 60)  # it follows, but ...
-    assert set(registry.live_brokers(other.broker.catalog.session)) == {1}
+    assert host.metadata.wait_until(
+        lambda: {*host.metadata.topics} == {"elsewhere", "later"}, 60
+    )  # it follows, but ...
+    assert set(registry.live_brokers(other.broker.host.metadata.session)) == {1}
     monkeypatch.undo()
     failing.stop()
-    assert set(start_broker(0).broker.catalog.brokers) == {0, 1}
+    assert set(start_broker(0).broker.host.metadata.brokers) == {0, 1}
 
 
 def test_a_failed_broker_that_zookeeper_does_not_hear_takes_itself_out_later(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = start_broker().broker.catalog
+    host = start_broker().broker.host
     withdraw, heard = registry.withdraw_broker, threading.Event()
 
     def unheard(session: ZooKeeperSession, broker: BrokerRecord) -> None:
@@ -156,9 +158,9 @@ def test_a_failed_broker_that_zookeeper_does_not_hear_takes_itself_out_later(
             raise errors.ZooKeeperUnreachable(address="zk", reason="no answer in time")
         withdraw(session, broker)
 
-    monkeypatch.setattr("broker.replica.catalog.registry.withdraw_broker", unheard)
-    catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
-    assert catalog.wait_until(lambda: not catalog.brokers, 60)
+    monkeypatch.setattr("broker.replica.host.registry.withdraw_broker", unheard)
+    host._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+    assert host.metadata.wait_until(lambda: not host.metadata.brokers, 60)
     assert heard.is_set()
 
 
@@ -169,13 +171,14 @@ def test_a_broker_whose_disk_fails_while_it_starts_does_not_start(
 
     def late(session: ZooKeeperSession, broker: BrokerRecord) -> object:
         done = registered(session, broker)
-        catalogs[0]._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
+        directory = watchers[0]._host._directory
+        directory.services.health.fail(errors.StorageFailed(directory="/data", reason="the disk is gone"))
         return done
 
-    catalogs: list[Catalog] = []
-    start = Catalog.start
-    monkeypatch.setattr(Catalog, "start", lambda self: (catalogs.append(self), start(self)))
-    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", late)
+    watchers: list[Watcher] = []
+    start = Watcher.start
+    monkeypatch.setattr(Watcher, "start", lambda self: (watchers.append(self), start(self)))
+    monkeypatch.setattr("broker.replica.host.registry.register_broker", late)
     with pytest.raises(errors.StorageFailed, match="the disk is gone"):
         start_broker()
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
@@ -202,7 +205,7 @@ def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_reg
 
     registered: list[BrokerRecord] = []
     monkeypatch.setattr(Disk, "sync", sync)
-    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", lambda _, broker: registered.append(broker))
+    monkeypatch.setattr("broker.replica.host.registry.register_broker", lambda _, broker: registered.append(broker))
     with pytest.raises(errors.StorageFailed, match="fdatasync of what was recovered for t-0: Input/output error"):
         start_broker()
     assert not fails and not registered
@@ -211,7 +214,11 @@ def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_reg
 def test_start_and_stop_leave_no_thread_and_no_descriptor(start_broker: StartBroker) -> None:
     def cycle() -> None:
         broker = start_broker()
-        topic = broker.new_topic() if not broker.broker.catalog.topics else broker.broker.catalog.topic("t").topic_id
+        topic = (
+            broker.new_topic()
+            if not broker.broker.host.metadata.topics
+            else broker.broker.host.metadata.topic("t").topic_id
+        )
         with broker.client() as client:
             client.append(topic, a_batch())
             client.fetch(topic, 0)
@@ -272,7 +279,7 @@ def test_a_broker_is_registered_once_it_answers_at_both_ports(
             answered.append(told.answering_broker_id)
         return register(session, broker)
 
-    monkeypatch.setattr("broker.replica.catalog.registry.register_broker", ask_first)
+    monkeypatch.setattr("broker.replica.host.registry.register_broker", ask_first)
     start_broker()
     assert answered == [0]
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
-    assert broker.broker.catalog.wait_until(reached, 60.0)
+    assert broker.broker.host.metadata.wait_until(reached, 60.0)
 
 
 def filled(broker: RunningBroker, partitions: int = 2) -> bytes:
@@ -66,7 +66,7 @@ def put_back(tmp_path: Path, topic: bytes, wipe: object) -> None:
 def assert_lost(broker: RunningBroker, topic: bytes, partition: int, reason: str) -> None:
     sentence = rf"partition t-{partition} is lost: {reason}.*kafkalog topics recover t --partition {partition} --accept"
     with pytest.raises(errors.PartitionLost, match=sentence) as caught:
-        broker.broker.catalog.leader_of(topic, partition)
+        broker.broker.host.leader_of(topic, partition)
     assert not caught.value.retriable
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=partition).error.code == errors.PartitionLost.code
@@ -95,16 +95,16 @@ def test_a_log_that_is_gone_is_refused_and_served_again_once_it_is_back(
         for partition in (0, 1):
             assert_lost(broker, topic, partition, "its log is in data directory [0-9a-f]{32}, and broker 0 has")
         assert broker.new_topic("other")  # the new directory is as good as any
-        assert broker.broker.catalog.leader_of(broker.broker.catalog.topic("other").topic_id, 0).log.end_offset == 0
+        assert broker.broker.host.leader_of(broker.broker.host.metadata.topic("other").topic_id, 0).log.end_offset == 0
     else:
         assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone from data directory")
-        assert broker.broker.catalog.leader_of(topic, 1).log.end_offset == 5
+        assert broker.broker.host.leader_of(topic, 1).log.end_offset == 5
     assert caplog.text.count("partition_lost partition=t-0") == 1
     broker.stop(clean)
     put_back(tmp_path, topic, wipe)
     broker = start_broker()
     for partition in (0, 1):
-        log = broker.broker.catalog.leader_of(topic, partition).log
+        log = broker.broker.host.leader_of(topic, partition).log
         assert (log.start_offset, log.end_offset) == (0, 5)
         assert log.leader_epoch == 0 or not clean or wipe is not wipe_directory
     assert not any(partition.HasField("error") for partition in broker.described("t").partitions)
@@ -120,7 +120,7 @@ def test_a_folder_that_a_kill_left_and_that_was_away_over_a_clean_stop_is_not_ta
     start_broker().stop()
     put_back(tmp_path, topic, wipe_folder)
     broker = start_broker()
-    assert broker.broker.catalog.leader_of(topic, 0).log.leader_epoch == 1
+    assert broker.broker.host.leader_of(topic, 0).log.leader_epoch == 1
 
 
 def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
@@ -128,7 +128,7 @@ def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
 ) -> None:
     broker = start_broker()
     topic = filled(broker)
-    (registered,) = broker.broker.catalog.brokers.values()
+    (registered,) = broker.broker.host.metadata.brokers.values()
     broker.stop()
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
@@ -136,9 +136,9 @@ def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
         (tmp_path / "broker-0").rename(tmp_path / "elsewhere")
         monkeypatch.setattr("socket.gethostname", lambda: "renamed")
         moved = start_broker(0, log_dir=str(tmp_path / "elsewhere"), zookeeper_session_timeout_ms=3_600_000)
-        assert moved.broker.catalog.leader_of(topic, 1).log.end_offset == 5
+        assert moved.broker.host.leader_of(topic, 1).log.end_offset == 5
         new_place = f"renamed:{tmp_path / 'elsewhere'}"
-        until(moved, lambda: [each.where for each in moved.broker.catalog.brokers.values()] == [new_place])
+        until(moved, lambda: [each.where for each in moved.broker.host.metadata.brokers.values()] == [new_place])
 
 
 def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBro
         start_broker(0, log_dir=str(tmp_path / "copy"), zookeeper_session_timeout_ms=1000)
     states = broker.record("t").states
     assert [states[number].leader_epoch for number in (0, 1)] == [0, 0]
-    assert set(registry.live_brokers(broker.broker.catalog.session)) == {0}
+    assert set(registry.live_brokers(broker.broker.host.metadata.session)) == {0}
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 5
 
@@ -164,7 +164,7 @@ def test_a_crash_between_a_new_partitions_folder_and_its_state_leaves_it_to_be_m
         patched.setattr("broker.requests.topics._OPENED_SECONDS", 0.0)
         topic = broker.new_topic()
         while not folder(tmp_path, topic, 0).exists():
-            broker.broker.catalog.wait_until(lambda: False, 0.05)
+            broker.broker.host.metadata.wait_until(lambda: False, 0.05)
         broker.stop(clean=False)
     broker = start_broker()
     assert broker.described("t").partitions[0].leader == 0
@@ -185,7 +185,7 @@ def test_a_state_that_another_directory_was_faster_to_write_is_respected(
         written(session, topic, {0: replace(states[0], directory="another")})
         return written(session, topic, states)
 
-    monkeypatch.setattr("broker.replica.catalog.registry.write_states", second)
+    monkeypatch.setattr("broker.replica.host.registry.write_states", second)
     topic = broker.new_topic()
     assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
 
@@ -193,19 +193,19 @@ def test_a_state_that_another_directory_was_faster_to_write_is_respected(
 def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_broker: StartBroker) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
-    partition = catalog.leader_of(topic, 0)
+    host = broker.broker.host
+    partition = host.leader_of(topic, 0)
     record = broker.record("t")
     taken = replace(record.states[0], leader_epoch=1, directory="another")
-    registry.write_states(catalog.session, record, {0: taken})
-    until(broker, lambda: (topic, 0) not in catalog.hosted)
+    registry.write_states(host.metadata.session, record, {0: taken})
+    until(broker, lambda: (topic, 0) not in host.hosted)
     assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
     with pytest.raises(errors.NotLeader):
         partition.read(0, 100, None)
-    assert catalog.leader_of(topic, 1).log.end_offset == 5
+    assert host.leader_of(topic, 1).log.end_offset == 5
     recovered = recover(broker, topic, 0, start_offset=70)
     assert (recovered.start_offset, recovered.leader_epoch) == (70, 2)
-    assert catalog.leader_of(topic, 0).log.end_offset == 70
+    assert host.leader_of(topic, 0).log.end_offset == 70
 
 
 # --- removed while the broker runs -----------------------------------------------------------------------------------
@@ -229,42 +229,42 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
 ) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
-    partition = catalog.leader_of(topic, 0)
+    host = broker.broker.host
+    partition = host.leader_of(topic, 0)
     assert partition.log.flushed_offset == 0  # so that a round which does not see it would save it, where it was
     partition.register(lambda: None)
     wipe(tmp_path, topic)
-    catalog._directory.tidy()
-    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    host._directory.tidy()
+    until(broker, lambda: host.failure(topic, 0) is not None)
     told = "its folder {} is gone" if wipe in (wipe_folder, empty_folder) else "files of its folder {} .* were removed"
     assert_lost(broker, topic, 0, told.format(f"{topic.hex()}-0"))
     with pytest.raises(errors.NotLeader):
         partition.append_as_leader([])
     assert partition.waiting == 0
-    assert catalog.leader_of(topic, 1).log.end_offset == 5
+    assert host.leader_of(topic, 1).log.end_offset == 5
     counters = broker.counters()
     assert (counters["partitions.served"], counters["partitions.unserved"]) == (1, 1)
     put_back(tmp_path, topic, wipe)
     broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "1000000"}), timeout=60)
-    catalog._directory.tidy()
+    host._directory.tidy()
     assert_lost(broker, topic, 0, "files of its folder")  # nobody knows what else was done to it meanwhile
-    assert catalog.failed is None
+    assert host.failed is None
     assert "log_directory_failed" not in caplog.text
     broker.stop()
     assert not (tmp_path / "broker-0" / "clean").exists()
     broker = start_broker()
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     assert (log.end_offset, log.leader_epoch) == (5, 1)
 
 
 def test_a_log_that_could_not_be_taken_out_at_once_is_taken_out_later(
     start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.replica.catalog._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("broker.replica.undone.RETRY_SECONDS", 0.05)
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
-    note_if_missing, refused = catalog._directory.note_if_missing, threading.Event()
+    host = broker.broker.host
+    note_if_missing, refused = host._directory.note_if_missing, threading.Event()
 
     def out_of_files(topic_id: bytes, partition: int) -> bool:
         if not refused.is_set():
@@ -273,11 +273,11 @@ def test_a_log_that_could_not_be_taken_out_at_once_is_taken_out_later(
         return note_if_missing(topic_id, partition)
 
     wipe_folder(tmp_path, topic)
-    monkeypatch.setattr(catalog._directory, "note_if_missing", out_of_files)
-    catalog._directory.tidy()
+    monkeypatch.setattr(host._directory, "note_if_missing", out_of_files)
+    host._directory.tidy()
     assert refused.wait(60)
-    until(broker, lambda: catalog.failure(topic, 0) is not None)
-    assert (topic, 0) not in catalog.hosted
+    until(broker, lambda: host.failure(topic, 0) is not None)
+    assert (topic, 0) not in host.hosted
 
 
 def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_is_gone(
@@ -285,21 +285,21 @@ def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_
 ) -> None:
     broker = start_broker(log_retention_check_interval_ms=20)
     topic = filled(broker)
-    catalog = broker.broker.catalog
-    tidy, rounds = catalog._directory.tidy, threading.Semaphore(0)
-    monkeypatch.setattr(catalog._directory, "tidy", lambda: (tidy(), rounds.release()))
+    host = broker.broker.host
+    tidy, rounds = host._directory.tidy, threading.Semaphore(0)
+    monkeypatch.setattr(host._directory, "tidy", lambda: (tidy(), rounds.release()))
     wipe_folder(tmp_path, topic)
-    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    until(broker, lambda: host.failure(topic, 0) is not None)
     for _ in range(3):
         assert rounds.acquire(timeout=60)
     assert caplog.text.count("partition_lost partition=t-0") == 1
     assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
     recovered = recover(broker, topic, 0, start_offset=12)
     assert (recovered.start_offset, recovered.leader_epoch) == (12, 1)
-    assert catalog.leader_of(topic, 0).log.end_offset == 12
+    assert host.leader_of(topic, 0).log.end_offset == 12
     for _ in range(3):
         assert rounds.acquire(timeout=60)
-    assert catalog.failure(topic, 0) is None
+    assert host.failure(topic, 0) is None
 
 
 def test_logs_of_a_topic_that_are_removed_one_after_the_other_are_all_lost(
@@ -307,23 +307,23 @@ def test_logs_of_a_topic_that_are_removed_one_after_the_other_are_all_lost(
 ) -> None:
     broker = start_broker()
     topic = filled(broker, partitions=3)
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     for number in range(2):
         shutil.rmtree(folder(tmp_path, topic, number))
-        catalog._directory.tidy()
-        until(broker, lambda: len(catalog.unserved()) > number)  # noqa: B023
+        host._directory.tidy()
+        until(broker, lambda: len(host.unserved()) > number)  # noqa: B023
     for number in range(2):
         assert_lost(broker, topic, number, rf"its folder {topic.hex()}-{number} is gone")
-    assert catalog.leader_of(topic, 2).log.end_offset == 5
+    assert host.leader_of(topic, 2).log.end_offset == 5
 
 
 def test_a_directory_whose_lost_log_was_deleted_is_clean_again(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     empty_folder(tmp_path, topic)
-    catalog._directory.tidy()
-    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    host._directory.tidy()
+    until(broker, lambda: host.failure(topic, 0) is not None)
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
     broker.stop()
     assert (tmp_path / "broker-0" / "clean").exists()
@@ -334,13 +334,13 @@ def test_a_roll_in_a_folder_that_is_gone_takes_its_partition_out_and_no_other(
 ) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     wipe_folder(tmp_path, topic)
-    with pytest.raises(errors.NotLeader), catalog.leader_of(topic, 0)._hosted():
-        catalog.leader_of(topic, 0).log.delete_before(5)  # all of it: another segment is to be made
-    until(broker, lambda: catalog.failure(topic, 0) is not None)
+    with pytest.raises(errors.NotLeader), host.leader_of(topic, 0)._hosted():
+        host.leader_of(topic, 0).log.delete_before(5)  # all of it: another segment is to be made
+    until(broker, lambda: host.failure(topic, 0) is not None)
     assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
-    assert catalog.failed is None
+    assert host.failed is None
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=1).base_offset == 5
 
@@ -350,21 +350,21 @@ def test_a_topic_that_is_deleted_while_its_logs_are_looked_for_is_no_loss(
 ) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
-    log = catalog.leader_of(topic, 0).log
+    host = broker.broker.host
+    log = host.leader_of(topic, 0).log
     is_gone = log.is_gone
 
     def deleted_meanwhile() -> bool:
         monkeypatch.setattr(log, "is_gone", is_gone)
         broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-        until(broker, lambda: not catalog._directory.logs())
+        until(broker, lambda: not host._directory.logs())
         return True
 
     monkeypatch.setattr(log, "is_gone", deleted_meanwhile)
-    catalog._directory.tidy()
-    assert catalog.failure(topic, 0) is None
+    host._directory.tidy()
+    assert host.failure(topic, 0) is None
     assert "partition_lost" not in caplog.text
-    assert not catalog._directory._missing
+    assert not host._directory._missing
 
 
 def test_a_data_directory_that_is_removed_takes_its_broker_out_of_service(
@@ -372,19 +372,19 @@ def test_a_data_directory_that_is_removed_takes_its_broker_out_of_service(
 ) -> None:
     broker = start_broker()
     topic = filled(broker)
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     wipe_directory(tmp_path, topic)
-    catalog._directory.tidy()
+    host._directory.tidy()
     with pytest.raises(
         errors.StorageFailed, match="the directory was removed, emptied or replaced while it was in use"
     ):
-        catalog.leader_of(topic, 0)
-    until(broker, lambda: 0 not in catalog.brokers)
-    assert not list(catalog.unserved())  # no partition is lost by it
+        host.leader_of(topic, 0)
+    until(broker, lambda: 0 not in host.metadata.brokers)
+    assert not list(host.unserved())  # no partition is lost by it
     broker.stop()
     shutil.move(tmp_path / "kept", tmp_path / "broker-0")
     broker = start_broker()
-    assert broker.broker.catalog.leader_of(topic, 0).log.end_offset == 5
+    assert broker.broker.host.leader_of(topic, 0).log.end_offset == 5
 
 
 # --- recovering ------------------------------------------------------------------------------------------------------
@@ -429,8 +429,8 @@ def test_a_recovered_partition_gives_out_no_offset_a_second_time(
             next(iter(consumer))
     broker.stop()
     broker = start_broker()  # and it stays so
-    assert broker.broker.catalog._directory.was_clean  # nothing is missing any more
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    assert broker.broker.host._directory.was_clean  # nothing is missing any more
+    log = broker.broker.host.leader_of(topic, 0).log
     assert (log.start_offset, log.end_offset) == (4 + OFFSETS_SKIPPED, 5 + OFFSETS_SKIPPED)
 
 
@@ -455,9 +455,9 @@ def test_no_groups_impossible_offset_decides_where_a_recovered_log_begins(
 
 def test_only_what_is_lost_is_recovered_and_by_its_own_broker(start_broker: StartBroker, tmp_path: Path) -> None:
     broker, other = start_broker(0), start_broker(1)
-    until(broker, lambda: set(broker.broker.catalog.brokers) == {0, 1})
+    until(broker, lambda: set(broker.broker.host.metadata.brokers) == {0, 1})
     topic = broker.new_topic(partitions=2)
-    until(other, lambda: len(other.broker.catalog.topics) == 1)
+    until(other, lambda: len(other.broker.host.metadata.topics) == 1)
     for asked, number, refused in (
         (broker, 0, "partition t-0 is not lost, so there is nothing to recover"),
         (other, 0, "broker 1 does not lead partition t-0"),
@@ -498,7 +498,7 @@ def test_a_recovery_whose_state_was_not_written_is_done_again(
     broker = start_broker()
     assert_lost(broker, topic, 0, "its log is in data directory")
     assert recover(broker, topic, 0, start_offset=40).start_offset == 40
-    assert broker.broker.catalog.leader_of(topic, 0).log.start_offset == 40
+    assert broker.broker.host.leader_of(topic, 0).log.start_offset == 40
     assert_lost(broker, topic, 1, "its log is in data directory")
 
 
@@ -511,7 +511,7 @@ def test_a_recovery_whose_state_was_not_written_is_done_again_by_the_same_broker
     broker.stop()
     wipe_folder(tmp_path, topic)
     broker = start_broker()
-    catalog, write = broker.broker.catalog, registry.write_states
+    host, write = broker.broker.host, registry.write_states
 
     def unanswered(*arguments: Any) -> None:
         if arrived:
@@ -528,7 +528,7 @@ def test_a_recovery_whose_state_was_not_written_is_done_again_by_the_same_broker
         assert_lost(broker, topic, 0, f"files of its folder {topic.hex()}-0 .* were removed or replaced")
     recovered = recover(broker, topic, 0, start_offset=40)
     assert (recovered.start_offset, recovered.leader_epoch) == (40, 3 if arrived else 1)
-    log = catalog.leader_of(topic, 0).log
+    log = host.leader_of(topic, 0).log
     assert (log.start_offset, log.leader_epoch) == (40, 3 if arrived else 1)
 
 
@@ -547,7 +547,7 @@ def test_a_log_whose_recovery_did_not_end_gets_another_epoch_at_the_next_start(
         with pytest.raises(grpc.RpcError, match="is not reachable"):
             recover(broker, topic, 0, start_offset=30)
     broker.stop(clean)
-    log = start_broker().broker.catalog.leader_of(topic, 0).log
+    log = start_broker().broker.host.leader_of(topic, 0).log
     assert (log.start_offset, log.leader_epoch) == (30, 1)
 
 
@@ -559,22 +559,22 @@ def test_of_two_who_recover_a_partition_at_once_one_does(
     broker.stop()
     wipe_folder(tmp_path, topic)
     broker = start_broker()
-    catalog = broker.broker.catalog
-    replaced, both = catalog._directory.replace_log, threading.Barrier(2)
+    host = broker.broker.host
+    replaced, both = host._directory.replace_log, threading.Barrier(2)
 
     def replace_log(*arguments: Any) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(1)  # would let both in, if there were no lock
         replaced(*arguments)
 
-    monkeypatch.setattr(catalog._directory, "replace_log", replace_log)
+    monkeypatch.setattr(host._directory, "replace_log", replace_log)
     with ThreadPoolExecutor(2) as pool:
-        calls = {start: pool.submit(catalog.recover, topic, 0, start, 60.0) for start in (100, 200)}
+        calls = {start: pool.submit(host.recover, topic, 0, start, 60.0) for start in (100, 200)}
     [done] = [start for start, call in calls.items() if call.exception() is None]
     [refused] = [call.exception() for call in calls.values() if call.exception() is not None]
     assert isinstance(refused, errors.NotLost)
-    assert catalog.leader_of(topic, 0).log.start_offset == done
-    until(broker, lambda: catalog.topic("t").states[0].leader_epoch == 1)
+    assert host.leader_of(topic, 0).log.start_offset == done
+    until(broker, lambda: host.metadata.topic("t").states[0].leader_epoch == 1)
 
 
 def test_a_lost_partition_of_a_deleted_topic_is_forgotten(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -584,18 +584,18 @@ def test_a_lost_partition_of_a_deleted_topic_is_forgotten(start_broker: StartBro
     wipe_folder(tmp_path, topic)
     broker = start_broker()
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-    catalog = broker.broker.catalog
-    until(broker, lambda: catalog.failure(topic, 0) is None)
+    host = broker.broker.host
+    until(broker, lambda: host.failure(topic, 0) is None)
     assert not folder(tmp_path, topic, 1).exists()
     again = filled(broker)
     assert again != topic
-    assert catalog.leader_of(again, 0).log.end_offset == 5
+    assert host.leader_of(again, 0).log.end_offset == 5
 
 
 def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     record = broker.record("t")
-    registry.write_states(catalog.session, record, {0: replace(record.states[0], leader_epoch=3)})
-    until(broker, lambda: catalog.topic("t").states[0].leader_epoch == 3)
-    assert catalog.leader_of(topic, 0).log.leader_epoch == 3
+    registry.write_states(host.metadata.session, record, {0: replace(record.states[0], leader_epoch=3)})
+    until(broker, lambda: host.metadata.topic("t").states[0].leader_epoch == 3)
+    assert host.leader_of(topic, 0).log.leader_epoch == 3

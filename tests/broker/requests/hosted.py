@@ -14,7 +14,7 @@ TOPIC_ID = b"0123456789abcdef"
 
 
 class Hosted:
-    """The part of a catalog that requests of data ask."""
+    """The part of a host that requests of data ask."""
 
     def __init__(self, directory: LogDirectory, **config: Any) -> None:
         settings = TopicSettings.parse(config)

@@ -39,8 +39,8 @@ def call_of(*parts: tuple[int, bytes], acks: int = 1, extra: bytes = b"") -> Cal
 
 
 def append(calls: list[Call], hosted: Hosted) -> None:
-    catalog: Any = hosted
-    append_in(calls, catalog)
+    host: Any = hosted
+    append_in(calls, host)
 
 
 def base_offset(call: Call, index: int = 0) -> int:

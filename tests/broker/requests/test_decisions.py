@@ -128,7 +128,7 @@ def test_a_broker_forgets_many_decisions_over_several_looks(
 
     def noted(self: in_doubt.InDoubtRecovery) -> None:
         forget_expired(self)
-        left.append(len(self._catalog.session.children(paths.TRANSACTIONS)))
+        left.append(len(self._host.metadata.session.children(paths.TRANSACTIONS)))
         if not left[-1]:
             none_left.set()
 
@@ -144,7 +144,7 @@ def test_a_broker_forgets_many_decisions_over_several_looks(
 
 def test_a_decision_that_zookeeper_would_not_take_is_refused_and_holds_nobody_else_up(broker: RunningBroker) -> None:
     states: list[bool] = []
-    broker.broker.catalog.session.on_state(lambda connected, _: states.append(connected))
+    broker.broker.host.metadata.session.on_state(lambda connected, _: states.append(connected))
     for name in ("one", "two"):
         request = pb.DecideRequest(decision=decision_to_wire(replace(DECIDED, run_id="r" * 1_200_000)))
         error = refused(broker.stub.Decide, request)

@@ -23,14 +23,14 @@ SIZE = len(BATCH)
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Hosted]:
+def host(tmp_path: Path) -> Iterator[Hosted]:
     directory = LogDirectory(tmp_path / "data")
-    catalog = Hosted(directory)
-    for partition in catalog.partitions:
+    host = Hosted(directory)
+    for partition in host.partitions:
         for _ in range(3):
             view = memoryview(bytearray(BATCH))
             partition.append_as_leader([(check_batch(view), view)])
-    yield catalog
+    yield host
     directory.close()
 
 
@@ -38,8 +38,8 @@ def part(number: int = 0, offset: int = 0, max_bytes: int = 0) -> pb.FetchPartit
     return pb.FetchPartition(topic_id=TOPIC_ID, partition=number, offset=offset, max_bytes=max_bytes)
 
 
-def fetched(catalog: Hosted, *parts: pb.FetchPartition, max_bytes: int = 0, limit: int = 1 << 20) -> Answer:
-    answer = fetch(pb.FetchRequest(partitions=parts, max_bytes=max_bytes), catalog, limit)  # type: ignore[arg-type]
+def fetched(host: Hosted, *parts: pb.FetchPartition, max_bytes: int = 0, limit: int = 1 << 20) -> Answer:
+    answer = fetch(pb.FetchRequest(partitions=parts, max_bytes=max_bytes), host, limit)  # type: ignore[arg-type]
     assert answer.length == sum(piece.length for piece in answer.slices)
     answer.close()
     return answer
@@ -49,9 +49,9 @@ def lengths(answer: Answer) -> list[int]:
     return [each.length for each in answer.reply.partitions]
 
 
-def test_each_partition_has_its_bytes_its_place_and_its_ends(catalog: Hosted) -> None:
-    catalog.partitions[1].log.delete_before(1)
-    answer = fetched(catalog, part(1, offset=2), part(0))
+def test_each_partition_has_its_bytes_its_place_and_its_ends(host: Hosted) -> None:
+    host.partitions[1].log.delete_before(1)
+    answer = fetched(host, part(1, offset=2), part(0))
     assert lengths(answer) == [SIZE, 3 * SIZE]
     first, second = answer.reply.partitions
     assert (first.log_start_offset, first.end_offset) == (1, 3)
@@ -75,37 +75,37 @@ def test_each_partition_has_its_bytes_its_place_and_its_ends(catalog: Hosted) ->
     ],
 )
 def test_an_answer_keeps_its_limits(
-    catalog: Hosted, max_bytes: int, limit: int, of_the_first: int, sizes: list[int]
+    host: Hosted, max_bytes: int, limit: int, of_the_first: int, sizes: list[int]
 ) -> None:
-    answer = fetched(catalog, part(max_bytes=of_the_first), part(1), max_bytes=max_bytes, limit=limit)
+    answer = fetched(host, part(max_bytes=of_the_first), part(1), max_bytes=max_bytes, limit=limit)
     assert [length // SIZE for length in lengths(answer)] == sizes
     assert [each.end_offset for each in answer.reply.partitions] == [3, 3]
 
 
-def test_the_first_partition_with_data_gets_on_where_those_before_it_have_none(catalog: Hosted) -> None:
-    assert lengths(fetched(catalog, part(0, offset=3), part(1), max_bytes=1)) == [0, SIZE]
+def test_the_first_partition_with_data_gets_on_where_those_before_it_have_none(host: Hosted) -> None:
+    assert lengths(fetched(host, part(0, offset=3), part(1), max_bytes=1)) == [0, SIZE]
 
 
-def test_no_answer_has_more_slices_than_files_may_be_open(catalog: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_has_more_slices_than_files_may_be_open(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "_SLICES_MAX", 2)
-    answer = fetch(pb.FetchRequest(partitions=[part(), part(1), part()]), catalog, 1 << 20)  # type: ignore[arg-type]
+    answer = fetch(pb.FetchRequest(partitions=[part(), part(1), part()]), host, 1 << 20)  # type: ignore[arg-type]
     assert lengths(answer) == [3 * SIZE, 3 * SIZE, 0]
     assert answer.is_enough(pb.FetchRequest(min_bytes=1 << 30))  # it cannot become more
     answer.close()
     assert not answer.slices
 
 
-def test_an_answer_is_enough_with_as_many_bytes_as_are_wanted_or_with_an_error(catalog: Hosted) -> None:
-    answer = fetched(catalog, part())
+def test_an_answer_is_enough_with_as_many_bytes_as_are_wanted_or_with_an_error(host: Hosted) -> None:
+    answer = fetched(host, part())
     answer.length = SIZE
     assert answer.is_enough(pb.FetchRequest(min_bytes=SIZE))
     assert not answer.is_enough(pb.FetchRequest(min_bytes=SIZE + 1))
-    assert fetched(catalog, part(offset=9)).is_enough(pb.FetchRequest(min_bytes=1 << 30))
+    assert fetched(host, part(offset=9)).is_enough(pb.FetchRequest(min_bytes=1 << 30))
 
 
-def test_a_partition_that_fails_has_its_error_and_nothing_else(catalog: Hosted) -> None:
+def test_a_partition_that_fails_has_its_error_and_nothing_else(host: Hosted) -> None:
     unknown = pb.FetchPartition(topic_id=bytes(16))
-    answer = fetched(catalog, part(offset=9), unknown, part(1))
+    answer = fetched(host, part(offset=9), unknown, part(1))
     assert answer.failed
     out_of_range, not_there, well = answer.reply.partitions
     assert isinstance(error_from_wire(out_of_range.error), OffsetOutOfRange)
@@ -113,19 +113,19 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(catalog: Hosted) 
     assert out_of_range.end_offset == 0
     assert well.length == 3 * SIZE
     request = pb.FetchRequest(partitions=[unknown, part(1)])
-    assert hosted(request, catalog) == [catalog.partitions[1]]  # type: ignore[arg-type]
+    assert hosted(request, host) == [host.partitions[1]]  # type: ignore[arg-type]
 
 
-def test_what_is_hidden_is_neither_given_nor_told(catalog: Hosted) -> None:
-    catalog.partitions[0]._visibility.hide((1, 0), 2)
-    answer = fetched(catalog, part())
+def test_what_is_hidden_is_neither_given_nor_told(host: Hosted) -> None:
+    host.partitions[0]._visibility.hide((1, 0), 2)
+    answer = fetched(host, part())
     assert lengths(answer) == [2 * SIZE]
     assert answer.reply.partitions[0].end_offset == 2
 
 
-def test_a_hint_is_handed_to_the_log(catalog: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_is_handed_to_the_log(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     hints: list[tuple[int, int] | None] = []
-    log = catalog.partitions[0].log
+    log = host.partitions[0].log
     read = log.read
 
     def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None, end_of: EndOf) -> object:
@@ -135,11 +135,11 @@ def test_a_hint_is_handed_to_the_log(catalog: Hosted, monkeypatch: pytest.Monkey
     monkeypatch.setattr(log, "read", reading)
     hinted = part(offset=2)
     hinted.hint.segment_base_offset, hinted.hint.position = 0, 2 * SIZE
-    fetched(catalog, hinted)
-    fetched(catalog, part())
+    fetched(host, hinted)
+    fetched(host, part())
     assert hints == [(0, 2 * SIZE), None]
 
 
-def test_a_fetch_of_no_partition_is_refused(catalog: Hosted) -> None:
+def test_a_fetch_of_no_partition_is_refused(host: Hosted) -> None:
     with pytest.raises(InvalidRequest, match="a fetch names no partition"):
-        fetched(catalog)
+        fetched(host)

@@ -105,7 +105,7 @@ def test_a_refused_reset_says_when_the_last_of_the_members_will_be_gone(
 ) -> None:
     broker.new_topic("t")
     keep(broker, "one", 5)
-    [one] = members.live_members(broker.broker.catalog.session, "g")
+    [one] = members.live_members(broker.broker.host.metadata.session, "g")
     both = [one._replace(left_ms=10), one._replace(name="two", left_ms=LEASE_MS + 1)]
     monkeypatch.setattr(members, "live_members", lambda *_: both)
     request = bpb.ResetOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=0)])

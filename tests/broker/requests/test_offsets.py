@@ -21,30 +21,30 @@ HIDDEN_FROM = 3
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Hosted]:
+def host(tmp_path: Path) -> Iterator[Hosted]:
     """Five records of one batch each, stamped 100 to 104, in partition 0; nothing in partition 1."""
     directory = LogDirectory(tmp_path / "data")
-    catalog = Hosted(directory)
+    host = Hosted(directory)
     for number in range(5):
         view = memoryview(bytearray(a_batch(timestamp_us=100 + number)))
-        catalog.partitions[0].append_as_leader([(check_batch(view), view)])
-    yield catalog
+        host.partitions[0].append_as_leader([(check_batch(view), view)])
+    yield host
     directory.close()
 
 
-def listed(catalog: Hosted, *wanted: pb.ListOffset) -> list[pb.ListedOffset]:
-    return list(list_offsets(pb.ListOffsetsRequest(partitions=wanted), catalog).partitions)  # type: ignore[arg-type]
+def listed(host: Hosted, *wanted: pb.ListOffset) -> list[pb.ListedOffset]:
+    return list(list_offsets(pb.ListOffsetsRequest(partitions=wanted), host).partitions)  # type: ignore[arg-type]
 
 
 def at(place: int, number: int = 0, **more: int) -> pb.ListOffset:
     return pb.ListOffset(topic_id=TOPIC_ID, partition=number, at=place, **more)  # type: ignore[arg-type]
 
 
-def test_every_place_is_listed_with_the_size_of_the_log(catalog: Hosted) -> None:
-    log = catalog.partitions[0].log
+def test_every_place_is_listed_with_the_size_of_the_log(host: Hosted) -> None:
+    log = host.partitions[0].log
     log.delete_before(1)
     earliest, latest, found, none = listed(
-        catalog,
+        host,
         at(pb.ListOffset.EARLIEST),
         at(pb.ListOffset.LATEST),
         at(pb.ListOffset.TIMESTAMP, timestamp_us=103),
@@ -55,26 +55,26 @@ def test_every_place_is_listed_with_the_size_of_the_log(catalog: Hosted) -> None
     assert (found.found, found.offset, found.timestamp_us) == (True, 3, 103)
     assert (none.found, none.offset) == (False, 0)
     assert {each.size_bytes for each in (earliest, latest, found, none)} == {log.view.size_bytes}
-    [reached] = listed(catalog, at(pb.ListOffset.AFTER_BYTES, from_offset=1, max_bytes=1 << 20))
+    [reached] = listed(host, at(pb.ListOffset.AFTER_BYTES, from_offset=1, max_bytes=1 << 20))
     assert (reached.found, reached.offset) == (True, 5)
     assert 0 < reached.size_bytes <= log.view.size_bytes
 
 
-def test_what_is_hidden_is_not_listed_and_not_deleted(catalog: Hosted) -> None:
-    catalog.partitions[0]._visibility.hide((1, 0), HIDDEN_FROM)
-    latest, beyond = listed(catalog, at(pb.ListOffset.LATEST), at(pb.ListOffset.TIMESTAMP, timestamp_us=104))
+def test_what_is_hidden_is_not_listed_and_not_deleted(host: Hosted) -> None:
+    host.partitions[0]._visibility.hide((1, 0), HIDDEN_FROM)
+    latest, beyond = listed(host, at(pb.ListOffset.LATEST), at(pb.ListOffset.TIMESTAMP, timestamp_us=104))
     assert latest.offset == HIDDEN_FROM
     assert not beyond.found
     past = pb.DeleteRecordsRequest(topic_id=TOPIC_ID, partition=0, before_offset=HIDDEN_FROM + 1)
     with pytest.raises(OffsetOutOfRange) as caught:
-        delete_records(past, catalog)  # type: ignore[arg-type]
+        delete_records(past, host)  # type: ignore[arg-type]
     assert caught.value.facts == {"offset": 4, "partition": "t-0", "start_offset": 0, "end_offset": HIDDEN_FROM}
     everything = pb.DeleteRecordsRequest(topic_id=TOPIC_ID, partition=0, before_offset=-1)
-    assert delete_records(everything, catalog).log_start_offset == HIDDEN_FROM  # type: ignore[arg-type]
+    assert delete_records(everything, host).log_start_offset == HIDDEN_FROM  # type: ignore[arg-type]
 
 
-def test_a_partition_that_fails_has_its_error_and_nothing_else(catalog: Hosted) -> None:
-    unknown, nowhere, well = listed(catalog, pb.ListOffset(topic_id=bytes(16)), at(9), at(pb.ListOffset.LATEST))
+def test_a_partition_that_fails_has_its_error_and_nothing_else(host: Hosted) -> None:
+    unknown, nowhere, well = listed(host, pb.ListOffset(topic_id=bytes(16)), at(9), at(pb.ListOffset.LATEST))
     assert isinstance(error_from_wire(unknown.error), UnknownTopicId)
     refused = error_from_wire(nowhere.error)
     assert isinstance(refused, InvalidRequest) and "9 is no place to list an offset at" in str(refused)
@@ -82,16 +82,16 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(catalog: Hosted) 
     assert well.offset == 5
 
 
-def test_there_is_news_where_an_end_moved_either_way_or_a_partition_fails(catalog: Hosted) -> None:
+def test_there_is_news_where_an_end_moved_either_way_or_a_partition_fails(host: Hosted) -> None:
     def news(*wanted: pb.ListOffset) -> bool:
-        return has_news(pb.ListOffsetsRequest(partitions=wanted), catalog)  # type: ignore[arg-type]
+        return has_news(pb.ListOffsetsRequest(partitions=wanted), host)  # type: ignore[arg-type]
 
     known = at(pb.ListOffset.LATEST, known_offset=5)
     assert not news(known, at(pb.ListOffset.LATEST, number=1))
     assert news(known, at(pb.ListOffset.LATEST, number=1, known_offset=1))  # a log that was made anew
     assert news(at(pb.ListOffset.LATEST, known_offset=4))
     assert news(known, pb.ListOffset(topic_id=bytes(16)))
-    catalog.partitions[0]._visibility.hide((1, 0), 5)
+    host.partitions[0]._visibility.hide((1, 0), 5)
     view = memoryview(bytearray(a_batch()))
-    catalog.partitions[0].append_as_leader([(check_batch(view), view)])
+    host.partitions[0].append_as_leader([(check_batch(view), view)])
     assert not news(known)  # hidden

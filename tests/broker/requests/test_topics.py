@@ -30,18 +30,18 @@ def test_the_cluster_is_described_with_each_broker_and_where_zookeeper_is(
 ) -> None:
     one = start_broker(0, rack="left")
     two = start_broker(7)
-    assert one.broker.catalog.wait_until(lambda: 7 in one.broker.catalog.brokers, 30)
+    assert one.broker.host.metadata.wait_until(lambda: 7 in one.broker.host.metadata.brokers, 30)
     for asked in (one, two):
         found = asked.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=30)
         assert f"{found.zookeeper_connect}{found.zookeeper_chroot}" == chroot
-        assert found.answering_broker_id == asked.broker.catalog.broker_id
+        assert found.answering_broker_id == asked.broker.host.broker_id
         by_id = {each.broker_id: each for each in found.brokers}
         assert [(each.rack, each.grpc_port, each.data_port) for each in (by_id[0], by_id[7])] == [
             ("left", one.broker.grpc_port, one.broker.data_port),
             ("", two.broker.grpc_port, two.broker.data_port),
         ]
         for broker_id, each in by_id.items():
-            registered = asked.broker.catalog.brokers[broker_id]
+            registered = asked.broker.host.metadata.brokers[broker_id]
             assert (each.epoch, each.version, each.host) == (registered.epoch, registered.version, registered.host)
             assert each.version
         assert by_id[0].epoch != by_id[7].epoch
@@ -51,7 +51,7 @@ def test_new_partitions_begin_where_the_fewest_are(start_broker: StartBroker) ->
     one = start_broker(0, num_partitions=3)
     one.new_topic("a", partitions=4)
     two = start_broker(1)
-    assert one.broker.catalog.wait_until(lambda: 1 in one.broker.catalog.brokers, 30)
+    assert one.broker.host.metadata.wait_until(lambda: 1 in one.broker.host.metadata.brokers, 30)
     before_us = time.time_ns() // 1000
     one.new_topic("b", partitions=0)  # as many as the broker's num.partitions
     described = one.described("b")
@@ -109,8 +109,8 @@ def test_a_partition_that_cannot_be_opened_is_not_waited_for(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
-    catalog = broker.broker.catalog
-    wait_until = catalog.wait_until
+    host = broker.broker.host
+    wait_until = host.metadata.wait_until
 
     def waiting(reached: Any, seconds: float) -> bool:
         waited.append(wait_until(reached, seconds))
@@ -119,8 +119,8 @@ def test_a_partition_that_cannot_be_opened_is_not_waited_for(
     def failing(*_: Any) -> None:
         raise StorageFailed(directory="d", reason="it is broken")
 
-    monkeypatch.setattr(catalog._directory, "open_log", failing)
-    monkeypatch.setattr(catalog, "wait_until", waiting)
+    monkeypatch.setattr(host._directory, "open_log", failing)
+    monkeypatch.setattr(host.metadata, "wait_until", waiting)
     made = broker.stub.CreateTopic(pb.CreateTopicRequest(name="t", partitions=1), timeout=30)
     assert waited == [True]
     assert "it is broken" in str(error_from_wire(made.partitions[0].error))

@@ -196,7 +196,7 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, (b"a",), (b"b",))
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
     for method, step in (("Prepare", "keep_prepared"), ("Apply", "apply")):
         ran: list[str] = []
         may_go_on = threading.Event()
@@ -224,7 +224,7 @@ def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.
     write = Write(broker, topic)
     write.stage(0, *[(b"x" * 700_000,)] * 4)
     assert write.prepare() == [None]
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
     permits = threading.Semaphore(0)
     append = partition.log.append_decided
 
@@ -258,7 +258,7 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
     monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
     topic = broker.new_topic(partitions=partitions)
-    disk = broker.broker.catalog.leader_of(topic, 0).log._disk
+    disk = broker.broker.host.leader_of(topic, 0).log._disk
     writes, tries = disk.write, itertools.count()
     real, asked, asks, over = transactions.apply, threading.Condition(), 0, False
 
@@ -330,7 +330,7 @@ def decided_and_prepared(broker: RunningBroker, topic: bytes, name: str) -> Writ
     write = Write(broker, topic, name=name)
     write.stage(0, (name.encode(),))
     assert write.prepare() == [None]
-    decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    decisions.write_decision(broker.broker.host.metadata.session, write.decision(-1))
     return write
 
 
@@ -340,7 +340,7 @@ def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_par
     monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
     monkeypatch.setattr(applier, "_WAIT_SECONDS", 3.0)
     topic = broker.new_topic()
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
     gate = HeldUp()
     gate.hold(partition, monkeypatch)
     decided_and_prepared(broker, topic, "resolved")
@@ -370,7 +370,7 @@ def test_a_small_apply_that_finds_its_partition_taken_becomes_a_job(
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
     with partition._applier._applying:  # as by another's, which began after it was looked at
         [answer] = write.asked("Apply").partitions
         assert answer.unfinished, answer
@@ -387,7 +387,7 @@ def test_small_work_that_fails_says_how_far_it_came(
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
 
     def fails(*_: Any) -> None:
         raise errors.DiskFull(directory="/data")
@@ -402,7 +402,7 @@ def test_a_stop_waits_for_nothing_that_the_resolver_applies(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
-    [partition] = broker.broker.catalog.hosted.values()
+    [partition] = broker.broker.host.hosted.values()
     gate = HeldUp()
     gate.hold(partition, monkeypatch)
     write = decided_and_prepared(broker, topic, "resolved")
@@ -503,22 +503,22 @@ def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBro
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
+    decisions.write_decision(broker.broker.host.metadata.session, write.decision(-1))
     broker.stop(clean=False)
     broker = start_broker()
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     with broker.client() as client:
         fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the in_doubt's apply
     assert fetched.end_offset == 1
     while partition.staged():
         broker.broker.in_doubt.resolve(0)
-    assert decisions.read_decision(broker.broker.catalog.session, TRANSACTION).done
+    assert decisions.read_decision(broker.broker.host.metadata.session, TRANSACTION).done
     assert values_in(broker, topic) == [b"a"]
 
 
 def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_broker: StartBroker) -> None:
     brokers = start_broker(0), start_broker(1)
-    session = brokers[0].broker.catalog.session
+    session = brokers[0].broker.host.metadata.session
     topic = brokers[0].new_topic(partitions=2)
     gone = brokers[0].new_topic("gone")
     led = {each.partition: each.leader for each in brokers[0].described("t").partitions}
@@ -546,7 +546,7 @@ def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_b
 
 
 def test_a_leader_of_several_partitions_of_a_decided_batch_writes_that_it_is_done(broker: RunningBroker) -> None:
-    topic, session = broker.new_topic(partitions=3), broker.broker.catalog.session
+    topic, session = broker.new_topic(partitions=3), broker.broker.host.metadata.session
     write = Write(broker, topic)
     for number in range(3):
         write.stage(number, (b"a",), partition=number)
@@ -565,8 +565,8 @@ def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    partition = broker.broker.catalog.leader_of(topic, 0)
-    session = broker.broker.catalog.session
+    partition = broker.broker.host.leader_of(topic, 0)
+    session = broker.broker.host.metadata.session
     while partition.staged():
         broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION).version == 0
@@ -584,7 +584,7 @@ def test_a_partition_shows_its_batch_while_another_of_the_request_is_still_appen
     write.stage(0, (b"a",))
     write.stage(0, (b"b",), partition=1)
     assert write.prepare() == [None, None]
-    first, second = (broker.broker.catalog.leader_of(topic, number) for number in range(2))
+    first, second = (broker.broker.host.leader_of(topic, number) for number in range(2))
     real = second.log.append_decided
 
     def append_decided(batches: Sequence[Batch]) -> None:
@@ -600,7 +600,7 @@ def test_a_fetch_that_waits_is_answered_by_an_apply(broker: RunningBroker) -> No
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     with broker.client() as client:
         client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
         waited_for(lambda: partition.waiting == 1)
@@ -627,8 +627,8 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
         staged.seek(data.index(b"lost" * 20))
         staged.write(b"!")
     for write in (lost, fine):
-        decisions.write_decision(broker.broker.catalog.session, write.decision(-1))
-    partition = broker.broker.catalog.leader_of(topic, 0)
+        decisions.write_decision(broker.broker.host.metadata.session, write.decision(-1))
+    partition = broker.broker.host.leader_of(topic, 0)
     broker.broker.in_doubt.resolve(0)
     assert values_in(broker, topic) == [b"fine" * 20]
     while any(staged.prepared is None for staged in partition.staged()):
@@ -649,14 +649,14 @@ def test_a_decision_that_cannot_be_written_on_keeps_no_part_from_expiring_and_is
         write.stage(0, (write.name.encode(),))
         assert write.prepare() == [None]
     Write(broker, topic, name="loose").stage(0, (b"loose",))
-    session = broker.broker.catalog.session
+    session = broker.broker.host.metadata.session
     for write in (full, fine):
         both = replace(write.decision(-1), topics=(DecidedTopic(topic, name, ((0, 1),)),))  # 1 never gets its rows
         if write is full:
             added = replace(both, applied=(DecidedTopic(topic, name, ((0, 0),)),))
             both = replace(both, run_id="r" * (REQUEST_BYTES_MAX - len(decisions._content(added))))
         decisions.write_decision(session, both)
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     broker.broker.in_doubt.resolve(0)
     while any(staged.prepared is None for staged in partition.staged()):
         broker.broker.in_doubt.resolve(0)
@@ -691,7 +691,7 @@ def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) ->
     with broker.client() as client:
         for value in range(3):
             client.append(topic, a_batch([b"%d" % value]))
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     partition._visibility.hide((PRODUCER, 0), 2)  # as a start that finds half a batch there
     for offset in range(4):
         wanted = broker_pb2.ListOffset(
@@ -719,7 +719,7 @@ def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:
     broker = start_broker(transaction_staged_retention_ms=1)
     topic = broker.new_topic()
     Write(broker, topic).stage(0, (b"a",))
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     while partition.staged():
         broker.broker.in_doubt.resolve(0)
     assert broker.counters()["staged.bytes"] == 0
@@ -834,7 +834,7 @@ def test_a_partition_that_cannot_be_renewed_keeps_no_other_from_it(
     write = Write(broker, topic, name="long")
     for number in range(3):
         write.stage(number, (b"a",), partition=number)
-    closed = next(iter(broker.broker.catalog.hosted.values()))
+    closed = next(iter(broker.broker.host.hosted.values()))
 
     def not_here(_: object) -> None:
         raise errors.NotLeader(broker_id=0, partition=closed.label)
@@ -854,7 +854,7 @@ def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     prepared.stage(0, (b"a",))
     staged.stage(0, (b"b",))
     assert prepared.prepare() == [None]
-    session, in_doubt = broker.broker.catalog.session, broker.broker.in_doubt
+    session, in_doubt = broker.broker.host.metadata.session, broker.broker.in_doubt
     done = replace(
         prepared.decision(-1, done=True), transactional_id="done", is_stream=False, decided_us=clock.now_us()
     )
@@ -893,7 +893,7 @@ def test_a_deleted_topic_takes_what_was_staged_with_it(broker: RunningBroker, tm
     assert write.prepare() == [None]
     assert list(tmp_path.rglob("*.staged"))
     broker.stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="t"), timeout=30)
-    assert broker.broker.catalog.wait_until(lambda: not list(tmp_path.rglob("*.staged")), 30)
+    assert broker.broker.host.metadata.wait_until(lambda: not list(tmp_path.rglob("*.staged")), 30)
     (gone,) = write.apply()
     assert isinstance(gone, errors.UnknownTopicId)
 
@@ -1083,7 +1083,7 @@ def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: 
     write = Write(broker, topic)
     write.stage(0, (b"a",))
     assert write.prepare() == [None]
-    session = broker.broker.catalog.session
+    session = broker.broker.host.metadata.session
     both = DecidedTopic(topic, "t", ((0, 1),))
     decisions.write_decision(session, replace(write.decision(-1), topics=(both,)))
     in_doubt = broker.broker.in_doubt

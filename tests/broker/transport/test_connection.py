@@ -117,7 +117,7 @@ def test_what_waits_behind_an_ack_is_bounded_in_bytes_and_the_rest_stays_with_th
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     may_sync = held_syncs(log, monkeypatch)
     frame = {
         "fetch": frame_of(
@@ -257,7 +257,7 @@ def test_a_log_that_cannot_be_read_while_it_is_sent_ends_its_directory_and_the_c
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
-    directory = broker.broker.catalog._directory
+    directory = broker.broker.host._directory
     told: list[KafkalogError] = []
     monkeypatch.setattr(directory, "on_failed", told.append)
 
@@ -415,7 +415,7 @@ def test_a_fetch_of_several_partitions_keeps_to_its_limit(broker: RunningBroker)
 
 
 def wait_until_waiting(broker: RunningBroker, topic: bytes, count: int = 1) -> None:
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting == count)
 
 
@@ -445,7 +445,7 @@ def test_a_fetch_waits_for_min_bytes_and_no_longer_than_its_time(broker: Running
         header, body = reader.reply()
         assert body == b""
         assert header.fetch.partitions[0].end_offset == 2
-        assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
+        assert broker.broker.host.leader_of(topic, 0).waiting == 0
 
 
 def test_a_waiting_fetch_is_answered_at_once_when_something_queues_behind_it(broker: RunningBroker) -> None:
@@ -467,7 +467,7 @@ def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     register = partition.register
     batch = bytearray(a_batch([b"news"]))
 
@@ -502,7 +502,7 @@ def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: Runni
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     waited_for(lambda: broker.counters()["dataport.connections"] == 0)
-    assert broker.broker.catalog.leader_of(topic, 0).waiting == 0
+    assert broker.broker.host.leader_of(topic, 0).waiting == 0
 
 
 def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBroker) -> None:
@@ -517,7 +517,7 @@ def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBro
 
 def test_producers_of_a_log_that_stands_still_hold_up_no_other_partition(broker: RunningBroker) -> None:
     topic = broker.new_topic(partitions=2)
-    stalled = broker.broker.catalog.leader_of(topic, 0)
+    stalled = broker.broker.host.leader_of(topic, 0)
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(broker.client())
         reader.append(topic, a_batch(), partition=1)
@@ -627,7 +627,7 @@ def test_with_flush_messages_1_the_ack_follows_the_flush_and_appends_do_not_wait
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     may_sync = held_syncs(log, monkeypatch)
     with broker.client() as client:
         for number in range(50):
@@ -644,7 +644,7 @@ def test_a_flush_that_ends_between_a_look_and_the_registration_to_wait_is_not_mi
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     register = partition.register
     monkeypatch.setattr(partition.log._flush_task, "soon", lambda: None)
 
@@ -664,7 +664,7 @@ def test_an_ack_that_waits_too_long_for_its_flush_is_told_so(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     may_sync = threading.Event()
     monkeypatch.setattr(log._disk, "sync", lambda fd: may_sync.wait(30))
     with broker.client() as client:
@@ -677,7 +677,7 @@ def test_a_failed_flush_is_told_to_everyone_who_waits_for_it(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
 
     def failing_sync(fd: int) -> None:
         raise OSError(5, os.strerror(5))
@@ -948,7 +948,7 @@ def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_fo
     broker = start_broker(request_max_bytes=3 << 20, queued_max_request_bytes=3 << 20, send_timeout_ms=600_000)
     topic = broker.new_topic(partitions=2)
     durable = broker.new_topic("durable", flush_messages=1)
-    log = broker.broker.catalog.leader_of(durable, 0).log
+    log = broker.broker.host.leader_of(durable, 0).log
     may_sync = threading.Event()
     real_sync = log._disk.sync
 
@@ -968,7 +968,7 @@ def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_fo
         # The first ack waits for its flush; meanwhile the large frame is taken in.
         waited_for(lambda: broker.counters()["dataport.reserved_bytes"] >= len(large) // 2)
         if is_whole:
-            waited_for(lambda: broker.broker.catalog.leader_of(topic, 1).log.end_offset == 1)
+            waited_for(lambda: broker.broker.host.leader_of(topic, 1).log.end_offset == 1)
         may_sync.set()
         assert slow.reply()[0].correlation_id == 1
         assert slow.read(1)  # of an answer that does not fit the sockets, and of which no more is read
@@ -1007,7 +1007,7 @@ def test_a_stop_answers_what_was_received_and_what_waits(start_broker: StartBrok
         for number in range(500):
             writer.send(append_frame(number, topic, a_batch()))
         assert writer.reply()[0].correlation_id == 0
-        partition = broker.broker.catalog.leader_of(topic, 0)
+        partition = broker.broker.host.leader_of(topic, 0)
         waited_for(lambda: partition.log.end_offset == 500)  # a fetch beyond the end would not wait
         reader.send(fetch_frame(1, topic, 500, max_wait_ms=30_000))
         wait_until_waiting(broker, topic)

@@ -116,7 +116,7 @@ def test_a_topic_that_cannot_be_made_is_refused_with_one_sentence(
 
 def test_an_altered_topic_has_its_settings_in_force_and_more_partitions(broker: RunningBroker) -> None:
     topic = broker.new_topic("t", retention_ms=5000)
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     request = bpb.AlterTopicRequest(name="t", set={"max.message.bytes": "2048"}, unset=["retention.ms"], partitions=3)
     altered = broker.stub.AlterTopic(request)
     assert dict(altered.config) == {"max.message.bytes": "2048"}
@@ -145,7 +145,7 @@ def test_alterations_that_cannot_be_are_refused(broker: RunningBroker) -> None:
 
 def test_a_deleted_topic_is_gone_with_its_files_and_its_name_starts_anew(broker: RunningBroker) -> None:
     topic = broker.new_topic("t")
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     with broker.client() as client:
         client.append(topic, a_batch())
         commit = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=1)])
@@ -222,7 +222,7 @@ def test_a_log_that_cannot_be_read_for_a_pull_ends_its_directory_and_the_client_
 ) -> None:
     topic = broker.new_topic()
     append(broker, topic, a_batch([bytes(200_000)]))
-    log = broker.broker.catalog.leader_of(topic, 0).log
+    log = broker.broker.host.leader_of(topic, 0).log
     real_read = log._disk.read
 
     def read(fd: int, length: int, position: int) -> bytes:
@@ -341,7 +341,7 @@ def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker
     pulled: list[bpb.PullReply] = []
     waiting = threading.Thread(target=lambda: pulled.append(pull(broker, topic, 0, max_wait_ms=30_000, min_bytes=1)))
     waiting.start()
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting > 0)
     append(broker, topic, a_batch([b"news"]))
     waiting.join()
@@ -392,7 +392,7 @@ def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
     waiting = broker.stub.ListOffsets.future(
         bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=30_000), timeout=30
     )
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting > 0)
     assert not waiting.done()
     append(broker, topic, a_batch())
@@ -440,7 +440,7 @@ def test_a_call_that_fails_as_it_waits_leaves_its_place_to_others(
         patched.setattr(rpc, "wait_for", broken)
         assert isinstance(refused(getattr(broker.stub, method), request)[0], errors.InternalError)
     call = getattr(broker.stub, method).future(request, timeout=600)
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting == 1)
     append(broker, topic, a_batch())
     call.result(timeout=30)
@@ -458,7 +458,7 @@ def test_nobody_waits_longer_than_the_broker_lets_him(
     assert broker.stub.ListOffsets(request, timeout=30).partitions[0].offset == 0
     with broker.client() as client:
         assert client.fetch(topic, 0, max_wait_ms=600_000)[1] == b""
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
     body = a_batch()
     part = pb.AppendPartition(topic_id=topic, length=len(body))
@@ -504,7 +504,7 @@ def test_answers_that_nobody_reads_take_no_more_than_their_pool(
     assert status is grpc.StatusCode.UNAVAILABLE
     held.release()
     assert len(stub.Pull(request, timeout=30).body) > 7 << 20
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     part = pb.FetchPartition(topic_id=topic, offset=1)
     waiting = stub.Pull.future(pb.FetchRequest(partitions=[part], max_wait_ms=30_000, min_bytes=1), timeout=30)
     waited_for(lambda: partition.waiting == 1)  # who waited for memory in vain has left his place
@@ -524,7 +524,7 @@ def test_a_call_that_was_cancelled_lets_go_long_before_its_time_is_over(
     broker = start_broker(**{"fetch.max.wait.ms": 600_000})
     topic = broker.new_topic(flush_messages=1)
     monkeypatch.setattr("broker.requests.append._ACK_TIMEOUT_MS", 600_000)
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     if method == "Append":
         monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
     body = a_batch()
@@ -547,7 +547,7 @@ def test_what_is_appended_between_a_look_and_the_wait_is_seen(
 ) -> None:
     broker = start_broker(**{"fetch.max.wait.ms": 600_000})
     topic = broker.new_topic()
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     register = partition.register
 
     def with_an_append_before(wake: Callable[[], None]) -> None:
@@ -570,7 +570,7 @@ def test_a_wake_for_too_little_is_not_the_last(start_broker: StartBroker) -> Non
         partitions=[pb.FetchPartition(topic_id=topic)], max_wait_ms=600_000, min_bytes=3 * size - 1
     )
     call = broker.stub.Pull.future(request, timeout=600)
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     for _ in range(3):
         waited_for(lambda: partition.waiting > 0)
         assert not call.done()
@@ -587,7 +587,7 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
     listing = broker.stub.ListOffsets.future(
         bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=600_000), timeout=600
     )
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting == 2)
     broker.broker.stop()
     assert pulling.result(timeout=30).body == b""  # an answer, and no call cut off
@@ -596,7 +596,7 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
 
 def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    partition = broker.broker.catalog.leader_of(topic, 0)
+    partition = broker.broker.host.leader_of(topic, 0)
     append(broker, topic, a_batch())
     discard = transactions_pb2.DiscardRequest(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
@@ -675,7 +675,7 @@ def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
         create = bpb.CreateTopicRequest(name="new", partitions=1)
         waiting = [broker.stub.CommitOffsets.future(commit, timeout=600) for _ in range(300)]
         waiting += [broker.stub.CreateTopic.future(create, timeout=600) for _ in range(20)]
-        waited_for(lambda: bool(broker.broker.catalog.session._client._pending))
+        waited_for(lambda: bool(broker.broker.host.metadata.session._client._pending))
         assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
         assert len(pull(broker, topic, 0).body) > 0
         assert listed(broker, topic, bpb.ListOffset.LATEST).offset == 1
@@ -695,7 +695,7 @@ def test_slow_work_on_staged_data_holds_up_nobody_else(broker: RunningBroker) ->
     discard = transactions_pb2.DiscardRequest(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
-    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:  # as while the disk stands still
+    with broker.broker.host.leader_of(topic, 0)._staging._lock:  # as while the disk stands still
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(50)]
         assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
         assert len(pull(broker, topic, 0).body) > 0
@@ -717,7 +717,7 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     room = lanes.LANES["staged"].threads + 3
-    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:
+    with broker.broker.host.leader_of(topic, 0)._staging._lock:
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(room + 5)]
         waited_for(lambda: sum(call.done() for call in calls) >= 5)
     refusals = [call for call in calls if call.exception(timeout=30) is not None]
@@ -791,7 +791,7 @@ def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker
         partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     delete = broker.stub.DeleteRecords
-    with broker.broker.catalog.leader_of(topic, 0)._staging._lock:
+    with broker.broker.host.leader_of(topic, 0)._staging._lock:
         calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
         given_up = delete.future(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=4), timeout=600)
         # What comes after it on the connection is answered, so the broker knows of it.
@@ -879,7 +879,7 @@ def test_a_commit_lives_through_a_moment_without_zookeeper(
     partition = TopicPartition("t", 0)
     broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
     broker.new_topic()
-    session = broker.broker.catalog.session
+    session = broker.broker.host.metadata.session
     with Admin(f"127.0.0.1:{broker.broker.grpc_port}") as admin:
         admin.commit("g", {partition: 1})
         proxy.cut()
@@ -923,7 +923,7 @@ def test_a_start_and_a_change_of_topics_wait_for_a_zookeeper_that_is_away_for_a_
     monkeypatch.setattr(ZooKeeperSession, "start", start_and_cut)
     monkeypatch.setattr(Client, "wait_connected", come_back_and_wait)
     broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
-    cut(broker.broker.catalog.session)
+    cut(broker.broker.host.metadata.session)
     topic = broker.new_topic()
     assert broker.described("t").topic_id == topic
 
@@ -932,7 +932,7 @@ def test_a_commit_is_not_written_once_its_client_has_given_up(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.new_topic()
-    session = broker.broker.catalog.session
+    session = broker.broker.host.metadata.session
     committed = bpb.CommittedOffsetsRequest(group="g")
     standing_still = threading.Event()
     read, refuse = session.get_many, session._not_asked

@@ -1,4 +1,4 @@
-"""The catalog: what a broker hosts, in step with ZooKeeper, through restarts, crashes and deletions."""
+"""What a broker hosts, in step with ZooKeeper, through restarts, crashes and deletions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from broker.local.zookeeper import EmbeddedZooKeeper
-from broker.replica.catalog import Catalog
+from broker.replica.host import Host
+from broker.replica.metadata import Metadata
 from kafkalog import Admin, Producer, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
@@ -31,33 +32,33 @@ _PATIENT_SECONDS = 120.0
 
 
 def until(broker: RunningBroker, reached: Callable[[], bool]) -> None:
-    assert broker.broker.catalog.wait_until(reached, 30.0)
+    assert broker.broker.host.metadata.wait_until(reached, 30.0)
 
 
 def test_a_topic_made_at_one_broker_is_known_and_hosted_at_the_other(start_broker: StartBroker) -> None:
     one, other = start_broker(0), start_broker(1)
     topic = one.new_topic(partitions=4)
-    catalog = other.broker.catalog
-    until(other, lambda: len(catalog.hosted) == 2)
-    assert sorted(number for _, number in catalog.hosted) == [1, 3]
-    until(other, lambda: len(catalog.topic("t").states) == 4)
+    host = other.broker.host
+    until(other, lambda: len(host.hosted) == 2)
+    assert sorted(number for _, number in host.hosted) == [1, 3]
+    until(other, lambda: len(host.metadata.topic("t").states) == 4)
     with pytest.raises(errors.NotLeader, match="broker 1 does not lead partition t-0"):
-        catalog.leader_of(topic, 0)
+        host.leader_of(topic, 0)
     with pytest.raises(errors.UnknownPartition, match="topic 't' has no partition 4; it has 4"):
-        catalog.leader_of(topic, 4)
+        host.leader_of(topic, 4)
     with pytest.raises(errors.UnknownTopicId):
-        catalog.leader_of(b"?" * 16, 0)
+        host.leader_of(b"?" * 16, 0)
     one.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"))
-    until(other, lambda: not catalog.hosted and not catalog.topics)
+    until(other, lambda: not host.hosted and not host.metadata.topics)
 
 
 def test_a_broker_that_comes_and_goes_is_seen(start_broker: StartBroker) -> None:
     one, other = start_broker(0), start_broker(1)
-    catalog = one.broker.catalog
-    until(one, lambda: set(catalog.brokers) == {0, 1})
-    assert catalog.brokers[1].grpc_port == other.broker.grpc_port
+    host = one.broker.host
+    until(one, lambda: set(host.metadata.brokers) == {0, 1})
+    assert host.metadata.brokers[1].grpc_port == other.broker.grpc_port
     other.stop()
-    until(one, lambda: set(catalog.brokers) == {0})
+    until(one, lambda: set(host.metadata.brokers) == {0})
 
 
 def test_an_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not(start_broker: StartBroker) -> None:
@@ -66,7 +67,7 @@ def test_an_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not(start
 
     def epochs(running: RunningBroker) -> list[int]:
         described = running.stub.DescribeTopics(bpb.DescribeTopicsRequest(names=["t"])).topics[0]
-        assert [running.broker.catalog.leader_of(topic, number).log.leader_epoch for number in (0, 1)] == [
+        assert [running.broker.host.leader_of(topic, number).log.leader_epoch for number in (0, 1)] == [
             partition.leader_epoch for partition in described.partitions
         ]
         return [partition.leader_epoch for partition in described.partitions]
@@ -77,20 +78,20 @@ def test_an_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not(start
         broker = start_broker()
         assert epochs(broker) == [expected, expected]
     broker.new_topic("new")
-    assert broker.broker.catalog.topic("new").states[0].leader_epoch == 0
+    assert broker.broker.host.metadata.topic("new").states[0].leader_epoch == 0
 
 
 def test_a_topic_deleted_while_a_broker_was_down_is_removed_when_it_is_back(start_broker: StartBroker) -> None:
     one, other = start_broker(0), start_broker(1)
     topic = one.new_topic(partitions=2)
-    until(other, lambda: (topic, 1) in other.broker.catalog.hosted)
-    folder = other.broker.catalog.leader_of(topic, 1).log.directory
+    until(other, lambda: (topic, 1) in other.broker.host.hosted)
+    folder = other.broker.host.leader_of(topic, 1).log.directory
     other.stop()
     one.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"))
     assert folder.exists()
     other = start_broker(1)
     assert not folder.exists()
-    session = one.broker.catalog.session
+    session = one.broker.host.metadata.session
     assert registry.deleted_topics(session) == set()
 
 
@@ -100,11 +101,11 @@ def test_a_deletion_takes_the_logs_of_its_topic_and_no_other(start_broker: Start
     with broker.client() as client:
         for partition in (0, 1):
             client.append(kept, a_batch(), partition=partition)
-    folders = {topic: broker.broker.catalog.leader_of(topic, 0).log.directory for topic in (gone, kept)}
-    session = broker.broker.catalog.session
+    folders = {topic: broker.broker.host.leader_of(topic, 0).log.directory for topic in (gone, kept)}
+    session = broker.broker.host.metadata.session
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="gone"), timeout=60)
     while registry.deleted_topics(session):
-        broker.broker.catalog.wait_until(lambda: False, 0.1)
+        broker.broker.host.metadata.wait_until(lambda: False, 0.1)
     assert [folder.exists() for folder in folders.values()] == [False, True]
     with broker.client() as client:
         assert [client.append(kept, a_batch(), partition=number).base_offset for number in (0, 1)] == [1, 1]
@@ -115,14 +116,14 @@ def test_logs_of_a_topic_that_nobody_deleted_are_kept_and_told(
 ) -> None:
     broker = start_broker()
     topic = broker.new_topic()
-    folder = broker.broker.catalog.leader_of(topic, 0).log.directory
-    address = broker.broker.catalog.session.address
+    folder = broker.broker.host.leader_of(topic, 0).log.directory
+    address = broker.broker.host.metadata.session.address
     client = KazooClient(hosts=address.hosts)
     client.start(timeout=60)
     client.delete(address.chroot + paths.topic("t"), recursive=True)  # as if ZooKeeper's data were an old backup
     client.stop()
     client.close()
-    until(broker, lambda: not broker.broker.catalog.hosted)
+    until(broker, lambda: not broker.broker.host.hosted)
     broker.stop()
     start_broker()
     assert folder.exists()
@@ -133,22 +134,22 @@ def test_a_log_that_cannot_be_opened_is_told_to_those_who_ask_and_harms_no_other
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    opened = broker.broker.catalog._directory.open_log
+    opened = broker.broker.host._directory.open_log
 
     def open_log(topic_id: bytes, number: int, *rest: Any) -> Any:
         if number == 1:
             raise errors.DiskFull(directory="/data")
         return opened(topic_id, number, *rest)
 
-    monkeypatch.setattr(broker.broker.catalog._directory, "open_log", open_log)
+    monkeypatch.setattr(broker.broker.host._directory, "open_log", open_log)
     waits: list[bool] = []
-    wait_until = broker.broker.catalog.wait_until
+    wait_until = broker.broker.host.metadata.wait_until
 
     def waiting(reached: Callable[[], bool], seconds: float) -> bool:
         waits.append(wait_until(reached, seconds))
         return waits[-1]
 
-    monkeypatch.setattr(broker.broker.catalog, "wait_until", waiting)
+    monkeypatch.setattr(broker.broker.host.metadata, "wait_until", waiting)
     topic = broker.new_topic(partitions=3)
     assert all(waits)  # for none of them until time is up
     with broker.client() as client:
@@ -160,8 +161,8 @@ def test_a_log_that_could_not_be_opened_is_tried_again_until_it_opens(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    opened = catalog._directory.open_log
+    host = broker.broker.host
+    opened = host._directory.open_log
     full = threading.Event()
     full.set()
 
@@ -170,13 +171,13 @@ def test_a_log_that_could_not_be_opened_is_tried_again_until_it_opens(
             raise errors.DiskFull(directory="/data")
         return opened(*args)
 
-    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    monkeypatch.setattr(host._directory, "open_log", open_log)
     topic = broker.new_topic()
     assert broker.described("t").partitions[0].leader == -1
-    assert catalog.topic("t").states == {}
+    assert host.metadata.topic("t").states == {}
     full.clear()
-    until(broker, lambda: (topic, 0) in catalog.hosted)
-    until(broker, lambda: 0 in catalog.topic("t").states)
+    until(broker, lambda: (topic, 0) in host.hosted)
+    until(broker, lambda: 0 in host.metadata.topic("t").states)
     assert broker.described("t").partitions[0].leader == 0
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 0
@@ -188,30 +189,32 @@ def test_a_session_lost_while_a_broker_starts_leaves_it_following(
     broker = start_broker()
     broker.new_topic()
     broker.stop()
-    host = Catalog._host
+    open_some = Host._open_some
     lost: list[str] = []
 
-    def losing(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
+    def losing(self: Host, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not lost:
             lost.append(topic.name)
-            expire(self.session)
-        return host(self, topic, start)
+            expire(self.metadata.session)
+        return open_some(self, topic, start)
 
-    monkeypatch.setattr(Catalog, "_host", losing)
+    monkeypatch.setattr(Host, "_open_some", losing)
     broker = start_broker()
     assert lost
-    registry.update_topic(broker.broker.catalog.session, replace(broker.record("t"), config={"retention.ms": "5"}))
-    until(broker, lambda: broker.broker.catalog.topic("t").config == {"retention.ms": "5"})
+    registry.update_topic(
+        broker.broker.host.metadata.session, replace(broker.record("t"), config={"retention.ms": "5"})
+    )
+    until(broker, lambda: broker.broker.host.metadata.topic("t").config == {"retention.ms": "5"})
     topic = broker.new_topic("late")
-    until(broker, lambda: (topic, 0) in broker.broker.catalog.hosted)
+    until(broker, lambda: (topic, 0) in broker.broker.host.hosted)
 
 
 def test_a_broker_that_opens_nothing_keeps_no_change_of_topics_waiting_for_long(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = start_broker(0), start_broker(1)
-    until(one, lambda: set(one.broker.catalog.brokers) == {0, 1})
-    other.broker.catalog.stop_following()  # registered as before, like one that was killed a moment ago
+    until(one, lambda: set(one.broker.host.metadata.brokers) == {0, 1})
+    other.broker.watcher.stop()  # registered as before, like one that was killed a moment ago
     made = one.stub.CreateTopic(bpb.CreateTopicRequest(name="t", partitions=2), timeout=5)
     assert sorted(partition.leader for partition in made.partitions) == [-1, 0]
     monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 3600.0)
@@ -222,17 +225,17 @@ def test_a_broker_that_opens_nothing_keeps_no_change_of_topics_waiting_for_long(
 
 def test_a_topic_that_comes_and_goes_is_known_or_unknown_and_nothing_between(broker: RunningBroker) -> None:
     """Two views replaced one after the other once let a request between them meet a KeyError."""
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     topic = broker.new_topic()
-    names = catalog._topics
-    catalog._topics = {}
+    names = host.metadata._topics
+    host.metadata._topics = {}
     try:
-        assert catalog.topic_by_id(topic).name == "t"
-        assert catalog.leader_of(topic, 0).label == "t-0"
+        assert host.metadata.topic_by_id(topic).name == "t"
+        assert host.leader_of(topic, 0).label == "t-0"
         with pytest.raises(errors.UnknownPartition):
-            catalog.leader_of(topic, 9)
+            host.leader_of(topic, 9)
     finally:
-        catalog._topics = names
+        host.metadata._topics = names
 
 
 def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(
@@ -245,7 +248,7 @@ def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(
         # A session that lasts: under load a short one is lost while requests are under way, as nothing here is about.
         broker = start_broker(zookeeper_connect=server.connect)
         topic = broker.new_topic()
-        session = broker.broker.catalog.session
+        session = broker.broker.host.metadata.session
         server.kill()
         waited_for(lambda: not session.connected, _PATIENT_SECONDS)
         with broker.client() as client:
@@ -270,10 +273,10 @@ def test_without_zookeeper_data_is_served_and_what_needs_it_says_so(
 
 def test_a_broker_whose_session_was_lost_registers_again(start_broker: StartBroker, chroot: str) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    epoch = catalog.brokers[0].epoch
-    expire(catalog.session)
-    until(broker, lambda: 0 in catalog.brokers and catalog.brokers[0].epoch > epoch)
+    host = broker.broker.host
+    epoch = host.metadata.brokers[0].epoch
+    expire(host.metadata.session)
+    until(broker, lambda: 0 in host.metadata.brokers and host.metadata.brokers[0].epoch > epoch)
     other = ZooKeeperSession(chroot)
     other.start()
     assert registry.live_brokers(other)[0].grpc_port == broker.broker.grpc_port
@@ -283,7 +286,7 @@ def test_a_broker_whose_session_was_lost_registers_again(start_broker: StartBrok
 def test_a_topic_of_many_partitions_is_usable_when_the_call_returns(start_broker: StartBroker) -> None:
     broker = start_broker()
     topic = broker.new_topic(partitions=40)
-    assert len(broker.broker.catalog.hosted) == 40
+    assert len(broker.broker.host.hosted) == 40
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=39).base_offset == 0
 
@@ -292,20 +295,20 @@ def test_a_topic_is_known_while_its_logs_are_being_opened_and_whoever_uses_it_wa
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the call that made it returned, and the next one said that there is no such topic."""
-    catalog = broker.broker.catalog
-    opened, opens = catalog._directory.open_log, threading.Semaphore(150)
+    host = broker.broker.host
+    opened, opens = host._directory.open_log, threading.Semaphore(150)
 
     def open_log(*arguments: Any) -> Any:
         assert opens.acquire(timeout=_PATIENT_SECONDS)  # a disk that takes its time
         return opened(*arguments)
 
-    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    monkeypatch.setattr(host._directory, "open_log", open_log)
     monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 0.5)
     made = broker.stub.CreateTopic(bpb.CreateTopicRequest(name="t", partitions=250), timeout=60)
     assert made.partitions[249].leader == -1
     waited_for(lambda: broker.described("t").topic_id == made.topic_id)  # 0.5 s may be too short to read it
     with pytest.raises(errors.NotLeader):
-        catalog.leader_of(made.topic_id, 249)
+        host.leader_of(made.topic_id, 249)
     address = f"127.0.0.1:{broker.broker.grpc_port}"
     with Admin(address) as admin, Producer(address) as producer:
         [topic] = admin.describe_topics(["t"])
@@ -313,31 +316,31 @@ def test_a_topic_is_known_while_its_logs_are_being_opened_and_whoever_uses_it_wa
         sent = [producer.send("t", b"x", partition=number) for number in (0, 249)]
         opens.release(100)
         assert [each.result(_PATIENT_SECONDS).offset for each in sent] == [0, 0]
-    until(broker, lambda: len(catalog.topic("t").states) == 250)
+    until(broker, lambda: len(host.metadata.topic("t").states) == 250)
 
 
 def test_a_topic_made_while_another_ones_logs_are_being_opened_does_not_wait_for_them(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = broker.broker.catalog
-    opened = catalog._directory.open_log
+    host = broker.broker.host
+    opened = host._directory.open_log
     small = registry.TopicRecord("small", b"s" * 16, {}, [(0,)], 0)
     seen = []
 
     def open_log(topic_id: bytes, number: int, label: str, *rest: Any) -> Any:
         if label == "many-50":
-            registry.create_topic(catalog.session, small)
-            waited_for(lambda: paths.TOPICS in catalog._dirty)
+            registry.create_topic(host.metadata.session, small)
+            waited_for(lambda: paths.TOPICS in host.metadata.dirty)
         if label == "many-599":
-            seen.append((small.topic_id, 0) in catalog.hosted)
+            seen.append((small.topic_id, 0) in host.hosted)
         return opened(topic_id, number, label, *rest)
 
-    monkeypatch.setattr("broker.replica.catalog._TURN_SECONDS", 0.0)
-    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    monkeypatch.setattr("broker.replica.host._TURN_SECONDS", 0.0)
+    monkeypatch.setattr(host._directory, "open_log", open_log)
     made = broker.stub.CreateTopic(bpb.CreateTopicRequest(name="many", partitions=600), timeout=60)
-    until(broker, lambda: len(catalog.topic("many").states) == 600)
+    until(broker, lambda: len(host.metadata.topic("many").states) == 600)
     assert seen == [True]
-    assert catalog.leader_of(made.topic_id, 599).label == "many-599"
+    assert host.leader_of(made.topic_id, 599).label == "many-599"
 
 
 # --- one bad topic ---------------------------------------------------------------------------------------------------
@@ -360,8 +363,8 @@ def test_a_change_of_a_topic_over_one_that_came_in_between_is_made_on_top_of_tha
 
 
 def alter_as_a_newer_broker(broker: RunningBroker, name: str, config: dict[str, str]) -> None:
-    assert registry.update_topic(broker.broker.catalog.session, replace(broker.record(name), config=config))
-    until(broker, lambda: broker.broker.catalog.topic(name).config == config)
+    assert registry.update_topic(broker.broker.host.metadata.session, replace(broker.record(name), config=config))
+    until(broker, lambda: broker.broker.host.metadata.topic(name).config == config)
 
 
 def test_settings_that_this_version_does_not_understand_are_kept_warned_of_once_and_ignored(
@@ -405,12 +408,12 @@ def test_a_topic_with_a_setting_of_a_newer_version_is_served_and_keeps_no_other_
     for _ in range(2):
         with broker.client() as client:
             client.append(topic, a_batch())
-        name = f"made-{len(broker.broker.catalog.topics)}"
+        name = f"made-{len(broker.broker.host.metadata.topics)}"
         broker.new_topic(name)
         assert broker.described(name).partitions[0].leader == 0
         broker.stop()
         broker = start_broker()
-    assert broker.broker.catalog.leader_of(topic, 0).log.end_offset == 2
+    assert broker.broker.host.leader_of(topic, 0).log.end_offset == 2
 
 
 def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_once_it_can_be(
@@ -426,18 +429,18 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_
 
     monkeypatch.setattr(registry, "read_topic", counted)
     started = time.monotonic()
-    session = broker.broker.catalog.session
+    session = broker.broker.host.metadata.session
     good, _ = session.get(paths.topic("a"))
     session.set(paths.topic("a"), b"{")
     broker.new_topic("b")
     assert broker.described("b").partitions[0].leader == 0
     broker.stop()
     broker = start_broker()
-    assert set(broker.broker.catalog.topics) == {"b"}
+    assert set(broker.broker.host.metadata.topics) == {"b"}
     broker.new_topic("c")
     assert len(tries) < 5 + time.monotonic() - started, "it is tried again every second, not all the time"
-    broker.broker.catalog.session.set(paths.topic("a"), good)
-    until(broker, lambda: len(broker.broker.catalog.hosted) == 3)
+    broker.broker.host.metadata.session.set(paths.topic("a"), good)
+    until(broker, lambda: len(broker.broker.host.hosted) == 3)
     assert caplog.text.count("not_followed path=/brokers/topics/a") == 2  # once by each
 
 
@@ -469,20 +472,20 @@ def test_what_a_failed_sync_left_out_is_made_good_by_the_next(
     refusing = Refusing(monkeypatch, "read_topic", lambda _, name, *watch: name == "t" and bool(watch))
     topic = broker.new_topic()
     assert refusing.refused.is_set()
-    assert (topic, 0) in broker.broker.catalog.hosted
+    assert (topic, 0) in broker.broker.host.hosted
 
 
 def test_what_came_and_went_while_no_watch_was_there_is_seen_after_a_lost_session(
     start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed, deaf = Catalog._path_changed, threading.Event()
+    changed, deaf = Metadata.path_changed, threading.Event()
     monkeypatch.setattr(
-        Catalog, "_path_changed", lambda self, path: None if deaf.is_set() else changed(self, path)
+        Metadata, "path_changed", lambda self, path: None if deaf.is_set() else changed(self, path)
     )  # as ZooKeeper's watches are while the session is gone
     broker = start_broker()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     gone, altered = broker.new_topic("gone"), broker.new_topic("altered")
-    folder = catalog.leader_of(gone, 0).log.directory
+    folder = host.leader_of(gone, 0).log.directory
     deaf.set()
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
@@ -491,59 +494,57 @@ def test_what_came_and_went_while_no_watch_was_there_is_seen_after_a_lost_sessio
         assert record is not None
         registry.update_topic(session, replace(record, config={"max.message.bytes": "2048"}))
         registry.create_topic(session, registry.TopicRecord("made", b"m" * 16, {}, [(0,)], 0))
-        registry.register_broker(session, replace(catalog.brokers[0], broker_id=7))
+        registry.register_broker(session, replace(host.metadata.brokers[0], broker_id=7))
         deaf.clear()
-        expire(catalog.session)
-        until(broker, lambda: (b"m" * 16, 0) in catalog.hosted and set(catalog.brokers) == {0, 7})
-    assert set(catalog.topics) == {"altered", "made"}
-    assert catalog.leader_of(altered, 0).settings.max_message_bytes == 2048
-    assert (gone, 0) not in catalog.hosted
+        expire(host.metadata.session)
+        until(broker, lambda: (b"m" * 16, 0) in host.hosted and set(host.metadata.brokers) == {0, 7})
+    assert set(host.metadata.topics) == {"altered", "made"}
+    assert host.leader_of(altered, 0).settings.max_message_bytes == 2048
+    assert (gone, 0) not in host.hosted
     assert not folder.exists()
-    until(broker, lambda: set(catalog.brokers) == {0})
+    until(broker, lambda: set(host.metadata.brokers) == {0})
 
 
 def test_a_registration_that_failed_after_a_lost_session_is_made_good(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    epoch = catalog.brokers[0].epoch
+    host = broker.broker.host
+    epoch = host.metadata.brokers[0].epoch
     refusing = Refusing(monkeypatch, "register_broker", lambda *_: True)
-    expire(catalog.session)
-    until(broker, lambda: 0 in catalog.brokers and catalog.brokers[0].epoch > epoch)
+    expire(host.metadata.session)
+    until(broker, lambda: 0 in host.metadata.brokers and host.metadata.brokers[0].epoch > epoch)
     assert refusing.refused.is_set()
 
 
 def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     register, withdraw, withdrawn = registry.register_broker, registry.withdraw_broker, threading.Event()
-    record = catalog._registration
-    assert record is not None
 
     def withdrawing(session: ZooKeeperSession, record: registry.BrokerRecord) -> None:
         withdraw(session, record)
         withdrawn.set()
 
     def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
-        catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
+        host._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
         assert withdrawn.wait(_PATIENT_SECONDS)
         return register(session, record)
 
     monkeypatch.setattr(registry, "withdraw_broker", withdrawing)
     monkeypatch.setattr(registry, "register_broker", too_late)
     with pytest.raises(errors.StorageFailed):
-        catalog.register_broker(record)
-    assert registry.live_brokers(catalog.session) == {}
+        broker.broker.registration.register()
+    assert registry.live_brokers(host.metadata.session) == {}
 
 
 def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
     start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    mine = catalog.brokers[0]
+    host = broker.broker.host
+    mine = host.metadata.brokers[0]
     usurper = ZooKeeperSession(chroot)
     usurper.start()
     register = registry.register_broker
@@ -554,10 +555,13 @@ def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
         return register(session, record)
 
     monkeypatch.setattr(registry, "register_broker", too_late)
-    expire(catalog.session)
-    until(broker, lambda: catalog.brokers.get(0, mine).directory == "another")
+    expire(host.metadata.session)
+    until(broker, lambda: host.metadata.brokers.get(0, mine).directory == "another")
     usurper.close()
-    until(broker, lambda: catalog.brokers.get(0, mine).epoch > mine.epoch and catalog.brokers[0].where == mine.where)
+    until(
+        broker,
+        lambda: host.metadata.brokers.get(0, mine).epoch > mine.epoch and host.metadata.brokers[0].where == mine.where,
+    )
     assert caplog.text.count("not_followed path=/brokers/ids/0") == 1
     assert "has it (host:/another)" in caplog.text
 
@@ -566,8 +570,8 @@ def test_a_log_to_be_opened_again_of_a_topic_that_no_sync_has_taken_in_ends_no_t
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    opened, full = catalog._directory.open_log, threading.Event()
+    host = broker.broker.host
+    opened, full = host._directory.open_log, threading.Event()
     full.set()
 
     def open_log(topic_id: bytes, number: int, *rest: Any) -> Any:
@@ -575,25 +579,25 @@ def test_a_log_to_be_opened_again_of_a_topic_that_no_sync_has_taken_in_ends_no_t
             raise errors.DiskFull(directory="/data")
         return opened(topic_id, number, *rest)
 
-    monkeypatch.setattr(catalog._directory, "open_log", open_log)
+    monkeypatch.setattr(host._directory, "open_log", open_log)
     refusing = Refusing(monkeypatch, "write_states", lambda _, topic, *rest: topic.name == "b")
-    with catalog._changed:  # so that one sync sees both
+    with host.metadata.changed:  # so that one sync sees both
         for name in ("a", "b"):
             topic = registry.TopicRecord(name, name.encode() * 16, {}, [(0,), (0,)], 0)
-            registry.create_topic(catalog.session, topic)
-    until(broker, lambda: len(catalog.hosted) == 2)
+            registry.create_topic(host.metadata.session, topic)
+    until(broker, lambda: len(host.hosted) == 2)
     assert refusing.refused.is_set()
     full.clear()
-    until(broker, lambda: len(catalog.hosted) == 4)
+    until(broker, lambda: len(host.hosted) == 4)
 
 
 def test_a_deleted_log_that_cannot_be_removed_holds_nothing_up_and_is_removed_later(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    folder = catalog.leader_of(broker.new_topic(), 0).log.directory
-    removed, stuck = catalog._directory.remove_log, threading.Event()
+    host = broker.broker.host
+    folder = host.leader_of(broker.new_topic(), 0).log.directory
+    removed, stuck = host._directory.remove_log, threading.Event()
     stuck.set()
 
     def remove_log(*arguments: Any) -> None:
@@ -601,54 +605,54 @@ def test_a_deleted_log_that_cannot_be_removed_holds_nothing_up_and_is_removed_la
             raise errors.OutOfFiles(directory="/data", reason="Too many open files")
         removed(*arguments)
 
-    monkeypatch.setattr(catalog._directory, "remove_log", remove_log)
+    monkeypatch.setattr(host._directory, "remove_log", remove_log)
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-    assert "t" not in catalog.topics
+    assert "t" not in host.metadata.topics
     broker.new_topic("other")
     assert folder.exists()
     stuck.clear()
-    while registry.deleted_topics(catalog.session):
-        catalog.wait_until(lambda: False, 0.1)
+    while registry.deleted_topics(host.metadata.session):
+        host.metadata.wait_until(lambda: False, 0.1)
     assert not folder.exists()
 
 
 def removals_that_fail(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete a topic whose logs stay where they are."""
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     broker.new_topic()
 
     def remove_log(*_: Any) -> None:
         raise errors.StorageFailed(directory="/data", reason="Read-only file system")
 
-    monkeypatch.setattr(catalog._directory, "remove_log", remove_log)
+    monkeypatch.setattr(host._directory, "remove_log", remove_log)
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-    until(broker, lambda: bool(catalog._undone))
+    until(broker, lambda: bool(host._undone))
 
 
 def test_a_deletion_that_could_not_be_done_is_left_to_the_next_start_once_the_directory_has_failed(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     removals_that_fail(broker, monkeypatch)
-    catalog._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="Read-only file system"))
-    until(broker, lambda: not catalog._to_retry())
-    assert registry.deleted_topics(catalog.session)
+    host._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="Read-only file system"))
+    until(broker, lambda: not broker.broker.watcher._to_retry())
+    assert registry.deleted_topics(host.metadata.session)
 
 
 def test_a_deletion_that_another_has_seen_to_is_not_tried_again(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     removals_that_fail(broker, monkeypatch)
-    for topic_id in registry.deleted_topics(catalog.session):
-        registry.logs_removed(catalog.session, topic_id, 0)
-    until(broker, lambda: not catalog._to_retry())
+    for topic_id in registry.deleted_topics(host.metadata.session):
+        registry.logs_removed(host.metadata.session, topic_id, 0)
+    until(broker, lambda: not broker.broker.watcher._to_retry())
 
 
 def test_what_stays_undone_is_looked_at_once_a_second(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     read, seen = registry.deleted_topics, list[float]()
 
     def noted(*arguments: Any) -> set[bytes]:
@@ -656,8 +660,8 @@ def test_what_stays_undone_is_looked_at_once_a_second(broker: RunningBroker, mon
         return read(*arguments)
 
     monkeypatch.setattr(registry, "deleted_topics", noted)
-    catalog._undone = {"/nobody/deals/with/it": "whatever the reason"}
-    catalog._path_changed(paths.DELETED_TOPICS)
+    host._undone.reasons |= {"/nobody/deals/with/it": "whatever the reason"}
+    host.metadata.path_changed(paths.DELETED_TOPICS)
     waited_for(lambda: len(seen) >= 4)
     assert seen[3] - seen[1] > 0.9  # the first came by itself, and the second may have as well
 
@@ -666,33 +670,33 @@ def test_a_change_that_comes_during_a_sync_is_not_missed(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     broker.new_topic()
-    host = Catalog._host
+    open_some = Host._open_some
     altered: list[registry.TopicRecord] = []
 
-    def late(self: Catalog, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
+    def late(self: Host, topic: registry.TopicRecord, start: int) -> tuple[registry.TopicRecord, int]:
         if not altered and topic.config == {"retention.ms": "5"}:
             altered.append(topic)
-            registry.update_topic(self.session, replace(topic, config={"retention.ms": "6"}))
-        return host(self, topic, start)
+            registry.update_topic(self.metadata.session, replace(topic, config={"retention.ms": "6"}))
+        return open_some(self, topic, start)
 
-    monkeypatch.setattr(Catalog, "_host", late)
+    monkeypatch.setattr(Host, "_open_some", late)
     broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "5"}), timeout=60)
-    until(broker, lambda: catalog.leader_of(catalog.topic("t").topic_id, 0).settings.retention_ms == 6)
-    assert catalog.topic("t").config == {"retention.ms": "6"}
+    until(broker, lambda: host.leader_of(host.metadata.topic("t").topic_id, 0).settings.retention_ms == 6)
+    assert host.metadata.topic("t").config == {"retention.ms": "6"}
 
 
 def test_settings_reach_partitions_that_are_open(broker: RunningBroker) -> None:
     topic = broker.new_topic(partitions=2)
     broker.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"max.message.bytes": "2048"}), timeout=60)
     for number in (0, 1):
-        partition = broker.broker.catalog.leader_of(topic, number)
+        partition = broker.broker.host.leader_of(topic, number)
         assert partition.settings.max_message_bytes == partition.log.settings.max_message_bytes == 2048
 
 
 def without_state(broker: RunningBroker, topic: bytes) -> None:
-    broker.broker.catalog.session.delete(paths.partition_state("t", topic, 0))
+    broker.broker.host.metadata.session.delete(paths.partition_state("t", topic, 0))
 
 
 def test_a_state_that_is_gone_is_written_again_by_the_broker_that_has_the_log_open(
@@ -700,12 +704,12 @@ def test_a_state_that_is_gone_is_written_again_by_the_broker_that_has_the_log_op
 ) -> None:
     broker = start_broker()
     topic = broker.new_topic()
-    catalog = broker.broker.catalog
-    before = catalog.topic("t").states[0]
+    host = broker.broker.host
+    before = host.metadata.topic("t").states[0]
     without_state(broker, topic)
     waited_for(lambda: "partition_state_missing partition=t-0" in caplog.text)
-    until(broker, lambda: 0 in catalog.topic("t").states)
-    assert catalog.topic("t").states[0] == before
+    until(broker, lambda: 0 in host.metadata.topic("t").states)
+    assert host.metadata.topic("t").states[0] == before
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 0
 
@@ -720,12 +724,12 @@ def test_a_state_that_went_while_its_broker_was_down_is_not_taken_for_that_of_a_
     broker = start_broker()
     with broker.client() as client:
         client.append(topic, a_batch())
-    assert broker.broker.catalog.topic("t").states[0].leader_epoch == 1
+    assert broker.broker.host.metadata.topic("t").states[0].leader_epoch == 1
     broker.stop(clean)
     without_state(other, topic)
     broker = start_broker()
-    state = broker.broker.catalog.topic("t").states[0]
-    assert state.leader_epoch == (1 if clean else 2) == broker.broker.catalog.leader_of(topic, 0).log.leader_epoch
+    state = broker.broker.host.metadata.topic("t").states[0]
+    assert state.leader_epoch == (1 if clean else 2) == broker.broker.host.leader_of(topic, 0).log.leader_epoch
     assert state.directory
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 1
@@ -733,7 +737,7 @@ def test_a_state_that_went_while_its_broker_was_down_is_not_taken_for_that_of_a_
 
 def without_id(broker: RunningBroker, topic: bytes) -> None:
     below = (paths.partition_state("t", topic, 0), paths.partition("t", topic, 0), paths.partitions("t", topic))
-    broker.broker.catalog.session.multi([Delete(path) for path in below])
+    broker.broker.host.metadata.session.multi([Delete(path) for path in below])
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "down"])
@@ -749,15 +753,15 @@ def test_a_topic_whose_id_is_gone_in_zookeeper_is_served_on_and_can_be_deleted(
     without_id(other, topic)
     if not running:
         broker = start_broker()
-    catalog = broker.broker.catalog
+    host = broker.broker.host
     waited_for(lambda: "topic_znode_restored topic=t" in caplog.text)
-    until(broker, lambda: 0 in catalog.topic("t").states and (topic, 0) in catalog.hosted)
-    until(other, lambda: 0 in other.broker.catalog.topic("t").states)
+    until(broker, lambda: 0 in host.metadata.topic("t").states and (topic, 0) in host.hosted)
+    until(other, lambda: 0 in other.broker.host.metadata.topic("t").states)
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 1
     without_id(other, topic)
     other.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-    until(broker, lambda: not catalog.hosted)
+    until(broker, lambda: not host.hosted)
 
 
 def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
@@ -765,7 +769,7 @@ def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
 ) -> None:
     slow, other = start_broker(0), start_broker(1)
     slow.new_topic(partitions=2)
-    session, send = slow.broker.catalog.session, slow.broker.catalog.session.multi
+    session, send = slow.broker.host.metadata.session, slow.broker.host.metadata.session.multi
     held, may_go_on = threading.Event(), threading.Event()
 
     def late(operations: Sequence[Operation]) -> None:
@@ -781,11 +785,11 @@ def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
     other.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"retention.ms": "7"}), timeout=30)
     may_go_on.set()
     deletion.result(60)
-    record = registry.read_topic(other.broker.catalog.session, "t")
+    record = registry.read_topic(other.broker.host.metadata.session, "t")
     assert record is not None
     assert record.topic_id == topic
     for running in (slow, other):
-        until(running, lambda catalog=running.broker.catalog: topic in catalog._ids)  # type: ignore[misc]
+        until(running, lambda host=running.broker.host: topic in host.metadata.ids)  # type: ignore[misc]
         assert [partition.leader for partition in running.described("t").partitions] == [0, 1]
 
 
@@ -793,8 +797,8 @@ def test_folders_for_which_there_was_no_room_are_made_once_there_is(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = start_broker()
-    catalog = broker.broker.catalog
-    disk = catalog._directory.disk
+    host = broker.broker.host
+    disk = host._directory.disk
     make_dir = disk.make_dir
     full = threading.Event()
     full.set()
@@ -809,6 +813,6 @@ def test_folders_for_which_there_was_no_room_are_made_once_there_is(
     with broker.client() as client:
         assert client.append(topic, a_batch()).error.code == errors.DiskFull.code
     full.clear()
-    until(broker, lambda: (topic, 0) in catalog.hosted)
+    until(broker, lambda: (topic, 0) in host.hosted)
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 0

@@ -1,0 +1,436 @@
+"""The partitions that this broker holds: opens and closes their logs as the metadata says. One thread has it do so
+(`watcher.py`); requests look at what is hosted without a lock.
+
+A topic is known as soon as it is read, before its logs are open. While ZooKeeper is away partitions are served on:
+without replication nobody else can lead them.
+
+A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
+that the log stands in; after an unclean stop with its leader epoch raised. A log that cannot be opened is tried again
+every second. One that is not where its state says is lost, and so is one whose files were removed while it was open:
+it is neither opened nor made, until it is back at a start or `recover` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import replace
+
+from broker.config import BrokerSettings, TopicSettings
+from broker.replica.metadata import Metadata, topic_settings
+from broker.replica.partition import Partition
+from broker.replica.undone import Undone
+from broker.storage.log_dir import LogDirectory, folder_name
+from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.errors import (
+    KafkalogError,
+    NotLeader,
+    NotLost,
+    PartitionLost,
+    StorageFailed,
+    UnknownPartition,
+    UnknownTopicId,
+)
+from kafkalog.events import get_logger
+from kafkalog.zk import paths, registry
+from kafkalog.zk.registry import PartitionState, TopicRecord
+
+log = get_logger(__name__)
+
+_TURN_SECONDS = 0.5
+_OPENED_TOGETHER = 100
+"""Of a topic's logs, so many share a sync of their folders' names and a write of their states."""
+_EVERY_DELETED = paths.DELETED_TOPICS + "/"
+PartitionKey = tuple[bytes, int]
+
+
+class Host:
+    """What is hosted here.
+
+    Args:
+        broker_id: this broker's.
+        directory: where its logs are.
+        metadata: what it obeys.
+        settings: the broker's.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        directory: LogDirectory,
+        metadata: Metadata,
+        settings: BrokerSettings,
+        undone: Undone,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.broker_id = broker_id
+        self.metadata = metadata
+        self.settings = settings
+        self.clock = clock
+        self._directory = directory
+        self._session = metadata.session
+        self._undone = undone
+        # Views: replaced, never changed; written by the thread that watches.
+        self._hosted: Mapping[PartitionKey, Partition] = {}
+        self._failed: Mapping[PartitionKey, KafkalogError] = {}
+        # Topics that are not in line with what was read of them, and each one's first partition that was not looked at.
+        # The thread's own; others only ask whether a topic is in it.
+        self._to_open: OrderedDict[str, int] = OrderedDict()
+        self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
+        self._recovering = threading.Lock()  # one `recover` at a time; before metadata.changed
+
+    @property
+    def _directory_id(self) -> str:
+        found = self._directory.directory_id
+        assert found is not None, "the directory was not claimed"
+        return found
+
+    def close(self) -> None:
+        """Close every partition. After the watcher's stop."""
+        hosted, self._hosted = self._hosted, {}
+        for partition in hosted.values():
+            partition.close()
+
+    # --- what requests ask -----------------------------------------------------------------------------------------
+
+    def leader_of(self, topic_id: bytes, number: int) -> Partition:
+        """The partition, if it is led here.
+
+        Raises:
+            UnknownTopicId, UnknownPartition, NotLeader; or why its log could not be opened.
+            StorageFailed: the directory is out of service. What is still known of it in memory helps nobody: a stream
+                would wait for news for ever.
+        """
+        partition = self._hosted.get((topic_id, number))
+        if partition is not None:
+            if self._directory.failed is not None:
+                raise StorageFailed(**self._directory.failed.facts)
+            return partition
+        topic = self.metadata.topic_by_id(topic_id)
+        if number >= len(topic.replicas):
+            raise UnknownPartition(topic=topic.name, partition=number, partitions=len(topic.replicas))
+        failed = self._failed.get((topic_id, number))
+        if failed is not None:
+            raise type(failed)(**failed.facts)  # anew: one that is raised again and again gathers tracebacks
+        raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
+
+    def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:
+        """Why a partition that is ours is not served; None too where it is not ours."""
+        return self._failed.get((topic_id, number))
+
+    def unserved(self) -> Mapping[PartitionKey, KafkalogError]:
+        """The partitions that are ours and not served, and why."""
+        return self._failed
+
+    @property
+    def failed(self) -> StorageFailed | None:
+        """Why nothing here is served any more."""
+        return self._directory.failed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk had no room for something in the last minute."""
+        return self._directory.is_full
+
+    @property
+    def hosted(self) -> Mapping[PartitionKey, Partition]:
+        """The partitions served here."""
+        return self._hosted
+
+    def is_behind(self, name: str) -> bool:
+        """Whether there is work left for this broker from what it last read of a topic: logs to open, settings to pass
+        on."""
+        return name in self._to_open
+
+    def is_opening(self, name: str) -> bool:
+        """Whether some of a topic's logs were opened, and others are left."""
+        return self._to_open.get(name, 0) > 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any topic `is_behind`."""
+        return bool(self._to_open)
+
+    def recover(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
+        """Put an empty log in the place of a lost one: what was in that is given up for good.
+
+        Args:
+            start_offset: of its first record; see `broker/requests/topics.py`.
+            seconds: how long to wait until it is served.
+
+        Returns:
+            its state.
+
+        Raises:
+            UnknownTopicId, UnknownPartition, NotLeader.
+            NotLost: it is served, or its log could not be opened for another reason.
+        """
+        name = self.metadata.topic_by_id(topic_id).name
+        with self._recovering:
+            while True:
+                topic = registry.read_topic(self._session, name)
+                if topic is None or topic.deleted or topic.topic_id != topic_id:
+                    raise UnknownTopicId(topic_id=topic_id.hex())
+                if number >= len(topic.replicas):
+                    raise UnknownPartition(topic=name, partition=number, partitions=len(topic.replicas))
+                label = f"{name}-{number}"
+                if topic.preferred_leader(number) != self.broker_id:
+                    raise NotLeader(broker_id=self.broker_id, partition=label)
+                state = topic.states.get(number)
+                if state is None or self._loss(topic, number, state) is None:
+                    raise NotLost(partition=label)
+                # The log first: a state is not to name a log that is not there. It is lost until the state is written.
+                self._directory.replace_log(topic_id, number, label, start_offset)
+                renewed = PartitionState(
+                    self.broker_id, state.leader_epoch + 1, (self.broker_id,), self._directory_id, state.version
+                )
+                written = registry.write_states(self._session, topic, {number: renewed}).get(number)
+                if written is not None and written.directory == renewed.directory:
+                    self._directory.trust_log(topic_id, number)
+                    break
+        log.warning(
+            "partition_recovered", partition=label, start_offset=start_offset, given_up_in=state.directory,
+            leader_epoch=written.leader_epoch,
+        )  # fmt: skip
+        self.metadata.path_changed(paths.topic(name))
+        self.metadata.wait_until(lambda: (topic_id, number) in self._hosted, seconds)
+        return written
+
+    # --- obeying the metadata ----------------------------------------------------------------------------------------
+
+    def look_at(self, changed: Iterable[str], gone: Iterable[str]) -> None:
+        """Topics were read anew, or deleted."""
+        to_open = OrderedDict(self._to_open)
+        for name in gone:
+            to_open.pop(name, None)
+        for name in changed:
+            to_open[name] = 0
+        self._to_open = to_open
+
+    def open_for_a_turn(self) -> None:
+        """Bring what is hosted in line with the topics as they were read, some partitions of each in its turn."""
+        topics = dict(self.metadata.topics)
+        turn_end = self.clock.monotonic() + _TURN_SECONDS
+        try:
+            while self._to_open:
+                name, start = next(iter(self._to_open.items()))
+                end = count = len(topics[name].replicas)
+                with self._undone.sparing_others(paths.topic(name)):
+                    topics[name], end = self._open_some(topics[name], start)
+                if end < count:  # after the others; never absent meanwhile, for other threads look (`is_behind`)
+                    self._to_open[name] = end
+                    self._to_open.move_to_end(name)
+                else:
+                    del self._to_open[name]
+                if self.clock.monotonic() >= turn_end:
+                    break
+        finally:  # without ZooKeeper too: what is open is known
+            self.metadata.publish(topics)
+
+    def _open_some(self, topic: TopicRecord, start: int) -> tuple[TopicRecord, int]:
+        """Open the logs of a topic's partitions that are ours and not open yet, from a partition on, no more than
+        `_OPENED_TOGETHER`; the topic with their states, and the first partition that is left.
+
+        A partition without a state was never opened, unless its log is open here, or stands here with records: then the
+        state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
+        start would begin anew.
+        """
+        settings = topic_settings(topic)
+        self._warn_of_refused(topic)
+        wanted: dict[int, PartitionState] = {}
+        to_write: dict[int, PartitionState] = {}
+        lost_states: dict[int, PartitionState] = {}
+        failed: dict[int, KafkalogError] = {}
+        end = len(topic.replicas)
+        for number in range(start, end):
+            if len(wanted) == _OPENED_TOGETHER:
+                end = number
+                break
+            if topic.preferred_leader(number) != self.broker_id:
+                continue
+            state = topic.states.get(number)
+            try:
+                lost = self._loss(topic, number, state) if state is not None else None
+            except KafkalogError as error:
+                failed[number] = error
+                continue
+            partition = self._hosted.get((topic.topic_id, number))
+            if lost is not None:
+                failed[number] = lost
+            elif partition is not None:
+                if state is not None:
+                    partition.log.leader_epoch = state.leader_epoch
+                else:
+                    lost_states[number] = self._state_of(partition)
+                if partition.settings.given() != settings.given():
+                    partition.update_settings(settings)
+            elif state is None:
+                wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,), self._directory_id)
+            elif self._directory.was_clean:
+                wanted[number] = state
+            else:
+                wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
+        opened = self._open_all(topic, settings, wanted, failed)
+        try:
+            for number, partition in opened.items():
+                state = topic.states.get(number)
+                if state is None and partition.log.end_offset > 0:
+                    lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
+                elif wanted[number] != state:
+                    to_write[number] = wanted[number]
+            states = dict(topic.states)
+            if to_write := to_write | lost_states:
+                states |= registry.write_states(self._session, topic, to_write)
+            for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
+                epoch = states[number].leader_epoch
+                log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
+            hosted = dict(self._hosted)
+            for number, partition in opened.items():
+                if number not in states:  # the topic was deleted meanwhile
+                    continue
+                lost = self._loss(topic, number, states[number])
+                if lost is not None:  # another one was faster to write the state
+                    failed[number] = lost
+                    continue
+                partition.log.leader_epoch = states[number].leader_epoch
+                hosted[topic.topic_id, number] = partition
+            for number in failed:
+                fenced = hosted.pop((topic.topic_id, number), None)
+                if fenced is not None:
+                    fenced.close()
+            self._hosted = hosted
+            self._take_in_failures(topic, failed, range(start, end))
+            return replace(topic, states=states), end
+        finally:
+            for number, partition in opened.items():
+                if self._hosted.get((topic.topic_id, number)) is not partition:
+                    partition.close()
+
+    def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
+        """The state that an open log without one gets."""
+        epoch = partition.log.leader_epoch + raised
+        return PartitionState(self.broker_id, epoch, (self.broker_id,), self._directory_id)
+
+    def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
+        """What there is to say if a partition's log is not where its state says."""
+        here = f"{self._directory_id} ({self._directory.path})"
+        if state.directory != self._directory_id:
+            reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
+        elif (topic.topic_id, number) not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
+            folder = folder_name(topic.topic_id, number)
+            if self._directory.has_log(topic.topic_id, number):
+                reason = (
+                    f"files of its folder {folder} in data directory {here} were removed or replaced while in use, "
+                    "or by a recovery that did not end"
+                )
+            else:
+                reason = f"its folder {folder} is gone from data directory {here}, or empty"
+        else:
+            return None
+        return PartitionLost(
+            partition=f"{topic.name}-{number}",
+            reason=reason,
+            broker_id=self.broker_id,
+            topic=topic.name,
+            number=number,
+        )
+
+    def _open_all(
+        self,
+        topic: TopicRecord,
+        settings: TopicSettings,
+        wanted: Mapping[int, PartitionState],
+        failed: dict[int, KafkalogError],
+    ) -> dict[int, Partition]:
+        """Open the logs of partitions; why those failed that could not be opened is put into `failed`."""
+        opened = {}
+        if wanted:
+            try:
+                self._directory.make_folders(topic.topic_id, wanted)
+            except KafkalogError:
+                pass  # opening tells why
+        for number, state in wanted.items():
+            try:
+                opened[number] = self._open(topic, number, settings, state.leader_epoch)
+            except KafkalogError as error:
+                failed[number] = error
+        return opened
+
+    def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError], among: Container[int]) -> None:
+        """Remember why some of a topic's partitions are not served, for those who ask; each reason is logged once."""
+        others = {key: error for key, error in self._failed.items() if key[0] != topic.topic_id or key[1] not in among}
+        for number, error in failed.items():
+            if str(error) != str(self._failed.get((topic.topic_id, number))):
+                event = "partition_lost" if isinstance(error, PartitionLost) else "partition_not_opened"
+                log.error(event, partition=f"{topic.name}-{number}", reason=str(error))
+            self._undone.retry_later()
+        self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
+
+    def take_out(self, removed: Collection[PartitionKey]) -> None:
+        """Serve partitions no longer whose files somebody removed. Asks nothing of ZooKeeper, which may be away."""
+        for topic_id, number in sorted(removed):
+            topic = self.metadata.ids.get(topic_id)
+            state = topic.states.get(number) if topic is not None else None
+            if topic is None or state is None or not self._directory.note_if_missing(topic_id, number):
+                continue  # deleted, or made anew, meanwhile
+            hosted = dict(self._hosted)
+            partition = hosted.pop((topic_id, number), None)
+            self._hosted = hosted
+            lost = self._loss(topic, number, state)
+            if lost is not None:
+                self._take_in_failures(topic, {number: lost}, {number})
+            if partition is not None:
+                partition.close()
+        if removed:
+            with self.metadata.changed:
+                self.metadata.changed.notify_all()
+
+    def _open(self, topic: TopicRecord, number: int, settings: TopicSettings, leader_epoch: int) -> Partition:
+        label = f"{topic.name}-{number}"
+        opened = self._directory.open_log(topic.topic_id, number, label, settings, leader_epoch)
+        return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
+
+    def close_deleted(self) -> None:
+        """Close what no topic names any more."""
+        self._failed = {key: error for key, error in self._failed.items() if key[0] in self.metadata.ids}
+        gone = [key for key in self._hosted if key[0] not in self.metadata.ids]
+        if gone:
+            closing = [self._hosted[key] for key in gone]
+            self._hosted = {key: partition for key, partition in self._hosted.items() if key[0] in self.metadata.ids}
+            for partition in closing:
+                partition.close()
+                log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
+
+    def remove_deleted(self, deleted: Collection[bytes]) -> None:
+        """Remove the logs of topics that were deleted, by their ids."""
+        to_remove = {
+            paths.deleted_topic(topic_id): topic_id for topic_id in sorted(set(deleted) - set(self.metadata.ids))
+        }
+        if self._directory.failed is not None:
+            to_remove = {}  # nothing of it is touched; the next start removes them
+        for path in [
+            path for path in self._undone.reasons if path.startswith(_EVERY_DELETED) and path not in to_remove
+        ]:
+            del self._undone.reasons[path]
+        for path, topic_id in to_remove.items():
+            with self._undone.sparing_others(path):
+                for existing_id, number in self._directory.existing():
+                    if existing_id == topic_id:
+                        self._directory.remove_log(topic_id, number)
+                        log.info("log_removed", topic_id=topic_id.hex(), partition=number)
+                registry.logs_removed(self._session, topic_id, self.broker_id)
+
+    def _warn_of_refused(self, topic: TopicRecord) -> None:
+        _, refused = TopicSettings.understood(topic.config)
+        for name, reason in refused.items():
+            value = topic.config[name]
+            if (topic.topic_id, name, value) not in self._refused:
+                self._refused.add((topic.topic_id, name, value))
+                log.warning("topic_setting_ignored", topic=topic.name, setting=name, value=value, reason=reason)
+
+    def warn_of_strays(self) -> None:
+        """Logs of topics that ZooKeeper neither has nor saw deleted are kept: its data may be an old backup."""
+        for topic_id, number in self._directory.existing():
+            if topic_id not in self.metadata.ids:
+                log.warning("stray_log", topic_id=topic_id.hex(), partition=number, kept_in=str(self._directory.path))

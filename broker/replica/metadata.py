@@ -1,0 +1,110 @@
+"""The cluster as ZooKeeper describes it: topics with the states of their partitions, and live brokers. Follows nothing
+by itself: `watcher.py` reads what changed, requests look at the views.
+
+Views are replaced, never changed, and read without a lock. While ZooKeeper is away the last ones stay.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from broker.config import TopicSettings
+from kafkalog.errors import UnknownTopic, UnknownTopicId
+from kafkalog.zk import registry
+from kafkalog.zk.registry import BrokerRecord, TopicRecord
+from kafkalog.zk.session import ZooKeeperSession
+
+
+class Metadata:
+    """What is in the cluster.
+
+    Attributes:
+        session: the connection to ZooKeeper.
+        changed: guards `dirty`, and whatever else the thread that watches waits for; notified after the views changed.
+        dirty: paths of znodes that changed and are not read yet.
+        stopping: nothing will be read any more.
+    """
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self.session = session
+        self.changed = threading.Condition()
+        self.dirty: set[str] = set()
+        self.stopping = False
+        self._topics: Mapping[str, TopicRecord] = {}
+        self._ids: Mapping[bytes, TopicRecord] = {}
+        self._brokers: Mapping[int, BrokerRecord] = {}
+
+    # --- what requests ask -----------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicRecord:
+        """Raises UnknownTopic."""
+        found = self._topics.get(name)
+        if found is None:
+            raise UnknownTopic(topic=name)
+        return found
+
+    def topic_by_id(self, topic_id: bytes) -> TopicRecord:
+        """Raises UnknownTopicId."""
+        found = self._ids.get(topic_id)
+        if found is None:
+            raise UnknownTopicId(topic_id=topic_id.hex())
+        return found
+
+    @property
+    def topics(self) -> Mapping[str, TopicRecord]:
+        """Every topic, by name, in the order of names."""
+        return self._topics
+
+    @property
+    def ids(self) -> Mapping[bytes, TopicRecord]:
+        """Every topic, by id."""
+        return self._ids
+
+    @property
+    def brokers(self) -> Mapping[int, BrokerRecord]:
+        """Every live broker, by id."""
+        return self._brokers
+
+    def leader_id(self, topic: TopicRecord, number: int) -> int:
+        """The broker that leads a partition, live or not; -1 while its log was never opened."""
+        state = topic.states.get(number)
+        return state.leader if state is not None else -1
+
+    def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the views, and what is hosted, are so; False when time ran out (or the broker stops) before
+        that."""
+        with self.changed:
+            return self.changed.wait_for(lambda: reached() or self.stopping, seconds) and reached()
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def path_changed(self, path: str) -> None:
+        """Have a znode read again; a watch."""
+        with self.changed:
+            self.dirty.add(path)
+            self.changed.notify_all()
+
+    def read_brokers(self) -> None:
+        """Raises ZooKeeperUnreachable."""
+        self._brokers = registry.live_brokers(self.session, self.path_changed)
+
+    def publish(self, topics: Mapping[str, TopicRecord]) -> None:
+        """Replace the view of the topics."""
+        self._topics = dict(sorted(topics.items()))
+        self._ids = {record.topic_id: record for record in topics.values()}
+
+    def stop(self) -> None:
+        """Let go who waits."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+
+
+def topic_settings(topic: TopicRecord) -> TopicSettings:
+    """A topic's settings, as far as this version understands them; the others, of a newer one, have their defaults.
+
+    Where it does not understand the cleanup.policy, it does not know what that means to keep, and deletes nothing.
+    """
+    values, refused = TopicSettings.understood(topic.config)
+    return values.with_({"retention.ms": -1, "retention.bytes": -1}) if "cleanup.policy" in refused else values

@@ -1,0 +1,113 @@
+"""This broker's place on the list of live ones in ZooKeeper: taken at the start, again after every loss of the session,
+given up for good when its directory is out of service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.config import BrokerSettings
+from broker.replica.metadata import Metadata
+from broker.replica.undone import Undone
+from broker.storage.disk_errors import DirectoryHealth
+from kafkalog.clock import Clock
+from kafkalog.errors import InvalidSetting
+from kafkalog.zk import paths, registry
+from kafkalog.zk.registry import BrokerRecord
+
+
+class Registration:
+    """Thread-safe, but for `renew`, which the thread that watches calls.
+
+    Args:
+        record: what is written.
+    """
+
+    def __init__(
+        self, record: BrokerRecord, metadata: Metadata, health: DirectoryHealth, settings: BrokerSettings, clock: Clock
+    ) -> None:
+        self._record = record
+        self._metadata = metadata
+        self._session = metadata.session
+        self._health = health
+        self._settings = settings
+        self._clock = clock
+        # Guarded by metadata.changed.
+        self._asked = False  # `register` was called: a session that is lost from then on is made good by the thread
+        self._withdrawn = False
+        self._is_due = False
+
+    def check_id(self) -> None:
+        """Find out before anything is opened or written that this broker may not register, as far as that can be known.
+
+        Raises:
+            InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
+        """
+        self._wait_for_id(lambda: registry.other_broker(self._session, self._record))
+
+    def register(self) -> None:
+        """Put this broker on the list, now and after every loss of the session.
+
+        Raises:
+            InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
+            StorageFailed: its own directory is out of service.
+        """
+        self._health.check()
+        with self._metadata.changed:
+            self._asked = True
+        self._wait_for_id(lambda: registry.register_broker(self._session, self._record))
+        if self._withdrawn:  # meanwhile, perhaps before there was anything to take back
+            registry.withdraw_broker(self._session, self._record)
+        self._health.check()
+        self._metadata.wait_until(lambda: self._record.broker_id in self._metadata.brokers, 10.0)
+
+    def _wait_for_id(self, holder: Callable[[], BrokerRecord | None]) -> None:
+        """Wait until no other live broker has the id: one that is dead is dropped after its session's timeout."""
+        deadline = self._clock.monotonic() + self._settings.zookeeper_session_timeout_ms / 1000 + 2
+        while True:
+            with self._session.patient():
+                other = holder()
+            if other is None:
+                return
+            if self._clock.monotonic() > deadline:
+                raise self._taken_by(other)
+            with self._metadata.changed:
+                self._metadata.changed.wait(0.2)
+
+    def withdraw(self) -> None:
+        """Take this broker off the list, for good. Does not block; it is done by the thread."""
+        with self._metadata.changed:
+            self._withdrawn = self._is_due = True
+            self._metadata.changed.notify_all()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `renew` has something to do."""
+        return self._is_due
+
+    def session_lost(self) -> None:
+        """There is another session. Called under metadata.changed."""
+        self._is_due = True
+
+    def take_due(self) -> bool:
+        """`is_due`, and from now on not. Called under metadata.changed."""
+        due, self._is_due = self._is_due, False
+        return due
+
+    def renew(self, undone: Undone) -> None:
+        """Write or remove the record again."""
+        if not self._asked:
+            return
+        with undone.sparing_others(paths.broker(self._record.broker_id)):
+            if self._withdrawn:
+                registry.withdraw_broker(self._session, self._record)
+                return
+            other = registry.register_broker(self._session, self._record)
+            if other is not None:
+                raise self._taken_by(other)
+
+    def _taken_by(self, other: BrokerRecord) -> InvalidSetting:
+        """What there is to say to a broker whose id another live one has."""
+        reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
+        if other.directory == self._record.directory:
+            reason += ", and one of the two data directories is a copy of the other"
+        return InvalidSetting(name="broker.id", value=self._record.broker_id, reason=reason)

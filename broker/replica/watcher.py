@@ -1,0 +1,176 @@
+"""The thread that follows ZooKeeper: reads what changed into the metadata, has the host obey it, and keeps this broker
+registered. It decides nothing about partitions.
+
+It is woken by watches. Logs are opened in turns of half a second, between which it reads what else changed: thousands
+of them keep no other topic from being known and opened. What goes wrong with one topic concerns that topic alone
+(`undone.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from broker.replica.host import Host, PartitionKey
+from broker.replica.metadata import Metadata
+from broker.replica.registration import Registration
+from broker.replica.undone import RETRY_SECONDS, Undone
+from kafkalog.clock import Clock
+from kafkalog.errors import PartitionLost, ZooKeeperUnreachable
+from kafkalog.events import get_logger
+from kafkalog.zk import paths, registry
+
+log = get_logger(__name__)
+
+_EVERY_TOPIC = paths.TOPICS + "/"
+_EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
+"""What is to be read where no watch can be relied on; in `dirty` beside the paths that changed."""
+
+
+class Watcher:
+    """`start` before requests are served, `stop` after the last one."""
+
+    def __init__(
+        self, metadata: Metadata, host: Host, registration: Registration, undone: Undone, clock: Clock
+    ) -> None:
+        self._metadata = metadata
+        self._changed = metadata.changed  # guards _removed
+        self._session = metadata.session
+        self._host = host
+        self._registration = registration
+        self._undone = undone
+        self._clock = clock
+        self._removed: set[PartitionKey] = set()  # closed by the directory, for their files were gone
+        self._read_later: set[str] = set()  # paths of states that changed while their topics' logs were being opened
+        self._thread = threading.Thread(target=self._follow, name="zookeeper-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Read everything once, have the logs opened, then follow. Raises ZooKeeperUnreachable."""
+        self._session.on_state(self._state_changed)  # first: a reconnect during the sync loses the watches it has set
+        self._sync(_EVERYTHING)
+        while self._host.has_work:
+            self._sync(())
+        self._host.warn_of_strays()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Follow no more; what is hosted stays. Safe to call twice."""
+        self._metadata.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def log_removed(self, topic_id: bytes, number: int) -> None:
+        """The directory closed a log whose files somebody removed."""
+        with self._changed:
+            self._removed.add((topic_id, number))
+            self._changed.notify_all()
+
+    def _state_changed(self, connected: bool, session_is_new: bool) -> None:
+        if not connected:
+            return
+        with self._changed:
+            if session_is_new:
+                self._registration.session_lost()
+            self._metadata.dirty |= _EVERYTHING
+            self._changed.notify_all()
+
+    def _follow(self) -> None:
+        metadata, undone = self._metadata, self._undone
+        while True:
+            with self._changed:
+                pause = undone.retry_at - self._clock.monotonic() if self._to_retry() else None
+                self._changed.wait_for(
+                    lambda: (
+                        metadata.dirty
+                        or self._removed
+                        or self._registration.is_due
+                        or self._host.has_work
+                        or metadata.stopping
+                    ),
+                    pause,
+                )
+                if metadata.stopping:
+                    return
+                dirty, metadata.dirty = metadata.dirty, set()
+                removed, self._removed = self._removed, set()
+                if self._clock.monotonic() >= undone.retry_at:
+                    dirty |= self._to_retry()
+                    undone.retry_later()  # whatever becomes of them: no retry is to follow at once
+                reregister = self._registration.take_due()
+            try:
+                self._host.take_out(removed)
+                if reregister or paths.broker(self._host.broker_id) in undone.reasons:
+                    self._registration.renew(undone)
+                self._sync(dirty)
+            except Exception as error:  # tried again: a broker that stops following would serve old views for ever
+                if isinstance(error, ZooKeeperUnreachable):
+                    log.warning("zookeeper_not_followed", reason=str(error))
+                else:
+                    log.exception("zookeeper_not_followed")
+                with self._changed:
+                    metadata.dirty |= dirty
+                    self._removed |= removed
+                    if reregister:
+                        self._registration.session_lost()
+                    self._changed.wait_for(lambda: metadata.stopping, RETRY_SECONDS)
+
+    def _to_retry(self) -> set[str]:
+        """Paths with which something could not be done so far that may be done yet: no log is opened in a directory
+        that is out of service, and none that is lost."""
+        again = {path for path in self._undone.reasons if not self._host.is_behind(_topic_of(path))}
+        if self._host.failed is None:
+            for (topic_id, _), error in self._host.unserved().items():
+                topic = self._metadata.ids.get(topic_id)
+                if topic is None or self._host.is_behind(topic.name):  # it is being tried
+                    continue
+                if not isinstance(error, PartitionLost):
+                    again.add(paths.topic(topic.name))
+        return again
+
+    def _sync(self, dirty: Collection[str]) -> None:
+        """Read what changed, and have the host bring itself in line with it, for a turn."""
+        if any(path.startswith(paths.BROKER_IDS) for path in dirty):
+            self._metadata.read_brokers()
+        self._read_topics(dirty)
+        self._host.close_deleted()
+        self._host.open_for_a_turn()
+        self._host.remove_deleted(registry.deleted_topics(self._session, self._metadata.path_changed))
+        with self._changed:
+            ready = {path for path in self._read_later if not self._host.is_behind(_topic_of(path))}
+            self._metadata.dirty |= ready
+            self._read_later -= self._metadata.dirty
+            self._changed.notify_all()
+
+    def _read_topics(self, dirty: Collection[str]) -> None:
+        """Read the topics that changed, and let them be known."""
+        watch = self._metadata.path_changed
+        of_topics = {path for path in dirty if path.startswith(_EVERY_TOPIC) and path != _EVERY_TOPIC}
+        # Each state that is written here while a topic's logs are opened comes back as a change, and all of its states
+        # would be read for it in every turn.
+        own = {
+            path for path in of_topics if path != paths.topic(name := _topic_of(path)) and self._host.is_opening(name)
+        }
+        topics = dict(self._metadata.topics)
+        changed = {_topic_of(path) for path in of_topics - own}
+        if paths.TOPICS in dirty:
+            names = set(registry.topic_names(self._session, watch))
+            changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
+        found, gone = [], []
+        for name in sorted(changed):
+            with self._undone.sparing_others(paths.topic(name), is_last=False):
+                record = registry.read_topic(self._session, name, watch)
+                if record is None or record.deleted:
+                    topics.pop(name, None)
+                    gone.append(name)
+                    self._undone.reasons.pop(paths.topic(name), None)
+                else:
+                    topics[name] = record
+                    found.append(name)
+        self._read_later |= own
+        self._host.look_at(found, gone)  # before they are known: who made one waits until it is not behind
+        self._metadata.publish(topics)
+
+
+def _topic_of(path: str) -> str:
+    """The topic whose znode, or a znode below it, is at a path; '' where it is none's."""
+    return path[len(_EVERY_TOPIC) :].partition("/")[0] if path.startswith(_EVERY_TOPIC) else ""
