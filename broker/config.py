@@ -13,25 +13,25 @@ _INT_MAX = (1 << 31) - 1  # ZooKeeper counts milliseconds in 32 bits
 class TopicSettings(Settings, what="topic"):
     # fmt: off
     segment_bytes = Setting(int, 1 << 30, between(4096, (1 << 31) - 1),
-        "Size at which a segment is closed. Larger: fewer files, coarser retention.")
+        "Size at which a segment is closed and a new one begun. Larger: fewer files, coarser retention.")
     segment_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(1),
-        "Age at which a segment is closed, so that retention can take it.")
+        "Age at which a segment is closed, so that retention can delete it.")
     index_interval_bytes = Setting(int, 64 * 1024, at_least(64),
-        "Log bytes for each index entry. Smaller: more memory, shorter scans.")
+        "Bytes of log for each index entry. Smaller: more memory, shorter scans.")
     retention_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(-1),
-        "Segments appended to last before that long ago are deleted; -1: never.")
+        "A segment is deleted this long after the last append to it; -1: never.")
     retention_bytes = Setting(int, -1, at_least(-1),
-        "Oldest segments are deleted while a partition is larger, never the one that is written to; -1: no limit.")
+        "While a partition is larger than this, its oldest segments are deleted, but never the segment that is written to; -1: no limit.")
     cleanup_policy = Setting(str, "delete", one_of("delete"),
-        "What retention does with old segments ('compact' is not there yet).")
+        "What retention does with old segments. 'compact' is not supported yet.")
     max_message_bytes = Setting(int, 8 * _MIB, between(1024, 1 << 30),
-        "Largest record batch, in bytes of the whole batch; the broker's request.max.bytes bounds it too.")
+        "Largest record batch, in bytes of the whole batch. The broker's request.max.bytes is a limit too.")
     flush_messages = Setting(int, None, at_least(1),
-        "fdatasync after that many records; 1: before every ack (one group commit for all that wait). Unset: left to the operating system.")
+        "The log is synced (fdatasync) after this many records; 1: before every ack, with one group commit for all that wait. Unset: the operating system decides.")
     flush_ms = Setting(int, None, at_least(1),
-        "fdatasync at the latest that long after an append. Unset: left to the operating system.")
+        "The log is synced (fdatasync) at most this long after an append. Unset: the operating system decides.")
     flush_visibility = Setting(str, "written", one_of("written", "flushed"),
-        "When consumers see a record: once written, or only once flushed (the paper's rule; needs flush.messages or flush.ms).")
+        "When consumers can read a record: once it is written, or only once it is flushed (the paper's rule; needs flush.messages or flush.ms).")
     # fmt: on
 
     def conflict(self) -> tuple[str, str] | None:
@@ -56,44 +56,44 @@ _IS_A_TOPICS = "it is a topic's: kafkalog topics create TOPIC --config NAME=VALU
 
 class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSettings.rows, _IS_A_TOPICS)):
     # fmt: off
-    broker_id = Setting(int, 0, at_least(0), "The broker's number, its own within the cluster.")
-    log_dir = Setting(str, "data", _named, "Directory of the logs; one broker's alone.")
+    broker_id = Setting(int, 0, at_least(0), "The broker's number, unique within the cluster.")
+    log_dir = Setting(str, "data", _named, "Directory of the logs. Each broker needs a directory of its own.")
     zookeeper_connect = Setting(str, "127.0.0.1:2181", anything,
-        "host:port,host:port of the ZooKeeper ensemble, with the cluster's chroot behind it if not /kafkalog.")
+        "Addresses of the ZooKeeper ensemble, host:port,host:port, followed by the cluster's chroot if it is not /kafkalog.")
     zookeeper_session_timeout_ms = Setting(int, 10_000, between(1000, _INT_MAX),
-        "Silence after which ZooKeeper counts this broker as gone.")
+        "ZooKeeper removes the broker from the list of live ones after this long without a sign of it.")
     zookeeper_connection_timeout_ms = Setting(int, 15_000, between(100, _INT_MAX),
-        "How long a start waits for ZooKeeper.")
+        "How long a starting broker waits for ZooKeeper.")
     host = Setting(str, "127.0.0.1", anything, "Address that both ports are bound to.")
-    advertised_host = Setting(str, None, anything, "Address told to clients. Unset: the value of host; needed where that is 0.0.0.0 or ::, which is no address to connect to.")
-    grpc_port = Setting(int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free one.")
-    data_port = Setting(int, 9193, between(0, 65535), "Port of appends and fetches; 0 takes a free one.")
-    rack = Setting(str, None, anything, "Where the broker stands; told to clients.")
-    num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic made without a number.")
+    advertised_host = Setting(str, None, anything, "Address that clients are given. Unset: the value of host. Required if host is 0.0.0.0 or ::, because clients cannot connect to that.")
+    grpc_port = Setting(int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free port.")
+    data_port = Setting(int, 9193, between(0, 65535), "Port for appends and fetches; 0 takes a free port.")
+    rack = Setting(str, None, anything, "Where the broker stands. Clients are given it.")
+    num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic that is created without a number.")
     max_partitions_per_topic = Setting(int, 10_000, between(1, _PARTITIONS_MAX),
-        "More are refused. At most 40000, for a topic is one znode, and ZooKeeper takes 1 MB.")
-    max_connections = Setting(int, 1000, at_least(1), "Data port connections at once; one more is told so and closed.")
-    request_max_bytes = Setting(int, 32 * _MIB, between(1024, 1 << 30), "Largest request body; a larger one is refused.")
+        "A topic with more partitions is refused. At most 40000: a topic is one znode, and ZooKeeper takes 1 MB.")
+    max_connections = Setting(int, 1000, at_least(1), "Data port connections at the same time. A further one gets an error and is closed.")
+    request_max_bytes = Setting(int, 32 * _MIB, between(1024, 1 << 30), "Largest request body. A larger one is refused.")
     queued_max_request_bytes = Setting(int, 64 * _MIB, at_least(1024),
-        "Request bytes in memory over all connections; connections wait their turn before they read more.")
-    fetch_max_bytes = Setting(int, 64 * _MIB, at_least(1024), "Largest answer to one fetch, but for a first batch that is larger.")
-    fetch_max_wait_ms = Setting(int, 30_000, at_least(0), "Longest wait of a fetch for min_bytes, whatever the client asks.")
+        "Request bytes in memory over all connections. When they are used up, connections wait before they read more.")
+    fetch_max_bytes = Setting(int, 64 * _MIB, at_least(1024), "Largest answer to one fetch. A first batch that is larger is sent all the same.")
+    fetch_max_wait_ms = Setting(int, 30_000, at_least(0), "Longest time that a fetch waits for min_bytes, whatever the client asks for.")
     pull_max_bytes = Setting(int, 4 * _MIB - 65536, at_least(1024), "Largest inline answer over gRPC.")
-    send_timeout_ms = Setting(int, 30_000, at_least(1), "A client that takes no byte of its answer for that long is cut off.")
-    connections_max_idle_ms = Setting(int, 600_000, at_least(1), "A data connection without a request for that long is closed.")
-    log_retention_check_interval_ms = Setting(int, 60_000, at_least(1), "How often retention and rolls by age are looked at.")
-    producer_id_expiration_ms = Setting(int, 24 * _HOUR_MS, at_least(1), "A silent producer's sequence state is forgotten after that long.")
+    send_timeout_ms = Setting(int, 30_000, at_least(1), "A client that accepts no byte of its answer for this long is disconnected.")
+    connections_max_idle_ms = Setting(int, 600_000, at_least(1), "A data connection without a request for this long is closed.")
+    log_retention_check_interval_ms = Setting(int, 60_000, at_least(1), "How often segments are checked for retention and for rolls by age.")
+    producer_id_expiration_ms = Setting(int, 24 * _HOUR_MS, at_least(1), "The sequence state of a producer that sends nothing for this long is forgotten.")
     producer_state_max = Setting(int, 10_000, at_least(1),
-        "Producers whose sequence state a partition keeps, 300 B each and 32 B a batch remembered; beyond that the one silent longest is forgotten; if all wrote within 5 minutes, a new one has to wait.")
+        "Producers whose sequence state a partition keeps: 300 B each, and 32 B for each batch in the deduplication window. Beyond that, the producer that was silent longest is forgotten; if all wrote within 5 minutes, a new producer has to wait.")
     producer_batches_remembered = Setting(int, 128, between(5, 10_000),
-        "Batches of a producer that are known again when sent twice; at least a producer's max.in.flight.requests.")
+        "Length of the deduplication window: the last batches of a producer, which are recognised when they are sent again. At least a producer's max.in.flight.requests.")
     transaction_timeout_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
-        "What is prepared of an exactly-once batch that nobody decides is dropped after that long.")
+        "A prepared exactly-once batch that nobody decides is dropped after this long.")
     transaction_staged_retention_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
-        "What is staged of an exactly-once write and never prepared is dropped that long after the last of its tasks was heard of.")
-    log_level = Setting(str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs, on stderr.")
+        "What is staged of an exactly-once write and never prepared is dropped this long after the last sign of any of its tasks.")
+    log_level = Setting(str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs to stderr: events of this level and above.")
     exit_with_stdin = Setting(bool, False, anything,
-        "Stop when standard input closes: the way a parent takes its broker with it.")
+        "Stop when standard input closes, so that the broker ends with the process that started it.")
     # fmt: on
 
     def conflict(self) -> tuple[str, str] | None:

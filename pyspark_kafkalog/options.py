@@ -162,99 +162,100 @@ def _start(name: str, text: str) -> Position:
 
 OPTIONS = (
     Option("kafkalog.bootstrap.servers", "host:port,...", "required", READ + WRITE, _addresses,
-           "Any brokers of the cluster, by their gRPC ports; the others are found from them. "
+           "Addresses of any brokers of the cluster, with their gRPC ports. The client finds the others from them. "
            "`kafka.bootstrap.servers` is another name for it.", "`kafka.bootstrap.servers`; the addresses differ"),
-    Option("subscribe", "topic,topic", "one of these three", READ, _topics, "Topics to read, every partition."),
+    Option("subscribe", "topic,topic", "one of these three", READ, _topics, "Topics to read, with all their partitions."),
     Option("subscribePattern", "regular expression", "one of these three", READ, _pattern,
-           "Reads the topics in whose name it is found anywhere (write `^flights$` for just one); "
-           "a stream picks up topics created later.", "Java's regular expressions there, Python's here"),
+           "Reads every topic whose name contains a match (`^flights$` matches one name only). A stream also reads "
+           "topics that are created later.", "Java's regular expressions there, Python's here"),
     Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest, committed or JSON", "batch: earliest, stream: latest", READ, _start,
-           'Where to start; in JSON an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. `committed` is where the read's group is in each partition. Of a stream it counts "
-           "only when its checkpoint is new; a batch can not start at latest.", "no `committed`"),
+           'Where to start. In JSON: an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
+           "earliest and -1 for latest. `committed` is where the read's group is in each partition. A stream uses "
+           "it only if its checkpoint is new. A batch cannot start at latest.", "no `committed`"),
     Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", READ, parse_timestamps,
-           "Starts every partition at its first record that is as late as its time or later, whatever startingOffsets "
-           "says; a time as for startingTimestamp.", "milliseconds only"),
+           "Starts each partition at its first record with this time or a later one. It takes precedence over "
+           "startingOffsets. Times are written as for startingTimestamp.", "milliseconds only"),
     Option("startingTimestamp", "milliseconds or ISO-8601", "none", READ, parse_timestamp,
-           "The same with one time for every partition; it comes before the other two. `1772366400000` or "
-           "`2026-03-01T12:00:00+01:00`, UTC where it names no zone.", "milliseconds only"),
+           "One such time for all partitions. It takes precedence over the other two. `1772366400000` or "
+           "`2026-03-01T12:00:00+01:00`; UTC if no zone is given.", "milliseconds only"),
     Option("startingOffsetsByTimestampStrategy", "error or latest", "error", READ, _word("error", "latest"),
-           "What to do with a partition that has no record so late: fail, or start at its end. It counts for both "
-           "ways of starting by time."),
+           "What to do with a partition that has no record with this time or a later one: fail, or start at its "
+           "end. It applies to both ways to start by time."),
     Option("kafkalog.group.id", "name", "from what is read", READ, parse_group,
-           "The group under which a stream publishes its position, and from which `startingOffsets=committed` takes "
-           "its start; `kafka.group.id` is another name for it. `subscribe` of one topic: `spark-TOPIC`; other reads: "
-           "their topics or pattern behind `spark-`, with a checksum.",
-           "`kafka.group.id`, by which its consumers fetch; nothing is committed there"),
+           "The group under which a stream publishes its position, and whose offsets `startingOffsets=committed` "
+           "uses. `kafka.group.id` is another name for it. The default is `spark-TOPIC` for `subscribe` with one "
+           "topic; for other reads it is `spark-`, the topics or pattern, and a checksum.",
+           "`kafka.group.id`, with which its consumers fetch; they commit nothing"),
     Option("groupIdPrefix", "name", "spark", READ, parse_group,
-           "Begins the name of a group that is not given; kafkalog.group.id comes before it.",
+           "Beginning of the default group name. Ignored if kafkalog.group.id is given.",
            "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
     Option("committed.fallback", "error, earliest or latest", "error", READ, parse_fallback,
-           "Where `startingOffsets=committed` starts in a partition for which the group has committed nothing, or an "
-           "offset that the log has no longer; `kafkalog.committed.fallback` is another name for it.", OURS),
+           "Where `startingOffsets=committed` starts in a partition for which the group has committed no offset, "
+           "or an offset that is not in the log any more. `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
-           "Where a batch ends: the offset after the last record's. Earliest and latest of a batch are looked up anew "
-           "each time that the DataFrame is run."),
+           "Where a batch ends: the offset after that of the last record. Earliest and latest are looked up each "
+           "time the DataFrame is run."),
     Option("endingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", (BATCH_READ,), parse_timestamps,
-           "Ends every partition before its first record that is as late as its time or later, at its end if there is "
-           "none, whatever endingOffsets says.", "milliseconds only"),
+           "Ends each partition before its first record with this time or a later one, or at its end if there is "
+           "no such record. It takes precedence over endingOffsets.", "milliseconds only"),
     Option("endingTimestamp", "milliseconds or ISO-8601", "none", (BATCH_READ,), parse_timestamp,
-           "The same with one time for every partition; it comes before the other two.",
-           "milliseconds only; refused here by a stream, which ignores it there, and when it is before startingTimestamp"),
+           "One such time for all partitions. It takes precedence over the other two.",
+           "milliseconds only. Refused here in a stream (ignored there), and if it is before startingTimestamp"),
     Option("includeHeaders", "true or false", "false", READ, _truth, "Adds the column `headers`."),
     Option("columns", "column,column", "all", READ, _columns,
-           "Reads just these, in this order: `value,offset`. The same as `.schema(...)` with their types.", OURS),
+           "Reads only these columns, in this order: `value,offset`. The same as `.schema(...)` with their types.", OURS),
     Option("maxOffsetsPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
-           "Records of one micro-batch, shared out over the partitions in proportion to what each has left: rounded "
-           "down, but at least 1. Trigger.Once ignores it."),
+           "Largest number of records in one micro-batch. Each partition gets a share in proportion to its "
+           "backlog, rounded down, but at least 1. Trigger.Once ignores it."),
     Option("maxBytesPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
-           "The same in bytes of the log, to within `index.interval.bytes` for each partition. With both, the smaller "
-           "counts.", OURS),
+           "The same limit in bytes of the log, accurate to `index.interval.bytes` for each partition. If both "
+           "limits are given, the smaller one counts.", OURS),
     Option("minOffsetsPerTrigger", "whole number", "any", (STREAM_READ,), _count,
-           "There is no micro-batch before so many records are there or maxTriggerDelay is over; the first after a "
-           "start does not wait. Trigger.Once and AvailableNow ignore it.",
-           "counts with AvailableNow too, which may leave the last records to the next run"),
+           "A micro-batch waits until this many records are there or maxTriggerDelay is over. The first one after "
+           "a start does not wait. Trigger.Once and AvailableNow ignore it.",
+           "also used with AvailableNow, which may leave the last records to the next run"),
     Option("maxTriggerDelay", "time, as in 5s or 15m", "15m", (STREAM_READ,), parse_span_s,
-           "How long minOffsetsPerTrigger may hold a micro-batch back; a bare number is milliseconds."),
+           "How long minOffsetsPerTrigger may delay a micro-batch. A number without a unit is milliseconds."),
     Option("minPartitions", "whole number", "none", READ, _count,
-           "About how many input splits there are at least: large offset ranges are cut to get there. Without it a "
+           "Approximate minimum number of input splits: large offset ranges are cut to reach it. Without it, each "
            "partition of the log is one split."),
     Option("maxRecordsPerPartition", "whole number", "none", READ, _count,
-           "Offset ranges of more records than that are cut into even pieces."),
+           "An offset range with more records is cut into even pieces."),
     Option("maxInputPartitions", "whole number", "none", READ, _count,
-           "How many input splits there are at most: several offset ranges are packed into one, for topics of many small "
-           "partitions, as each split costs a Python task of 20 to 55 ms.", OURS),
+           "Largest number of input splits: several offset ranges are packed into one split. Use it for topics "
+           "with many small partitions, because each split costs a Python task of 20 to 55 ms.", OURS),
     Option("failOnDataLoss", "true or false", "true", READ, _truth,
-           "Whether to fail when records that were to be read are gone, or to tell of it in the log and go on with what "
-           "is there.", "notices a topic that was made anew only while it is shorter, and passes over what it has then"),
+           "Whether to fail when records to be read are not in the log any more. If false, the loss is logged and "
+           "the read goes on with the records that are there.", "notices a topic that was deleted and created again only while it is shorter than before, and skips the records that it has then"),
     Option("kafkaConsumer.pollTimeoutMs", "milliseconds", "`retry.timeout.ms`", READ, _milliseconds,
-           "How long a task tries to get records from brokers that do not answer.",
+           "How long a task retries brokers that do not answer.",
            "`spark.network.timeout` by default"),
     Option("fetchOffset.numRetries", "whole number", "3", READ, _count,
-           "How often topics and offsets are asked for before a topic is believed to be missing, or records to be lost. "
-           "Brokers that can not be reached are tried for `kafkalog.retry.timeout.ms` each time."),
-    Option("fetchOffset.retryIntervalMs", "milliseconds", "1000", READ, _pause, "The pause in between."),
+           "How often topics and offsets are requested before a topic counts as missing, or records as lost. Each "
+           "request retries unreachable brokers for `kafkalog.retry.timeout.ms`."),
+    Option("fetchOffset.retryIntervalMs", "milliseconds", "1000", READ, _pause, "Pause between these requests."),
     Option("kafka.isolation.level", "read_uncommitted or read_committed", "read_uncommitted", READ,
            _word("read_uncommitted", "read_committed"),
-           "Both are the same: what is not committed is in no partition.", "read_uncommitted shows what may be aborted"),
+           "Both values mean the same: uncommitted records are in no partition.", "read_uncommitted shows records that may be aborted"),
     Option("topic", "topic", "column `topic`", WRITE, _text,
-           "Topic that every row goes to, whatever its column `topic` says; the argument of `save` or `start` is another "
-           "way to name it.", "there `save` and `start` take no argument"),
+           "Topic for all rows. It takes precedence over the column `topic`. The argument of `save` or `start` is "
+           "another way to give it.", "`save` and `start` take no argument there"),
     Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
-           f"{EXACTLY_ONCE}: rows can be read once the whole write (of a stream: the micro-batch) is decided, and are there "
-           f"once whatever failed between. {AT_LEAST_ONCE}: each task writes straight into the log, and again if it is run "
-           "again.", "always at least once"),
+           "exactly-once: rows can be read once the whole write (in a stream: the micro-batch) is decided, and "
+           "each row is there once, whatever failed in between. at-least-once: each task writes directly to the "
+           "log, and writes its rows again if it is run again.", "always at least once"),
     Option("txnAppId", "text", "none", (BATCH_WRITE,), _text,
-           "Names an application whose writes to a topic are numbered by `txnVersion`; for writes in `foreachBatch`.", OURS),
+           "Name of an application whose writes to a topic are numbered by `txnVersion`. For writes in "
+           "`foreachBatch`.", OURS),
     Option("txnVersion", "whole number", "none", (BATCH_WRITE,), _version,
-           "Number of this write: one that `txnAppId` has written to the topic already is skipped after a restart, and fails "
-           "if another query wrote it. In `foreachBatch` give the batch id.", OURS),
+           "Number of this write. If the same query has already written this version to the topic, the write is "
+           "skipped after a restart; if another query has, it fails. In `foreachBatch`, give the batch id.", OURS),
     Option("checkpointLocation", "path", "`spark.sql.streaming.checkpointLocation` and the query's name", WRITE, _path,
-           "Where the query's checkpoint is. The sink reads it to tell a copied checkpoint from a restart. In `foreachBatch` "
-           "give numbered writes the query's own: under Spark Connect, and in a thread to which Spark does not report the "
-           "query, they fail without it.", "read by Spark only"),
+           "The query's checkpoint. The sink reads it to tell a copied checkpoint from a restart. In "
+           "`foreachBatch`, give numbered writes the query's own checkpoint: under Spark Connect, and in a thread "
+           "to which Spark does not report the query, they fail without it.", "only Spark reads it"),
 )  # fmt: skip
 
 _MAX_TRIGGER_DELAY_S = 900.0

@@ -21,17 +21,17 @@ class ClientSettings(Settings, what="client"):
     """What is about connections; producers and consumers have it too."""
 
     # fmt: off
-    connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept and greet.")
+    connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept the connection and to answer the greeting.")
     request_timeout_ms = Setting(int, 30_000, between(1, INT_MAX),
         "How long a request may stay unanswered before its connection is given up.")
     bootstrap_timeout_ms = Setting(int, 5_000, between(0, INT_MAX),
-        "How long the bootstrap servers are tried again before the first of them ever answered; 0: once each.")
+        "How long the bootstrap servers are retried before any of them has answered; 0: each is tried once.")
     retry_timeout_ms = Setting(int, 30_000, between(0, INT_MAX),
-        "How long brokers that once answered are tried again while they are unreachable, before a call or a consumer fails.")
-    retry_backoff_ms = Setting(int, 50, between(1, INT_MAX), "Pause before a failed request is tried again; doubles each time.")
-    retry_backoff_max_ms = Setting(int, 1_000, between(1, INT_MAX), "Longest such pause.")
+        "How long brokers that answered before are retried while they are unreachable. Then the call or the consumer fails.")
+    retry_backoff_ms = Setting(int, 50, between(1, INT_MAX), "Pause before a failed request is retried. It doubles with each retry.")
+    retry_backoff_max_ms = Setting(int, 1_000, between(1, INT_MAX), "Longest pause between retries.")
     metadata_max_age_ms = Setting(int, 300_000, between(1, LONG_MAX),
-        "Age at which what is known of a topic is asked again, so that new partitions are noticed.")
+        "Age at which the metadata of a topic is fetched again, so that new partitions are noticed.")
     # fmt: on
 
     def backoff(self) -> Backoff:
@@ -42,28 +42,27 @@ class ClientSettings(Settings, what="client"):
 class ProducerSettings(ClientSettings, what="producer"):
     # fmt: off
     acks = Setting(str, "1", one_of("0", "1", "all"),
-        "0: not answered, a record may be lost unnoticed; 1: the leader has it; all: every in-sync replica has it.")
+        "0: there is no answer, and a record may be lost without notice; 1: the leader has the record; all: every in-sync replica has it.")
     linger_ms = Setting(int, 5, between(0, INT_MAX),
         "How long a batch waits for more records. Larger: bigger batches, later delivery.")
     batch_size = Setting(int, 2_500_000, between(1, 1 << 30),
-        "Bytes at which a batch is sent without lingering; a topic's max.message.bytes bounds it too.")
-    batch_records = Setting(int, 10_000, between(1, INT_MAX), "Records at which a batch is sent without lingering.")
+        "Size in bytes at which a batch is sent without lingering. A topic's max.message.bytes is a limit too.")
+    batch_records = Setting(int, 10_000, between(1, INT_MAX), "Number of records at which a batch is sent without lingering.")
     compression_type = Setting(str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed.")
     buffer_memory = Setting(int, 64 * _MIB, between(1024, LONG_MAX),
-        "Bytes of records not yet acknowledged; while it is full, send() blocks.")
+        "Bytes of records that are not yet acknowledged. While the buffer is full, send() blocks.")
     max_block_ms = Setting(int, 60_000, between(0, LONG_MAX),
         "How long send() may block for room in the buffer.")
     max_in_flight_requests = Setting(int, 100, between(1, INT_MAX),
-        "Batches of one partition sent and not yet acknowledged; at most the brokers' producer.batches.remembered.")
+        "Batches of one partition that are sent and not yet acknowledged. At most the brokers' producer.batches.remembered.")
     max_request_size = Setting(int, 1_000_000, between(1024, INT_MAX),
-        "Bytes of batches put into one request, but for a single larger batch. Brokers take up to 1 MiB at once best.")
+        "Bytes of batches in one request. A single larger batch is sent all the same. Brokers are fastest with requests of up to 1 MiB.")
     delivery_timeout_ms = Setting(int, 120_000, between(1, LONG_MAX),
         "How long a record may take from send() to its ack, retries included.")
     enable_idempotence = Setting(bool, True, anything,
-        "Retries neither double nor reorder records. Always off with acks=0.")
+        "Whether the broker recognises batches that are sent again, so that retries neither double nor reorder records. Always off with acks=0.")
     transaction_commit_timeout_ms = Setting(int, 120_000, between(1, LONG_MAX),
-        "How long a commit of staged rows goes on while nothing is done for it in any partition, before it fails; "
-        "what was decided by then is finished by the brokers.")
+        "How long a commit of staged rows goes on without progress in any partition before it fails. What was decided by then is finished by the brokers.")
     # fmt: on
 
     def conflict(self) -> tuple[str, str] | None:
@@ -80,14 +79,14 @@ _GROUP = "it is the argument group, as Consumer(servers, group='name')"
 class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _GROUP}):
     # fmt: off
     fetch_min_bytes = Setting(int, 1, between(0, INT_MAX),
-        "A broker answers once it has that much. Larger: fewer, fuller answers, later.")
-    fetch_max_wait_ms = Setting(int, 500, between(0, INT_MAX), "Longest that a broker waits for fetch.min.bytes.")
-    fetch_max_bytes = Setting(int, 8 * _MIB, between(1, INT_MAX), "Most bytes in one answer, but for a first batch that is larger.")
-    max_partition_fetch_bytes = Setting(int, 4 * _MIB, between(1, INT_MAX), "The same for each partition in it.")
+        "A broker answers a fetch once it has this many bytes. Larger: fewer and fuller answers, later.")
+    fetch_max_wait_ms = Setting(int, 500, between(0, INT_MAX), "Longest time that a broker waits for fetch.min.bytes.")
+    fetch_max_bytes = Setting(int, 8 * _MIB, between(1, INT_MAX), "Largest answer to one fetch, in bytes. A first batch that is larger is sent all the same.")
+    max_partition_fetch_bytes = Setting(int, 4 * _MIB, between(1, INT_MAX), "The same limit for each partition in the answer.")
     auto_offset_reset = Setting(str, "error", one_of("error", "earliest", "latest"),
-        "Where to go on when the offset to read is not in the log (any more): nowhere, its start, or its end.")
+        "What to do when the log does not have the offset to read: fail, or go on at its start or at its end.")
     committed_fallback = Setting(str, "error", one_of("error", "earliest", "latest"),
-        "Where 'committed' starts in a partition for which the group has committed nothing.")
+        "What to do when a consumer starts at 'committed' and its group has committed nothing for the partition: fail, or start at the log's start or at its end.")
     # fmt: on
 
 
