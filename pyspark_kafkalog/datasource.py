@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @in_sentences
 class KafkalogDataSource(DataSource):
-    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector (docs/SPARK.md)."""
+    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector
+    (docs/reference/spark-options.md)."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         from pyspark_kafkalog.options import check_names

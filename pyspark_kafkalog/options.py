@@ -1,4 +1,4 @@
-"""The options of the `kafkalog` format, declared once: parsing, errors and the table of docs/SPARK.md are made from
+"""The options of the `kafkalog` format, declared once: parsing, errors and the table of the documents are made from
 `OPTIONS`. Text to typed values; pure.
 
 Names and meanings are those of Spark's Kafka connector. Spark hands option names over in lower case, so they are
@@ -567,7 +567,7 @@ def bootstrap_servers(values: Mapping[str, Any]) -> str:
 
 
 def markdown() -> str:
-    """The options, with how each compares with the Kafka connector's, as docs/SPARK.md has them."""
+    """The options, with how each compares with the Kafka connector's, as docs/reference/spark-options.md has them."""
     return "\n".join(_markdown_rows()) + "\n"
 
 

@@ -6,10 +6,9 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from broker.config import BrokerSettings
 from kafkalog.config import read_properties
+from kafkalog.errors import BY_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,16 +31,26 @@ def test_protobuf_code_is_that_of_the_proto_files(tmp_path: Path) -> None:
         assert kept[path] == text, f"{path} is out of date: ./run proto"
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/OPERATIONS.md", "docs/SPARK.md", "conf/broker.properties"])
-def test_documents_have_the_tables_of_the_code(path: str) -> None:
-    assert (ROOT / path).read_text() == script("docs/generate").generated()[ROOT / path], "out of date: ./run docs"
+def test_documents_have_what_is_made_from_the_code() -> None:
+    for path, text in script("docs/generate").generated().items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)} is out of date: ./run docs"
 
 
-def test_every_table_stands_in_a_document() -> None:
+def test_every_generated_part_is_in_a_document() -> None:
     generate = script("docs/generate")
     texts = "".join(path.read_text() for path in generate.generated() if path.suffix == ".md")
-    for name in generate.TABLES:
+    for name in generate.PARTS:
         assert f"<!-- generated: {name} -->" in texts, f"no document lists the {name}"
+
+
+def test_every_error_has_advice() -> None:
+    assert script("docs/advice").ADVICE.keys() == BY_CODE.keys()
+
+
+def test_every_option_of_every_command_is_explained() -> None:
+    text = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    for part in ("## kafkalog topics\n", "### kafkalog topics create\n", "  --partitions", "### kafkalog log verify\n"):
+        assert part in text
 
 
 def test_broker_properties_uncommented_are_the_defaults() -> None:

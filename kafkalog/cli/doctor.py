@@ -75,7 +75,7 @@ def check_packages() -> Iterator[Finding]:
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        advice = "install it from a checkout (docs/SPARK.md): Spark finds the format where the package is"
+        advice = "install it (docs/how-to/install-on-a-cluster.md): Spark finds the format where the package is"
         yield Finding(DISTRIBUTION, "warning", "not installed", advice)
         return
     yield Finding(DISTRIBUTION, "ok", metadata.version(DISTRIBUTION))

@@ -13,8 +13,8 @@
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
     /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s, by the
                                                     time of ZooKeeper's own stamps; the lowest czxid is the first
-    /transactions/<id>                              the last decision of a transaction (docs/FORMATS.md), by its id
-                                                    as `transaction` spells it
+    /transactions/<id>                              the last decision of a transaction, by its id as
+                                                    `transaction` spells it (docs/reference/formats.md)
 
 Knows names only; what stands in a znode is the business of the modules beside this one.
 """

@@ -1,8 +1,8 @@
 """Decisions of transactions in ZooKeeper: one znode a transaction, every write of it a compare-and-set.
 
-A znode is read whole and written whole, as JSON (docs/FORMATS.md). Who may decide what is the committer's business
-(`client/transaction/coordinator.py`); a leader reads what was decided, and raises a version before it drops what was
-prepared.
+A znode is read whole and written whole, as JSON (docs/reference/formats.md). Who may decide what is the committer's
+business (`client/transaction/coordinator.py`); a leader reads what was decided, and raises a version before it drops
+what was prepared.
 """
 
 from __future__ import annotations

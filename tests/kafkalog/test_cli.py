@@ -33,7 +33,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import doctor, groups, main, output, records, topics, transactions
 from kafkalog.cli.extents import extents
-from kafkalog.cli.main import kafkalog, run
+from kafkalog.cli.main import run
 from kafkalog.client.admin import AtTimestamp, ListedOffset
 from kafkalog.client.cluster import PartitionInfo, TopicInfo
 from kafkalog.errors import BrokerUnreachable, InvalidArgument, KafkalogError, PartitionLost
@@ -97,16 +97,6 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def test_readme_names_every_command() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    named = set(re.findall(r"^    kafkalog (\w+)", readme, re.MULTILINE))
-    assert named == set(kafkalog.commands)
-    for name, group in kafkalog.commands.items():
-        if isinstance(group, click.Group):
-            [listed] = re.findall(rf"^    kafkalog {name} ([a-z|]+)", readme, re.MULTILINE)
-            assert set(listed.split("|")) == set(group.commands)
 
 
 # --- usage and failures ------------------------------------------------------------------------------------------
