@@ -251,7 +251,9 @@ class Admin:
             delivery.timeout.ms.
 
         Raises:
-            TopicExists, InvalidTopicName, InvalidPartitions, UnknownSetting, InvalidSetting.
+            TopicExists: there is a topic of that name.
+            InvalidTopicName, InvalidPartitions: it cannot be made so.
+            UnknownSetting, InvalidSetting: of `config`.
         """
         arguments.text("name", name)
         request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
@@ -270,7 +272,8 @@ class Admin:
             the topic; new partitions as in `create_topic`.
 
         Raises:
-            UnknownTopic, UnknownSetting, InvalidSetting.
+            UnknownTopic: it does not exist.
+            UnknownSetting, InvalidSetting: of `set` or `unset`.
             InvalidPartitions: fewer than there are.
         """
         arguments.text("name", name)
@@ -315,7 +318,9 @@ class Admin:
             Where each begins.
 
         Raises:
-            NotLost, UnknownTopic, UnknownPartition, LeaderNotAvailable.
+            NotLost: a partition is served.
+            UnknownTopic, UnknownPartition: it does not exist.
+            LeaderNotAvailable: the broker of a partition is not live.
         """
         [topic] = self._cluster.describe_topics([name])
         if partitions is None:
@@ -348,7 +353,7 @@ class Admin:
             Where each partition starts now.
 
         Raises:
-            UnknownTopic, UnknownPartition.
+            UnknownTopic, UnknownPartition: it does not exist.
             OffsetOutOfRange: an offset is past the end.
         """
         wanted = arguments.offsets("before", before)
@@ -376,7 +381,8 @@ class Admin:
             failed: takes in why partitions are not served, as a lost one; the others are answered. None: it is raised.
 
         Raises:
-            UnknownTopic, UnknownPartition, LeaderNotAvailable, PartitionLost.
+            UnknownTopic, UnknownPartition: it does not exist.
+            LeaderNotAvailable, PartitionLost: it is not served.
         """
         return list_offsets(self._cluster, arguments.by_partition("wanted", wanted), failed)
 
@@ -413,7 +419,7 @@ class Admin:
             GroupIsLive: it has one, and `force` is not set.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
             UnknownTopicId: a topic was made anew meanwhile; nothing was written.
-            UnknownGroup, UnknownTopic, UnknownPartition.
+            UnknownGroup, UnknownTopic, UnknownPartition: it does not exist.
         """
         arguments.text("group", group)
         to = arguments.by_partition("to", to)

@@ -253,7 +253,8 @@ class Consumer:
                 the end if there is none.
 
         Raises:
-            UnknownTopic, UnknownPartition, BrokerUnreachable.
+            UnknownTopic, UnknownPartition: it does not exist.
+            BrokerUnreachable: no broker answers.
             PartitionLost: one that is to be looked up is not served.
             NoCommittedOffset: by "committed", with committed.fallback=error.
         """
@@ -377,7 +378,8 @@ class Consumer:
             InvalidArgument: the consumer has no group.
             UnknownTopicId: a topic was deleted and made anew since it was assigned here; nothing was written. `assign`
                 it again to read and commit the new one.
-            UnknownTopic, UnknownPartition, BrokerUnreachable.
+            UnknownTopic, UnknownPartition: it does not exist.
+            BrokerUnreachable: no broker answers.
         """
         group = self._group_or_error()
         if done is None:
@@ -470,7 +472,7 @@ class Consumer:
             timeout: stop after so many seconds without one.
 
         Raises:
-            As `messages`.
+            KafkalogError: as `messages`.
         """
         return self._arrow_batches(timeout, _Hand())
 
