@@ -51,6 +51,26 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert faults(page.read_text()) == []
 
 
+_NAME = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+|[a-z]+(?:_[a-z]+)+)`")
+"""A class such as an error, or an event of a log."""
+_OF_TODAY = [page for page in PAGES if page.parent.name != "decisions"]
+
+
+@pytest.fixture(scope="module")
+def words_of_the_code() -> set[str]:
+    files = [
+        path
+        for name in ("kafkalog", "broker", "pyspark_kafkalog", "bench", "tests")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    return {word for path in files for word in (path.stem, *re.findall(r"\w+", path.read_text()))}
+
+
+@pytest.mark.parametrize("page", _OF_TODAY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_errors_and_events_that_a_page_names_are_in_the_code(page: Path, words_of_the_code: set[str]) -> None:
+    assert set(_NAME.findall(page.read_text())) - words_of_the_code == set()
+
+
 def test_a_wrong_name_is_found() -> None:
     assert faults("`kafkalog/clock.py:Clock.now_us` and `kafkalog/clock.py:Sundial` and `broker/nowhere.py`") == [
         "kafkalog/clock.py has no Sundial",
