@@ -55,7 +55,9 @@ def _helps(command: click.Command, parent: click.Context | None, name: str) -> I
     yield f"{'##' if name.count(' ') < 2 else '###'} {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
-            yield from _helps(command.commands[each], context, f"{name} {each}")
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from _helps(found, context, f"{name} {each}")
 
 
 def decisions() -> str:

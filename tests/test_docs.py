@@ -203,9 +203,10 @@ def _fault_of_kafkalog(words: tuple[str, ...]) -> str | None:
             if not isinstance(command, click.Group):
                 return None
             name, *rest = rest
-            if name not in command.commands:
+            found = command.get_command(context, name)
+            if found is None:
                 return f"{context.command_path} has no command {name}"
-            command = command.commands[name]
+            command = found
     except click.UsageError as error:
         return f"{' '.join(words)}: {error.message}"
 
