@@ -50,8 +50,8 @@ def commands() -> str:
 
 
 def _helps(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
-    context = click.Context(command, parent=parent, info_name=name.split()[-1], max_content_width=100)
-    context.terminal_width = 100
+    settings = {**command.context_settings, "terminal_width": 100}
+    context = click.Context(command, parent=parent, info_name=name.split()[-1], **settings)
     yield f"{'##' if name.count(' ') < 2 else '###'} {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
