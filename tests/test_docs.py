@@ -198,7 +198,7 @@ def _fault_of_kafkalog(words: tuple[str, ...]) -> str | None:
     rest = list(words)
     try:
         while True:
-            context = click.Context(command, parent=context, info_name=command.name)
+            context = click.Context(command, parent=context, info_name=command.name, **command.context_settings)
             _, rest, _ = command.make_parser(context).parse_args(args=rest)
             if not isinstance(command, click.Group):
                 return None
