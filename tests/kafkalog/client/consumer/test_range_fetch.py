@@ -153,8 +153,7 @@ def test_a_request_asks_for_about_what_the_range_takes(
 def test_columns_stand_on_the_memory_they_were_received_into(connected: Cluster, filled: TopicPartition) -> None:
     allocated = pa.total_allocated_bytes()
     [group] = list(fetch_range(connected, filled, None, 0, 100))
-    buffers = [columns.column("value").buffers()[2] for _, columns in group]
-    addresses = [data.address for data in buffers if data is not None]
+    addresses = [data.address for _, columns in group for data in columns.column("value").buffers()[2:] if data]
     assert addresses == sorted(addresses)
     assert addresses[-1] - addresses[0] < 64 * 1024
     assert all(address % 8 == 0 for address in addresses)
