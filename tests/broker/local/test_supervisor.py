@@ -1,4 +1,4 @@
-"""The supervisor's decisions, over processes that are only told of; `test_cli.py` kills real ones."""
+"""The supervisor's decisions, over processes that are only told of; `commands/test_servers.py` kills real ones."""
 
 from __future__ import annotations
 

@@ -41,9 +41,12 @@ def client(cluster: LocalCluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def made(admin: Admin, cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def made(
+    admin: Admin, cluster: LocalCluster, new_topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """A topic of two partitions, ten and five records in them, a second apart from 1970 on; deleted at the end."""
     monkeypatch.setitem(os.environ, "KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+    topic = new_topic()
     admin.create_topic(topic, partitions=2)
     with Producer(cluster.bootstrap_servers) as producer:
         for number in range(15):

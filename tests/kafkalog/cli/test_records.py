@@ -1,0 +1,477 @@
+"""`kafkalog produce` and `consume`: what goes in and comes out, against a running cluster."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.cli import records
+from kafkalog.cli.main import run
+from kafkalog.errors import BrokerUnreachable, InvalidArgument
+from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
+from tests.waiting import waited_for
+
+
+def test_a_damaged_partition_ends_no_other_ones_records(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(data=tmp_path) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+        topic_id = admin.create_topic("t", partitions=2).topic_id
+        with Producer(cluster.bootstrap_servers) as producer:
+            for partition in (0, 1):
+                producer.send("t", b"a value to be found", partition=partition)
+        path = cluster.brokers[0].data_directory / f"{topic_id.hex()}-0" / f"{0:020d}.log"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        ran = Ran(capfdbinary, "consume", "t", "--from-beginning", "--max-messages", "1")
+        # Which one is asked for first is nobody's promise, so it may have ended before it met the damage.
+        assert ran.out == "a value to be found\n"
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send("t", b"another", partition=1)
+        with running("consume", "t", "--from-beginning") as consumer:
+            assert consumer.stdout is not None and consumer.stderr is not None
+            assert [consumer.stdout.readline() for _ in range(2)] == ["a value to be found\n", "another\n"]
+            assert re.search("t-0 .* go on at offset 1$", consumer.stderr.readline())
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(60) == 1
+
+
+def test_lines_come_back_as_they_were_sent(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [b"plain", b"", b"\xff not utf-8", "Grüße".encode(), b"a" * 100_000]
+    feed(monkeypatch, b"\n".join(lines))  # the last line without its end
+    assert Ran(capfdbinary, "produce", topic, "--partition", "1").code == 0
+    ran = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "5")
+    assert ran.out.encode(errors="surrogateescape") == b"".join(line + b"\n" for line in lines)
+
+
+def test_keys_choose_the_partition_and_come_back(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"".join(b"k%d=>v%d=>x\n" % (number % 7, number) for number in range(50)))
+    config = ["--config", "compression.type=zstd"]
+    assert Ran(capfdbinary, "produce", topic, "--key-separator", "=>", *config).code == 0
+    ran = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "50", "--format", "json")
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert sorted(int(row["value"][1:-3]) for row in found) == list(range(50))
+    assert all(row["key"] == f"k{int(row['value'][1:-3]) % 7}" for row in found)
+    partition_of = {row["key"]: row["partition"] for row in found}
+    assert all(partition_of[row["key"]] == row["partition"] for row in found)
+    pairs = Ran(capfdbinary, "consume", topic, "--from-beginning", "--max-messages", "50", "--format", "key-value")
+    assert set(pairs.out.splitlines()) == {f"k{number % 7}\tv{number}=>x" for number in range(50)}
+
+
+def test_a_line_without_the_separator_is_named(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"a:1\nb2\n")
+    with monkeypatch.context() as patched:
+        feed(patched, b"a\tb\n")
+        assert Ran(capfdbinary, "produce", topic, "--key-separator", r"\t").code == 0
+    ran = Ran(capfdbinary, "produce", topic, "--key-separator", ":")
+    ran.fails_with("line 2 of the input has no key separator ':'; the first line is acknowledged\n")
+    feed(monkeypatch, b"no key\n")
+    ran = Ran(capfdbinary, "produce", topic, "--key-separator", ":")
+    ran.fails_with("line 1 of the input has no key separator ':'; no line is acknowledged\n")
+
+
+@pytest.mark.parametrize("limit_is_known", [True, False])
+def test_a_line_that_is_too_large_is_named(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch,
+    limit_is_known: bool,
+) -> None:  # fmt: skip
+    """By the producer before it is sent, or by a broker whose limit was lowered since."""
+    where = TopicPartition(topic, 0)
+    lines = [b"small\n", b"large" * 10_000 + b"\n"]
+    with Admin(cluster.bootstrap_servers) as admin:
+
+        def lower() -> None:
+            admin.alter_topic(topic, set={"max.message.bytes": 20_000})
+
+        class Input(io.BytesIO):
+            def __iter__(self) -> Iterator[bytes]:
+                yield lines[0]
+                while admin.list_offsets({where: "latest"})[where].offset != 1:
+                    pass
+                if not limit_is_known:
+                    lower()
+                yield lines[1]
+
+        if limit_is_known:
+            lower()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
+        ran = Ran(capfdbinary, "produce", topic, "--partition", "0")
+        ran.fails_with("line 2 of the input: ")
+        ran.fails_with("; the first line is acknowledged\n")
+        assert admin.list_offsets({where: "latest"})[where].offset == 1
+
+
+def test_produce_asks_for_no_more_lines_once_one_has_failed(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = TopicPartition(topic, 0)
+    failed, in_line = threading.Event(), records._in_line
+
+    def noted(number: int, error: BaseException) -> InvalidArgument:
+        failed.set()
+        return in_line(number, error)
+
+    monkeypatch.setattr(records, "_in_line", noted)
+    with Admin(cluster.bootstrap_servers) as admin:
+
+        class Input(io.BytesIO):
+            def __iter__(self) -> Iterator[bytes]:
+                yield b"small\n"
+                waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+                admin.alter_topic(topic, set={"max.message.bytes": 20_000})  # which the producer does not know yet
+                yield b"large" * 10_000 + b"\n"
+                assert failed.wait(30)
+                # The callback has the failure; that the command is about to look at it is told by nothing. A line every
+                # 10 ms, so that it need not be quick, and 1,000 of them before it counts as not looking.
+                for _ in range(1000):
+                    threading.Event().wait(0.01)
+                    yield b"more\n"
+                raise AssertionError("all of it was asked for")
+
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
+        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("line 2 of the input: ")
+
+
+def test_a_failed_produce_says_which_lines_are_acknowledged() -> None:
+    acknowledged = records._Acknowledged()
+    said = [str(acknowledged)]
+    for number in (2, 1, 3, 5, 7):
+        acknowledged.add(number)
+        said.append(str(acknowledged))
+    assert said == [
+        "no line is acknowledged",
+        "1 line is acknowledged, but not the first",
+        "the first 2 lines are acknowledged",
+        "the first 3 lines are acknowledged",
+        "4 lines are acknowledged, the first 3 of the input among them",
+        "5 lines are acknowledged, the first 3 of the input among them",
+    ]
+
+
+def test_produce_says_what_is_wrong(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, sentence in (
+        ([topic, "--config", "linger=5"], "did you mean 'linger.ms'?"),
+        ([topic, "--partition", "9"], f"topic '{topic}' has no partition 9"),
+        ([topic, "--config", "acks=all"], "acks=all is not supported"),
+        ([f"{topic}-not"], f"there is no topic '{topic}-not'"),
+    ):
+        feed(monkeypatch, b"a\n")
+        Ran(capfdbinary, "produce", *arguments).fails_with(sentence)
+    feed(monkeypatch, b"")  # before there is a line
+    Ran(capfdbinary, "produce", f"{topic}-not").fails_with(f"there is no topic '{topic}-not'")
+
+
+def test_a_group_goes_on_where_it_committed(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    seen = []
+    for count in ("4", "6"):
+        ran = Ran(
+            capfdbinary, "consume", topic, "--group", "readers", "--from-beginning", "--max-messages", count
+        )  # fmt: skip
+        seen.append(ran.out.split())
+    assert seen == [["0", "1", "2", "3"], ["4", "5", "6", "7", "8", "9"]]
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed("readers") == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 0}
+
+
+@pytest.mark.parametrize("begin", [["--from-beginning"], []], ids=["beginning", "end"])
+def test_a_group_goes_on_where_it_began_in_partitions_that_it_had_not_come_to(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], begin: list[str]
+) -> None:
+    group = f"stopped.early.{len(begin)}"
+    with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number % 2).result(60)
+        if not begin:
+            admin.commit(group, {TopicPartition(topic, 0): 0})
+        first = Ran(capfdbinary, "consume", topic, "--group", group, *begin, "--max-messages", "2").out.split()
+        not_come_to = 0 if begin else 5
+        assert sorted(admin.committed(group).values()) == sorted([2, not_come_to])
+        for number in range(10, 14):
+            producer.send(topic, b"%d" % number, partition=1).result(60)
+    left = 12 if begin else 7
+    second = Ran(capfdbinary, "consume", topic, "--group", group, "--max-messages", str(left)).out.split()
+    wanted = [number for number in range(14) if begin or number % 2 == 0 or number >= 10]
+    assert sorted(map(int, first + second)) == wanted
+
+
+def test_a_group_that_was_shown_nothing_begins_where_it_is_told_to_the_next_time(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+
+    def interrupted(consumer: Consumer, max_messages: int | None, timeout: float | None) -> Iterator[Message]:
+        raise KeyboardInterrupt
+
+    group = "shown.nothing"
+    with monkeypatch.context() as patched, Admin(cluster.bootstrap_servers) as admin:
+        patched.setattr(Consumer, "messages", interrupted)
+        assert Ran(capfdbinary, "consume", topic, "--group", group).code == 0
+        assert admin.committed(group) == {}
+    ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "10")
+    assert sorted(ran.out.split()) == [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize("interrupted", [1, 3])
+def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted: int,
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(5):
+            producer.send(topic, b"%d" % number, partition=0)
+    lines = itertools.count(1)
+
+    def interrupt(message: Message) -> bytes:
+        if next(lines) == interrupted:
+            raise KeyboardInterrupt
+        return b"%b\n" % (message.value or b"")
+
+    monkeypatch.setitem(records._LAYOUTS, "value", interrupt)
+    group = f"interrupted.{interrupted}"
+    ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "5")
+    assert ran.out.split() == [str(number) for number in range(interrupted - 1)]
+    with Admin(cluster.bootstrap_servers) as admin:
+        shown = {TopicPartition(topic, 0): interrupted - 1, TopicPartition(topic, 1): 0}
+        assert admin.committed(group) == shown
+
+
+def test_consume_commits_nothing_that_is_not_written(
+    topic: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    written: list[bytes] = []
+    commits: list[tuple[int, int]] = []
+    commit = Consumer.commit
+
+    class Output(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            written.extend(bytes(data).splitlines())
+            return len(data)
+
+    def noted(consumer: Consumer, done: dict[TopicPartition, int]) -> None:
+        commits.append((sum(done.values()), len(written)))
+        commit(consumer, done)
+
+    monkeypatch.setattr(records, "_COMMIT_EVERY", 3)
+    monkeypatch.setattr(Consumer, "commit", noted)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Output(), 1 << 20)))
+    assert run(["consume", topic, "--group", "written", "--from-beginning", "--max-messages", "10"]) == 0
+    assert written == [b"%d" % number for number in range(10)]
+    assert commits[0] == (0, 0) and commits[-1] == (10, 10)
+    assert len(commits) >= 5
+    assert all(committed <= lines for committed, lines in commits)
+
+
+def test_consume_ends_once_none_of_its_partitions_is_left(topic: str, cluster: LocalCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for partition in (0, 1):
+            producer.send(topic, b"x", partition=partition)
+    with running("consume", topic, "--from-beginning") as consumer, Admin(cluster.bootstrap_servers) as admin:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        assert [consumer.stdout.readline() for _ in range(2)] == ["x\n"] * 2
+        admin.delete_topic(topic)
+        assert consumer.wait(60) == 1
+        said = [line for line in consumer.stderr.read().splitlines() if line.startswith("kafkalog: ")]
+        assert len(said) == 1 and "there is no topic" in said[0], said  # for both of its partitions
+
+
+def test_consume_fails_with_what_is_the_failure_of_no_partition(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = iter([BrokerUnreachable(address="here:1", reason="down"), KeyboardInterrupt()])
+
+    def fails(*_: object, **__: object) -> Iterator[Message]:
+        raise next(raised)
+
+    monkeypatch.setattr(Consumer, "messages", fails)
+    Ran(capfdbinary, "consume", topic).fails_with("no broker reachable at here:1: down")
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("made_anew", [True, False], ids=["made anew", "deleted"])
+def test_a_topic_deleted_while_it_is_shown_gets_no_offset_and_ends_consume(
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    made_anew: bool,
+) -> None:
+    group = f"of.the.old.one.{partitions}"
+    lines = itertools.count(1)
+
+    def fill(admin: Admin, word: str) -> None:
+        admin.create_topic(topic, partitions=partitions)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(30):
+                producer.send(topic, f"{word}{number}".encode(), partition=number % partitions)
+
+    def delete(message: Message) -> bytes:
+        if next(lines) == 5:
+            admin.delete_topic(topic)
+            if made_anew:
+                fill(admin, "new")
+        return b"%b\n" % (message.value or b"")
+
+    monkeypatch.setitem(records._LAYOUTS, "value", delete)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_topic(topic)
+        fill(admin, "old")
+        ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning")
+        ran.fails_with(f"('{topic}')" if made_anew else f"there is no topic '{topic}'")
+        assert len(ran.out.split()) >= 5 and "new" not in ran.out
+        assert admin.committed(group) == {}
+
+
+def test_consume_waits_for_new_records_and_ctrl_c_ends_it_well(topic: str, cluster: LocalCluster) -> None:
+    with running("consume", topic) as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        shown: Any = consumer.stdout
+        seen = b""
+        with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+            # When it has started is not told: send until it shows one.
+            os.set_blocking(consumer.stdout.fileno(), False)
+            while not seen and consumer.poll() is None:
+                producer.send(topic, b"x").result(30)
+                seen = shown.buffer.read() or b""
+        consumer.send_signal(signal.SIGINT)
+        assert consumer.wait(30) == 0
+        assert consumer.stderr.read() == ""
+        assert set(seen.split()) == {b"x"}
+
+
+def test_a_reader_that_goes_away_ends_consume_without_a_word(topic: str, cluster: LocalCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(50_000):
+            producer.send(topic, b"%d" % number, partition=0)
+    command = f"{' '.join(KAFKALOG)} consume {topic} --from-beginning | head -n 2; exit ${{PIPESTATUS[0]}}"
+    piped = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"0\n1\n", b"")
+
+
+def test_json_of_a_record_keeps_what_is_not_text() -> None:
+    message = Message("t", 0, 5, 1_000, None, b"\xff", (("h", b"1"), ("h", None), ("b", b"\xfe")))
+    told = json.loads(records._json_line(message))
+    assert told["key"] is None and base64.b64decode(told["value_base64"]) == b"\xff" and "value" not in told
+    assert told["headers"] == [
+        {"key": "h", "value": "1"},
+        {"key": "h", "value": None},
+        {"key": "b", "value_base64": base64.b64encode(b"\xfe").decode()},
+    ]
+
+
+def test_key_and_value_part_at_the_first_separator() -> None:
+    assert records._key_and_value(b"a::b::c", b"::", 1) == (b"a", b"b::c")
+    assert records._key_and_value(b"a::b", None, 1) == (None, b"a::b")
+    with pytest.raises(InvalidArgument, match="line 7"):
+        records._key_and_value(b"ab", b"::", 7)
+
+
+def test_no_bar_in_a_pipe_and_one_on_a_terminal(topic: str) -> None:
+    command = [*KAFKALOG, "produce", topic]
+    piped = subprocess.run(command, input=b"a\n" * 5000, capture_output=True, timeout=60)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"", b"")
+    reading, writing = pty.openpty()
+    with os.fdopen(reading, "rb", buffering=0) as terminal:
+        watched = subprocess.run(
+            command, input=b"a\n" * 5000, stdout=subprocess.PIPE, stderr=writing, timeout=60,
+            env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(writing)
+        assert (watched.returncode, watched.stdout) == (0, b"")
+        assert b"records sent" in terminal.read(65536)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
+    cluster: LocalCluster, topic: str, number: signal.Signals
+) -> None:
+    where = TopicPartition(topic, 0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        command = [
+            *KAFKALOG,
+            "produce",
+            topic,
+            "--partition",
+            "0",
+            "--bootstrap",
+            cluster.bootstrap_servers,
+            "--config",
+            "linger.ms=60000",
+        ]
+        command += ["--config", "batch.records=2000"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stderr is not None
+            process.stdin.write(b"line\n" * 3000)
+            process.stdin.flush()
+            while admin.list_offsets({where: "latest"})[where].offset != 2000:  # the rest lingers
+                assert process.poll() is None
+            process.send_signal(number)
+            assert process.wait(60) == 1
+            told = process.stderr.read().strip().decode()
+        sent = admin.list_offsets({where: "latest"})[where].offset or 0
+        assert sent > 2000
+        assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
+
+
+def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, topic: str) -> None:
+    where = TopicPartition(topic, 0)
+    produce = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        subprocess.Popen([*nohup, *produce], stdin=subprocess.PIPE) as process,
+    ):
+        assert process.stdin is not None
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write(b"after\n")
+        process.stdin.close()
+        assert process.wait(60) == 0
+        assert admin.list_offsets({where: "latest"})[where].offset == 2

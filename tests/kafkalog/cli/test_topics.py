@@ -1,0 +1,230 @@
+"""`kafkalog topics` and `offsets`: what they print and change, against a running cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.cli import topics
+from kafkalog.cli.extents import extents
+from kafkalog.client.admin import ListedOffset
+from kafkalog.client.cluster import PartitionInfo, TopicInfo
+from kafkalog.errors import KafkalogError, PartitionLost
+from tests.kafkalog.cli.command_line import Ran, feed, running
+from tests.waiting import waited_for
+
+
+@pytest.mark.parametrize(
+    ("leaders", "said"),
+    [([0, 1], "2 partitions"), ([0, -1, -1], "3 partitions (2 not open yet; clients ask again for a while)")],
+)
+def test_a_topic_that_was_made_says_which_part_of_it_cannot_be_used_yet(leaders: list[int], said: str) -> None:
+    partitions = tuple(PartitionInfo(number, leader, 0, (0,), ()) for number, leader in enumerate(leaders))
+    assert topics._partitions_of(TopicInfo("t", b"t" * 16, {}, {}, partitions, 0)) == said
+
+
+def test_topics_are_made_listed_described_altered_and_deleted(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    name = f"{topic}-more"
+    made = Ran(capfdbinary, "topics", "create", name, "--partitions", "3", "--config", "retention.ms=60000")
+    assert (made.code, made.out) == (0, f"made topic {name} with 3 partitions\n")
+    Ran(capfdbinary, "topics", "create", name).fails_with(f"topic '{name}' exists already")
+    assert name in Ran(capfdbinary, "topics", "list").out.splitlines()
+    assert {topic, name} <= set(json.loads(Ran(capfdbinary, "topics", "list", "--json").out))
+
+    [described] = json.loads(Ran(capfdbinary, "topics", "describe", name, "--json").out)
+    assert described["topic"] == name and len(described["partitions"]) == 3
+    assert described["config"] == {"retention.ms": "60000"}
+    assert described["effective"]["segment.bytes"] == str(1 << 30)
+    text = Ran(capfdbinary, "topics", "describe", name).out
+    assert text.splitlines()[0].startswith(name) and "retention.ms=60000" in text and "PARTITION" in text
+
+    altered = Ran(
+        capfdbinary, "topics", "alter", name, "--set", "segment.bytes=65536", "--unset", "retention.ms",
+        "--partitions", "4",
+    )  # fmt: skip
+    assert altered.out == f"topic {name} has 4 partitions, segment.bytes=65536\n"
+    Ran(capfdbinary, "topics", "alter", name, "--set", "segment.byte=1").fails_with("did you mean 'segment.bytes'?")
+    assert Ran(capfdbinary, "topics", "delete", name, "--yes").out == f"deleted topic {name}\n"
+    Ran(capfdbinary, "topics", "describe", name).fails_with(f"there is no topic '{name}'")
+
+
+def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    name = f"{topic}-again"
+    said = [
+        Ran(capfdbinary, "topics", *arguments).out
+        for arguments in [("create", name, "--if-not-exists")] * 2 + [("delete", name, "--if-exists", "--yes")] * 2
+    ]
+    assert said == [
+        f"made topic {name} with 1 partition\n",
+        f"topic {name} exists already\n",
+        f"deleted topic {name}\n",
+        f"there is no topic {name}\n",
+    ]
+    Ran(capfdbinary, "topics", "delete", name, "--yes").fails_with(f"there is no topic '{name}'")
+
+
+@pytest.mark.parametrize("answer", [b"", b"n\n", b"y\n"], ids=["nothing", "no", "yes"])
+def test_without_a_terminal_and_without_yes_no_topic_is_deleted(
+    answer: bytes, topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, answer)
+    ran = Ran(capfdbinary, "topics", "delete", topic)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(
+        f"Error: delete topic {topic} and all its records? "
+        "Standard input is no terminal, so nobody can be asked: give --yes\n"
+    )
+    assert topic in Ran(capfdbinary, "topics", "list").out.splitlines()
+
+
+def test_a_lost_partition_is_described_and_recovered(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(data=tmp_path) as running:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", running.bootstrap_servers)
+        with Admin(running.bootstrap_servers) as admin:
+            topic_id = admin.create_topic("t", partitions=2).topic_id
+            admin.commit("readers", {TopicPartition("t", 1): 4})
+        assert Ran(capfdbinary, "topics", "recover", "t").err == "no partition of t is lost\n"
+        assert Ran(capfdbinary, "topics", "recover", "t", "--accept-loss").err == "no partition of t is lost\n"
+        [broker] = running.brokers
+        broker.stop()
+        shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-1")
+        broker.start()
+
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+        assert sentence in Ran(capfdbinary, "topics", "describe", "t").out
+        [described] = json.loads(Ran(capfdbinary, "topics", "describe", "--json").out)
+        assert described["partitions"][0]["error"] is None
+        assert described["partitions"][1]["error"].startswith(sentence)
+        findings = {each["check"]: each for each in json.loads(Ran(capfdbinary, "doctor", "--json").out)}
+        assert findings["partition t-1"]["state"] == "failed"
+        assert findings["partition t-1"]["found"].startswith(sentence)
+        assert sentence in Ran(capfdbinary, "topics", "recover", "t").out
+        assert sentence not in Ran(capfdbinary, "topics", "recover", "t", "--partition", "0").out
+        Ran(capfdbinary, "topics", "recover", "t", "--partition", "0", "--accept-loss").fails_with("t-0 is not lost")
+        Ran(capfdbinary, "topics", "recover", "nope").fails_with("there is no topic 'nope'")
+        for accepts in ((), ("--accept-loss",)):
+            ran = Ran(capfdbinary, "topics", "recover", "t", "--partition", "9", *accepts)
+            ran.fails_with("topic 't' has no partition 9; it has 2")
+        recovered = Ran(capfdbinary, "topics", "recover", "t", "--accept-loss")
+        assert recovered.out == "t-1 begins anew at offset 10000004; what it held is lost\n"
+        table = json.loads(Ran(capfdbinary, "offsets", "t", "--json").out)
+        assert [row["start_offset"] for row in table] == [0, 10000004]
+
+        broker.stop()
+        for number in (0, 1):
+            shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-{number}")
+        broker.start()
+        recover = ["topics", "recover", "t", "--accept-loss"]
+        recovered = Ran(capfdbinary, *recover, "--partition", "0", "--start-offset", "7")
+        assert recovered.out == "t-0 begins anew at offset 7; what it held is lost\n"
+        assert Ran(capfdbinary, *recover).out.startswith("t-1 begins anew at offset ")
+
+
+def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"log.retention.check.interval.ms": 50}
+    with LocalCluster(data=tmp_path, settings=settings) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+        topic_id = admin.create_topic("t", partitions=3).topic_id
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(9):
+                producer.send("t", b"%d" % number, partition=number // 3)
+        admin.commit("readers", {TopicPartition("t", number): 1 for number in range(3)})
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+
+        def lost() -> bool:
+            return TopicPartition("t", 1) in admin.unserved(["t"])
+
+        # While it is read: the others go on.
+        with running("consume", "t", "--from-beginning") as consumer:
+            assert consumer.stdout is not None and consumer.stderr is not None
+            assert sorted(consumer.stdout.readline() for _ in range(9)) == [f"{number}\n" for number in range(9)]
+            shutil.rmtree(cluster.brokers[0].data_directory / f"{topic_id.hex()}-1")
+            waited_for(lost)
+            assert consumer.stderr.readline().startswith(f"kafkalog: {sentence}")
+            with Producer(cluster.bootstrap_servers) as producer:
+                for partition in (0, 2):
+                    producer.send("t", b"more", partition=partition).result(60)
+            assert [consumer.stdout.readline() for _ in range(2)] == ["more\n"] * 2
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(60) == 1
+            assert consumer.stderr.read() == ""
+
+        # Before it is read.
+        ran = Ran(capfdbinary, "offsets", "t", "--group", "readers")
+        ran.fails_with(sentence)
+        assert ran.out.splitlines()[2].split() == ["1", "-", "-", "-", "1", "-"]
+        rows = json.loads(Ran(capfdbinary, "offsets", "t", "--group", "readers", "--json").out)
+        assert [row["end_offset"] for row in rows] == [4, None, 4]
+        assert [row["lag"] for row in rows] == [3, None, 3]
+        assert rows[0]["error"] is None and rows[1]["error"].startswith(sentence)
+        ran = Ran(capfdbinary, "groups", "describe", "readers")
+        ran.fails_with(sentence)
+        assert "\nlag 6, of " in ran.out
+        rows = json.loads(Ran(capfdbinary, "groups", "describe", "readers", "--json").out)["partitions"]
+        assert [row["lag"] for row in rows] == [3, None, 3]
+        assert rows[1]["error"].startswith(sentence) and rows[1]["committed"] == 1
+        ran = Ran(capfdbinary, "consume", "t", "--from-beginning", "--max-messages", "8")
+        ran.fails_with(sentence)
+        assert sorted(ran.out.split()) == ["0", "1", "2", "6", "7", "8", "more", "more"]
+        ran = Ran(capfdbinary, "consume", "t", "--group", "readers", "--max-messages", "6")
+        ran.fails_with(sentence)
+        assert sorted(ran.out.split()) == ["1", "2", "7", "8", "more", "more"]
+        assert admin.committed("readers") == {TopicPartition("t", n): offset for n, offset in enumerate((4, 1, 4))}
+
+        for number in (0, 2):
+            shutil.rmtree(cluster.brokers[0].data_directory / f"{topic_id.hex()}-{number}")
+        waited_for(lambda: len(admin.unserved(["t"])) == 3)
+        ran = Ran(capfdbinary, "consume", "t")
+        assert (ran.code, ran.out, ran.err.count("is lost")) == (1, "", 3)
+
+
+def test_a_partition_that_is_lost_between_two_looks_has_a_row_with_its_error() -> None:
+    kept, lost = TopicPartition("t", 0), TopicPartition("t", 1)
+    error = PartitionLost(partition=lost, reason="its folder is gone", broker_id=0, topic="t", number=1)
+
+    def list_offsets(
+        wanted: dict[TopicPartition, str], failed: dict[TopicPartition, KafkalogError]
+    ) -> dict[TopicPartition, ListedOffset]:
+        if "latest" in wanted.values():
+            failed[lost] = error
+        return {partition: ListedOffset(5, None, 100) for partition in wanted if partition not in failed}
+
+    rows, failed = extents(cast(Admin, SimpleNamespace(list_offsets=list_offsets)), [kept, lost], {kept: 5, lost: 5})
+    assert failed == {lost: error}
+    assert [(row["end_offset"], row["lag"], row["error"]) for row in rows.values()] == [
+        (5, 0, None),
+        (None, None, str(error)),
+    ]
+
+
+def test_offsets_tell_start_end_and_a_groups_lag(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 3})
+        admin.commit("watchers", {TopicPartition(topic, 0): 7})
+    rows = json.loads(Ran(capfdbinary, "offsets", topic, "--group", "watchers", "--json").out)
+    assert [(row["partition"], row["start_offset"], row["end_offset"]) for row in rows] == [(0, 3, 10), (1, 0, 0)]
+    assert [(row["committed"], row["lag"]) for row in rows] == [(7, 3), (None, 0)]
+    assert rows[0]["size_bytes"] > 0
+    Ran(capfdbinary, "offsets", topic, "--group", "watcher").fails_with("no group is called 'watcher'")
+    table = Ran(capfdbinary, "offsets", topic).out.splitlines()
+    assert table[0].split() == ["PARTITION", "START", "OFFSET", "END", "OFFSET", "SIZE", "BYTES"]
+    assert table[1].split()[:3] == ["0", "3", "10"]
