@@ -2,30 +2,64 @@
 
 A command raises, and here that becomes an exit code: 0 done, 1 a failure told in one sentence on stderr, 2 wrong usage
 (click's). A traceback is shown only if KAFKALOG_DEBUG is set. Modules of commands import click and nothing heavier at
-the top, so that --help answers at once; a command imports what it needs when it is called, `broker` included.
+the top, so that --help answers at once; a command imports what it needs when it is called.
+
+Other packages contribute commands, as `broker` those that run servers: an entry point of the group `kafkalog.commands`
+is a command's name and where it stands.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli import cluster, doctor, groups, log, records, topics, transactions
+from kafkalog.cli import doctor, groups, records, topics, transactions
 from kafkalog.cli.output import CommandGroup
 from kafkalog.errors import KafkalogError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class _ReaderGone(Exception):
     """Standard output was closed by its reader."""
 
 
+_ORDER = (
+    "local", "broker", "zookeeper",
+    "topics", "produce", "consume", "offsets", "groups", "transactions",
+    "log", "doctor",
+)  # fmt: skip
+"""Of --help: starting a cluster, using it, looking for what is wrong. Other commands come after these."""
+
+
+@functools.cache
+def _contributed() -> dict[str, EntryPoint]:
+    """Commands of other packages by name. To find them takes 5 ms and the import of a library that takes 15."""
+    from importlib import metadata
+
+    return {each.name: each for each in metadata.entry_points(group="kafkalog.commands")}
+
+
 class _Commands(CommandGroup):
+    """The commands that stand here, and contributed ones, which are loaded when they are asked for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        names = {*self.commands, *_contributed()}
+        return sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.commands and name in _contributed():
+            self.add_command(_contributed()[name].load(), name)
+        return super().get_command(context, name)
+
     def invoke(self, context: click.Context) -> Any:
         try:
             result = super().invoke(context)
@@ -41,16 +75,12 @@ def kafkalog() -> None:
     """A partitioned append-only log for Spark: run a cluster, look into it, write to it and read from it."""
 
 
-kafkalog.add_command(cluster.local)
-kafkalog.add_command(cluster.broker)
-kafkalog.add_command(cluster.zookeeper)
 kafkalog.add_command(topics.topics)
 kafkalog.add_command(records.produce)
 kafkalog.add_command(records.consume)
 kafkalog.add_command(topics.offsets)
 kafkalog.add_command(groups.groups)
 kafkalog.add_command(transactions.transactions)
-kafkalog.add_command(log.log)
 kafkalog.add_command(doctor.doctor)
 
 

@@ -52,6 +52,9 @@ class CommandGroup(click.Group):
             parameter.default, parameter.envvar = None, None  # the command's own
             self.params.append(parameter)
 
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)  # as they are declared, not by the alphabet
+
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(context, args)
         bootstrap, as_json = context.params.pop("bootstrap"), context.params.pop("as_json")

@@ -1,4 +1,4 @@
-"""`kafkalog local`, `broker` and `zookeeper`: commands that run servers. They load `broker` when they are called."""
+"""`kafkalog local`, `broker` and `zookeeper`: commands that run servers, which they load when they are called."""
 
 from __future__ import annotations
 

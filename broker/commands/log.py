@@ -1,4 +1,4 @@
-"""`kafkalog log dump|verify`: look into a log's files without a broker. They load `broker` when they are called."""
+"""`kafkalog log dump|verify`: look into a log's files without a broker."""
 
 from __future__ import annotations
 
