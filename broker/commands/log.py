@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import (
-    CommandGroup,
-    as_text,
-    counted,
-    headers_as_text,
-    json_option,
-    partitions_named,
-    print_json,
-)
+from kafkalog.cli.command import CommandGroup, json_option, partitions_named
+from kafkalog.cli.output import as_text, counted, headers_as_text, json_line, print_json
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:
@@ -39,7 +31,13 @@ def log() -> None:
     is needed."""
 
 
-@log.command("dump")
+@log.command(
+    "dump",
+    examples=[
+        ("The batches of a broker's logs", "kafkalog log dump data/broker-0"),
+        ("Records of two partitions of a topic", "kafkalog log dump data/broker-0 --topic flights:0,2 --records"),
+    ],
+)
 @_path
 @_topics
 @click.option("--records", is_flag=True, help="Show the records too, not just their batches.")
@@ -51,7 +49,7 @@ def dump(path: Path, topics: tuple[str, ...], records: bool, as_json: bool) -> N
     chosen = dict(map(partitions_named, topics))
     if as_json:
         for entry in log_dump.entries(path, records=records, topics=chosen):
-            click.echo(json.dumps(_for_json(entry)))
+            click.echo(json_line(_for_json(entry)))
     else:
         for line in log_dump.dump(path, records=records, topics=chosen):
             click.echo(line)
@@ -65,7 +63,13 @@ def _for_json(entry: dict[str, Any]) -> dict[str, Any]:
     return rest | texts | {"headers": headers_as_text(entry["headers"])}
 
 
-@log.command("verify")
+@log.command(
+    "verify",
+    examples=[
+        ("All that a broker has", "kafkalog log verify data/broker-0"),
+        ("One topic, for a program", "kafkalog log verify data/broker-0 --topic flights --json"),
+    ],
+)
 @_path
 @_topics
 @json_option

@@ -10,13 +10,20 @@ from pathlib import Path
 
 import click
 
+from kafkalog.cli.command import Command
 from kafkalog.errors import StorageFailed, ZooKeeperUnreachable
 
 _LOOK_SECONDS = 0.5
 _folder = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=[
+        ("One broker; what it holds is gone at the end", "kafkalog local"),
+        ("Three brokers, and their data is kept", "kafkalog local --brokers 3 --data data"),
+    ],
+)
 @click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many brokers.")
 @click.option("--data", type=_folder, help="Keep everything in this directory; else it is gone at the end.")
 @click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
@@ -46,7 +53,12 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
             cluster.close()  # in here: a second Ctrl-C does not interrupt it
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=[
+        ("With the settings of a file", "kafkalog broker --config conf/broker.properties"),
+    ],
+)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
               help="A file of name=value; conf/broker.properties lists them all.")  # fmt: skip
 def broker(config: Path) -> None:
@@ -63,7 +75,13 @@ def broker(config: Path) -> None:
         raise click.exceptions.Exit(os.EX_IOERR) from None
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=[
+        ("For tests; its data is gone at the end", "kafkalog zookeeper"),
+        ("For brokers on other machines", "kafkalog zookeeper --host 0.0.0.0 --data data/zookeeper"),
+    ],
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=2181, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address it is bound to.")
 @click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")

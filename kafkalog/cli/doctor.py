@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from kafkalog.cli.output import DEFAULT_BOOTSTRAP, bootstrap_option, counted, json_option, print_json, print_table
+from kafkalog.cli.command import DEFAULT_BOOTSTRAP, Command, bootstrap_option, json_option
+from kafkalog.cli.output import counted, print_json, print_table
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:
@@ -42,7 +43,13 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=[
+        ("This machine, and the cluster on it", "kafkalog doctor"),
+        ("Another cluster", "kafkalog doctor --bootstrap broker-1.example.org:9192"),
+    ],
+)
 @bootstrap_option
 @json_option
 @click.pass_context

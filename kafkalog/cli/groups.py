@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option, partitions_named, timestamp_us
 from kafkalog.cli.extents import extents
-from kafkalog.cli.output import (
-    CommandGroup,
-    admin_of,
-    bootstrap_option,
-    end_with,
-    json_option,
-    partitions_named,
-    print_json,
-    print_rows,
-    print_table,
-)
+from kafkalog.cli.output import admin_of, end_with, print_json, print_rows, print_table
 
 if TYPE_CHECKING:
-    from kafkalog.client.admin import Admin, AtTimestamp
+    from kafkalog.client.admin import Admin
     from kafkalog.errors import KafkalogError
     from kafkalog.records import TopicPartition
 
@@ -30,8 +21,6 @@ _LOOK_SECONDS = 0.5
 _MILLISECOND = 0.001
 _RENEWED_SECONDS = 1.0
 """A lease that ends later by more than that was renewed: members renew it every few seconds."""
-_SECONDS = range(10**9, 10**11)
-"""Numbers that are seconds since 1970 from 2001 on: as milliseconds they would be in 1970 to 1973."""
 _COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "committed_at"]
 
 
@@ -40,7 +29,12 @@ def groups() -> None:
     """List and describe consumer groups and streams' groups, and set their offsets."""
 
 
-@groups.command("list")
+@groups.command(
+    "list",
+    examples=[
+        ("All groups", "kafkalog groups list"),
+    ],
+)
 @bootstrap_option
 @json_option
 def list_groups(bootstrap: str, as_json: bool) -> None:
@@ -53,7 +47,12 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
     print_rows(rows, ["group", "live_members", "topics"], as_json, "there are no groups")
 
 
-@groups.command("describe")
+@groups.command(
+    "describe",
+    examples=[
+        ("Offsets, lag and members", "kafkalog groups describe readers"),
+    ],
+)
 @click.argument("group")
 @bootstrap_option
 @json_option
@@ -122,13 +121,25 @@ def _time(time_us: int) -> str:
     return datetime.fromtimestamp(time_us // 1_000_000, UTC).isoformat()
 
 
-@groups.command("reset")
+@groups.command(
+    "reset",
+    examples=[
+        ("Read all that is there again", "kafkalog groups reset readers --to earliest"),
+        (
+            "What came since noon, in one topic",
+            "kafkalog groups reset readers --topic flights --to-timestamp 2013-06-01T12:00",
+        ),
+        ("Past a record that cannot be processed", "kafkalog groups reset readers --topic flights:2 --to-offset 1001"),
+    ],
+)
 @click.argument("group")
 @click.option("--to", type=click.Choice(["earliest", "latest"]), help="Where each partition starts, or ends.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="The offset to consume next.")
 @click.option(
     "--to-timestamp",
+    "to_timestamp_us",
     metavar="TIME",
+    callback=timestamp_us,
     help="The first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since 1970.",
 )
 @click.option(
@@ -146,7 +157,7 @@ def reset(
     group: str,
     to: str | None,
     to_offset: int | None,
-    to_timestamp: str | None,
+    to_timestamp_us: int | None,
     topics: tuple[str, ...],
     force: bool,
     wait: bool,
@@ -155,12 +166,14 @@ def reset(
 ) -> None:
     """Set where GROUP goes on. Whatever reads under its name must be stopped: a Spark stream is a member, so that this
     is refused while it runs; a Consumer is none, and its next commit overwrites what is set here."""
+    from kafkalog.client.admin import AtTimestamp
+
     if force and wait:
         raise click.UsageError("--force does not wait: give it or --wait")
-    places = [place for place in (to, to_offset, to_timestamp) if place is not None]
+    places = [place for place in (to, to_offset, to_timestamp_us) if place is not None]
     if len(places) != 1:
         raise click.UsageError("say where to: one of --to, --to-offset and --to-timestamp")
-    place = _timestamp(to_timestamp) if to_timestamp is not None else places[0]
+    place = AtTimestamp(to_timestamp_us) if to_timestamp_us is not None else places[0]
     named = dict(partitions_named(text) for text in topics)
     with admin_of(bootstrap) as admin:
         before = admin.describe_group(group).offsets
@@ -219,26 +232,3 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
         for topic in admin.describe_topics(list(named))
         for number in (named[topic.name] or [each.partition for each in topic.partitions])
     ]
-
-
-def _timestamp(text: str) -> AtTimestamp:
-    from kafkalog.client.admin import AtTimestamp
-
-    if text.strip().isdecimal():
-        if int(text) in _SECONDS:
-            day, meant = (datetime.fromtimestamp(seconds, UTC) for seconds in (int(text) / 1000, int(text)))
-            raise click.BadParameter(
-                f"{text.strip()} milliseconds since 1970 are only {day:%Y-%m-%d}: write {text.strip()}000 for "
-                f"{meant:%Y-%m-%d}, or {day:%Y-%m-%dT%H:%M:%S} if that is meant",
-                param_hint="--to-timestamp",
-            )
-        return AtTimestamp(int(text) * 1000)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise click.BadParameter(
-            f"'{text}' is no time: write 2013-06-01T12:00:00, or milliseconds since 1970", param_hint="--to-timestamp"
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    since = moment - datetime.fromtimestamp(0, UTC)
-    return AtTimestamp((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)

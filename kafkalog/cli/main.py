@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli import doctor, groups, records, topics, transactions
-from kafkalog.cli.output import CommandGroup
+from kafkalog.cli.command import CommandGroup
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, progress on a terminal; and options that they share.
+"""What commands print: tables for people, JSON for programs, progress on a terminal.
 
 A table is as wide as the terminal; in a pipe it is as wide as it needs to be, so that nothing is cut or wrapped. A list
 without entries is a sentence on stderr, or `[]` as JSON.
@@ -21,46 +21,7 @@ if TYPE_CHECKING:
     from kafkalog.errors import KafkalogError
     from kafkalog.records import TopicPartition
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9192"
-
-bootstrap_option = click.option(
-    "--bootstrap",
-    metavar="HOST:PORT",
-    envvar="KAFKALOG_BOOTSTRAP",
-    default=DEFAULT_BOOTSTRAP,
-    show_default=True,
-    show_envvar=True,
-    help="gRPC address of one or more brokers, separated by commas; the rest of the cluster is found from there.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _WAIT_TOLD_SECONDS = 1.0
-
-
-class CommandGroup(click.Group):
-    """Commands to which `--bootstrap` and `--json` may be given before their names, too.
-
-    What is given there is handed to the command, so that one which has no such option says so as ever; given in both
-    places, the one after the name counts.
-    """
-
-    def __init__(self, *arguments: Any, **given: Any) -> None:
-        super().__init__(*arguments, **given)
-        shared: click.Command = click.Command(None)
-        for option in (json_option, bootstrap_option):
-            option(shared)
-        for parameter in shared.params:
-            parameter.default, parameter.envvar = None, None  # the command's own
-            self.params.append(parameter)
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.commands)  # as they are declared, not by the alphabet
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(context, args)
-        bootstrap, as_json = context.params.pop("bootstrap"), context.params.pop("as_json")
-        handed = [*(["--bootstrap", bootstrap] if bootstrap is not None else []), *(["--json"] if as_json else [])]
-        context.args = [*handed, *context.args]
-        return rest
 
 
 @contextmanager
@@ -87,52 +48,18 @@ def admin_of(bootstrap: str) -> Iterator[Admin]:
         yield admin
 
 
-def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A text that is given must say something (`--group "$GROUP"` with nothing in it); a click callback."""
-    if value == "":
-        raise click.BadParameter("it must not be empty", context, parameter)
-    return value
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Ask before something that cannot be taken back, unless `--yes` was given. Aborts on a no.
-
-    Raises:
-        click.UsageError: standard input is no terminal, so nobody can be asked; what it holds is no answer.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Standard input is no terminal, so nobody can be asked: give --yes")
-    click.confirm(question, abort=True, err=True)
-
-
-def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE arguments as a dict; a click callback."""
-    found = {}
-    for text in values:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"expected NAME=VALUE, not '{text}'", context, parameter)
-        found[name.strip()] = value.strip()
-    return found
-
-
-def partitions_named(text: str) -> tuple[str, list[int]]:
-    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
-    topic, colon, numbers = text.partition(":")
-    if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
-        raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
-    return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
-
-
 def counted(count: int, what: str) -> str:
     """`1 batch`, `2 batches`."""
     return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def json_line(value: Any) -> str:
+    """An object of a list that may be long: JSON in one line, without its end."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_json: bool, none: str) -> None:

@@ -1,67 +1,125 @@
-"""`kafkalog produce` and `consume`: lines of text in, records out. Bytes go through as they are, but for JSON."""
+"""`kafkalog produce` and `consume`: lines in, records out, and records in, lines out.
+
+Plain lines are bytes that go through as they are. What `consume --format json` prints, `produce --json` takes, without
+loss: a field that is not UTF-8 stands in base64 under its name with `_base64` added, null is null and empty is "".
+"""
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
+import re
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kafkalog.cli.output import (
-    admin_of,
-    as_text,
-    bootstrap_option,
-    counted,
-    headers_as_text,
-    not_empty,
-    pairs,
-    progress,
-    say_failure,
-)
+from kafkalog.cli.command import Command, bootstrap_option, headers, not_empty, pairs, timestamp_us
+from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
+from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     BatchTooLarge,
     InvalidArgument,
     KafkalogError,
     RecordTooLarge,
+    UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
 )
 
 if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin, AtTimestamp
     from kafkalog.records import Message, RecordMetadata, TopicPartition
 
 _COUNT_EVERY = 1000
 _COMMIT_EVERY = 10_000
 _IDLE_SECONDS = 0.2
+_NULL = "\\N"
+"""What stands for null in plain lines, as in SQL databases' text files."""
 
 
-@click.command()
+class _Record(NamedTuple):
+    """What is to be sent."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int | None = None
+    timestamp_us: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        ("Each line of a file is a record", "kafkalog produce flights < flights.txt"),
+        ("With keys, which choose the partition", "echo 'N14228:late' | kafkalog produce flights --key-separator :"),
+        (
+            "A tombstone, with a header",
+            r"echo 'N14228:\N' | kafkalog produce flights --key-separator : --null '\N' -H source=cleanup",
+        ),
+        (
+            "Copy a topic, headers, times and partitions included",
+            "kafkalog consume flights --from-beginning --exit-at-end --format json | kafkalog produce copy --json",
+        ),
+    ],
+)
 @click.argument("topic")
 @click.option(
     "--key-separator",
     metavar="TEXT",
+    callback=not_empty,
     help="What stands between key and value of a line, \\t for a tab; no keys otherwise.",
 )
-@click.option("--partition", type=click.IntRange(0), help="Send all to this partition.")
+@click.option("--null", metavar="TEXT", help="A key or value that is exactly this is null; none is otherwise.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="A line is a JSON object as `consume --format json` prints it. It must have value or value_base64; key, "
+    "headers, partition and timestamp_us may be left out; topic and offset are ignored.",
+)
+@click.option(
+    "-H",
+    "--header",
+    "more_headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=headers,
+    help="A header of each record, after those of its JSON; repeatable.",
+)
+@click.option("--partition", type=click.IntRange(0), help="Send all to this partition, whatever their JSON says.")
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A producer setting; repeatable.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say how many records were sent.")
 @bootstrap_option
 def produce(
-    topic: str, key_separator: str | None, partition: int | None, config: dict[str, Any], bootstrap: str
+    topic: str,
+    key_separator: str | None,
+    null: str | None,
+    as_json: bool,
+    more_headers: list[tuple[str, str]],
+    partition: int | None,
+    config: dict[str, Any],
+    quiet: bool,
+    bootstrap: str,
 ) -> None:
     """Send each line of standard input to TOPIC as a record.
 
-    A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on, give the input from there.
+    How many were sent is said on stderr. A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on,
+    give the input from there.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
 
-    if key_separator == "":
-        raise click.BadParameter("it must not be empty", param_hint="--key-separator")
-    separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
+    if as_json and (key_separator is not None or null is not None):
+        raise click.UsageError("--json has fields for keys and nulls: leave out --key-separator and --null")
+    record_of: Callable[[bytes, int], _Record] = _from_json
+    if not as_json:
+        separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
+        record_of = functools.partial(_from_line, separator=separator, null=None if null is None else null.encode())
+    added = tuple((name, value.encode()) for name, value in more_headers)
     parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
     failures: list[BaseException] = []
     acknowledged = _Acknowledged()
@@ -77,13 +135,21 @@ def produce(
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
     with admin_of(bootstrap) as admin:
         admin.describe_topics([topic])  # a wrong name is said before the first line was typed
+    number = 0
     try:
         with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
             for number, line in enumerate(sys.stdin.buffer, 1):
-                key, value = _key_and_value(line.removesuffix(b"\n"), separator, number)
-                on_delivery = functools.partial(delivered, number)
+                record = record_of(line.removesuffix(b"\n"), number)
                 try:
-                    producer.send(topic, value, key, partition=partition, on_delivery=on_delivery)
+                    producer.send(
+                        topic,
+                        record.value,
+                        record.key,
+                        partition=record.partition if partition is None else partition,
+                        timestamp_us=record.timestamp_us,
+                        headers=record.headers + added,
+                        on_delivery=functools.partial(delivered, number),
+                    )
                 except _OF_THE_RECORD as error:
                     raise _in_line(number, error) from None
                 if number % _COUNT_EVERY == 0:
@@ -96,6 +162,8 @@ def produce(
     except (KafkalogError, KeyboardInterrupt) as error:  # the producer is closed: no line is acknowledged from here on
         error.add_note(str(acknowledged))
         raise
+    if not quiet:
+        click.echo(f"sent {counted(number, 'record')} to {topic}", err=True)
 
 
 class _Acknowledged:
@@ -123,34 +191,144 @@ class _Acknowledged:
         return f"{lines}, but not the first" if not first else f"{lines}, the first {first} of the input among them"
 
 
-_OF_THE_RECORD = (RecordTooLarge, BatchTooLarge)
+_OF_THE_RECORD = (RecordTooLarge, BatchTooLarge, UnknownPartition, InvalidArgument)
 """Failures for which it matters which line it was."""
 
 
-def _in_line(number: int, error: BaseException) -> InvalidArgument:
+def _in_line(number: int, error: BaseException | str) -> InvalidArgument:
     return InvalidArgument(reason=f"line {number} of the input: {error}")
 
 
-def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
-    if separator is None:
-        return None, line
-    key, found, value = line.partition(separator)
-    if not found:
-        raise InvalidArgument(reason=f"line {number} of the input has no key separator {separator.decode()!r}")
-    return key, value
+def _from_line(line: bytes, number: int, separator: bytes | None, null: bytes | None) -> _Record:
+    """The record of a plain line: its value, or key and value. Raises InvalidArgument."""
+    key: bytes | None = None
+    value = line
+    if separator is not None:
+        key, found, value = line.partition(separator)
+        if not found:
+            raise InvalidArgument(reason=f"line {number} of the input has no key separator {separator.decode()!r}")
+    return _Record(None if value == null else value, None if key == null else key)
 
 
-@click.command()
-@click.argument("topic")
+_FIELDS = (
+    "topic", "partition", "offset", "timestamp_us", "key", "key_base64", "value", "value_base64", "headers",
+)  # fmt: skip
+
+
+def _from_json(line: bytes, number: int) -> _Record:
+    """The record of a line as `_json_line` makes it. Raises InvalidArgument."""
+    try:
+        told = json.loads(line)
+        if not isinstance(told, dict):
+            raise ValueError("it is no JSON object")
+        for name in told:
+            if name not in _FIELDS:
+                raise ValueError(f"there is no field '{name}'{nearest_hint(name, _FIELDS)}")
+        if "value" not in told and "value_base64" not in told:
+            raise ValueError("it has no value; a tombstone's is null")
+        partition, timestamp = _whole_number(told, "partition"), _whole_number(told, "timestamp_us")
+        return _Record(_data(told, "value"), _data(told, "key"), partition, timestamp, _headers(told))
+    except (ValueError, RecursionError) as error:
+        raise _in_line(number, str(error)) from None
+
+
+def _data(told: Mapping[str, Any], name: str) -> bytes | None:
+    """The bytes of a field, the opposite of `as_text`. Raises ValueError."""
+    text = told.get(name)
+    if name in told and f"{name}_base64" in told:
+        raise ValueError(f"it has {name} and {name}_base64: give one of them")
+    if f"{name}_base64" in told:
+        encoded = told[f"{name}_base64"]
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}_base64 is no base64: {json_line(encoded)}") from None
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{name} must be a text or null, not {json_line(text)}; JSON within it stands in quotes")
+    return None if text is None else text.encode()
+
+
+def _headers(told: Mapping[str, Any]) -> tuple[tuple[str, bytes | None], ...]:
+    """The opposite of `headers_as_text`. Raises ValueError."""
+    listed = told.get("headers", [])
+    if not isinstance(listed, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("key"), str) and each.keys() <= {"key", "value", "value_base64"}
+        for each in listed
+    ):
+        raise ValueError('headers must be like [{"key": "name", "value": "text"}], or with value_base64')
+    return tuple((each["key"], _data(each, "value")) for each in listed)
+
+
+def _whole_number(told: Mapping[str, Any], name: str) -> int | None:
+    number = told.get(name)
+    if number is not None and type(number) is not int:
+        raise ValueError(f"{name} must be a whole number, not {json_line(number)}")
+    return number
+
+
+def _place(context: click.Context, parameter: click.Parameter, text: str | None) -> str | int | None:
+    """An offset, `earliest` or `latest`."""
+    if text is None or text in ("earliest", "latest"):
+        return text
+    if not text.isascii() or not text.isdecimal():
+        raise click.BadParameter(f"expected an offset from 0, earliest or latest, not '{text}'", context, parameter)
+    return int(text)
+
+
+def _expression(context: click.Context, parameter: click.Parameter, text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"'{text}' is no regular expression: {error}", context, parameter) from None
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        ("What comes from now on, until Ctrl-C", "kafkalog consume flights"),
+        ("All there is, with keys", "kafkalog consume flights --from-beginning --exit-at-end --format key-value"),
+        (
+            "Ten records of a partition, from an offset on",
+            "kafkalog consume flights --partition 0 --offset 99 --max-messages 10",
+        ),
+        (
+            "What two topics got since noon",
+            "kafkalog consume flights delays --timestamp 2013-06-01T12:00 --exit-at-end",
+        ),
+        ("Every topic whose name begins with flights, as JSON", "kafkalog consume --pattern 'flights.*' --format json"),
+        ("Go on where a group is", "kafkalog consume flights --group readers --from-beginning"),
+    ],
+)
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option(
+    "--pattern",
+    metavar="REGEX",
+    callback=_expression,
+    help="Instead of TOPICs: all whose whole name matches, of those that are there as it starts.",
+)
+@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this one; repeatable.")
 @click.option(
     "--from-beginning",
     is_flag=True,
     help="Start at the oldest record, else only new ones are shown; with --group, if the group has committed nothing "
     "there yet.",
 )
+@click.option("--offset", "place", metavar="N|earliest|latest", callback=_place, help="Start there in each partition.")
+@click.option(
+    "--timestamp",
+    "since_us",
+    metavar="TIME",
+    callback=timestamp_us,
+    help="Start at the first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since "
+    "1970; at the end where there is none.",
+)
+@click.option("--exit-at-end", is_flag=True, help="Stop where the partitions ended as it started.")
 @click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
 @click.option(
-    "--group", callback=not_empty, help="Go on where this consumer group has committed, and commit what was shown."
+    "--group",
+    callback=not_empty,
+    help="Go on where this consumer group has committed, and commit what was shown. It wins over --from-beginning; "
+    "--offset and --timestamp are refused beside it.",
 )
 @click.option(
     "--format",
@@ -158,36 +336,59 @@ def _key_and_value(line: bytes, separator: bytes | None, number: int) -> tuple[b
     type=click.Choice(["value", "key-value", "json"]),
     default="value",
     show_default=True,
-    help="A line of a record: its value; key, tab, value; or all of it as JSON.",
+    help="A line of a record: its value; key, tab, value; or all of it as JSON, headers too, what is not UTF-8 in "
+    "base64 (value_base64).",
 )
+@click.option("--headers", "with_headers", is_flag=True, help="Begin plain lines with NAME=VALUE,NAME=VALUE and a tab.")
+@click.option("--null", metavar="TEXT", help=f"What stands for null in plain lines, {_NULL} if not given.")
 @bootstrap_option
 def consume(
-    topic: str, from_beginning: bool, max_messages: int | None, group: str | None, layout: str, bootstrap: str
+    topics: tuple[str, ...],
+    pattern: re.Pattern[str] | None,
+    numbers: tuple[int, ...],
+    from_beginning: bool,
+    place: str | int | None,
+    since_us: int | None,
+    exit_at_end: bool,
+    max_messages: int | None,
+    group: str | None,
+    layout: str,
+    with_headers: bool,
+    null: str | None,
+    bootstrap: str,
 ) -> None:
-    """Show the records of TOPIC, one a line, in order per partition.
+    """Show the records of TOPICs, one a line, in order per partition.
 
     A partition that cannot be read, such as a lost one, is reported on stderr and skipped; the exit code is then 1.
     """
     from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.records import TopicPartition
 
-    fallback = "earliest" if from_beginning else "latest"
-    as_line = _LAYOUTS[layout]
+    if bool(topics) == (pattern is not None):
+        raise click.UsageError("say what to read: TOPICs, or a --pattern for their names")
+    if layout == "json" and null is not None:
+        raise click.UsageError("--format json shows null as JSON does: leave out --null")
+    start = _start(from_beginning, place, since_us, group, exit_at_end)
+    as_line = _line_of(layout, with_headers, (_NULL if null is None else null).encode())
     out = sys.stdout.buffer
     shown = committed = 0
-    starts, failed = _starts(bootstrap, topic, "committed" if group else fallback, fallback)
+    with admin_of(bootstrap) as admin:
+        ends, failed = _ends(admin, topics, pattern, numbers)
     for partition, error in failed.items():
         say_failure(partition, error)
+    fallback = "earliest" if from_beginning else "latest"
     with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
-        consumer.assign(starts)
+        consumer.assign(dict.fromkeys(ends, start))
         # What is written, not what was handed out: Ctrl-C may come between the two. And where it began, also in
         # partitions that it has not come to, or the next run would begin at their ends. Only a group that is to begin
         # at the ends, and was shown nothing, has not begun: it may be told to begin elsewhere the next time.
-        offsets = {partition.partition: consumer.position(partition) for partition in starts} if group else {}
+        offsets = {partition: consumer.position(partition) for partition in ends}
+        if exit_at_end:
+            consumer.unassign([partition for partition, end in ends.items() if offsets[partition] >= end])
 
         def commit() -> int:
             if group and offsets and (shown or from_beginning):
-                consumer.commit({TopicPartition(topic, number): offset for number, offset in offsets.items()})
+                consumer.commit(offsets)
             return shown
 
         def leave_out(error: KafkalogError) -> None:
@@ -208,11 +409,16 @@ def consume(
                 try:
                     for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
                         out.write(as_line(message))
-                        offsets[message.partition] = message.offset + 1
+                        partition = TopicPartition(message.topic, message.partition)
+                        offsets[partition] = message.offset + 1
                         shown += 1
                         if shown - committed >= _COMMIT_EVERY:
                             out.flush()
                             committed = commit()
+                        if exit_at_end and offsets[partition] >= ends[partition]:
+                            consumer.unassign([partition])
+                            if not consumer.assignment():
+                                break
                 except KafkalogError as error:
                     leave_out(error)
                 out.flush()
@@ -225,26 +431,77 @@ def consume(
         raise click.exceptions.Exit(1)
 
 
-def _starts(
-    bootstrap: str, topic: str, start: str, fallback: str
-) -> tuple[dict[TopicPartition, str], dict[TopicPartition, KafkalogError]]:
-    """Where to start in the partitions of a topic that are served; and why the others are not."""
+def _start(
+    from_beginning: bool, place: str | int | None, since_us: int | None, group: str | None, exit_at_end: bool
+) -> str | int | AtTimestamp:
+    """Where to start in each partition. Raises click.UsageError if options contradict each other."""
+    from kafkalog.client.admin import AtTimestamp
+
+    given = {"--from-beginning": from_beginning, "--offset": place is not None, "--timestamp": since_us is not None}
+    chosen = [name for name, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} say different places to start: give one of them")
+    if group and chosen and not from_beginning:
+        raise click.UsageError(
+            f"--group starts where the group has committed, and {chosen[0]} elsewhere: leave one of them out, or set "
+            "the group there with `kafkalog groups reset`"
+        )
+    if exit_at_end and not group and (not chosen or place == "latest"):
+        raise click.UsageError(
+            "--exit-at-end shows nothing from the end on: give --from-beginning, --offset, --timestamp or --group"
+        )
+    if group:
+        return "committed"
+    if since_us is not None:
+        return AtTimestamp(since_us)
+    return place if place is not None else "earliest" if from_beginning else "latest"
+
+
+def _ends(
+    admin: Admin, topics: Iterable[str], pattern: re.Pattern[str] | None, numbers: Iterable[int]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KafkalogError]]:
+    """Where the partitions that are to be shown end, as far as they are served; and why the others are not.
+
+    Raises:
+        UnknownTopic, UnknownPartition.
+        InvalidArgument: no topic matches the pattern.
+    """
     from kafkalog.records import TopicPartition
 
+    if pattern is None:
+        listed = admin.describe_topics(dict.fromkeys(topics))
+    else:
+        listed = [topic for topic in admin.topics() if pattern.fullmatch(topic.name)]
+        if not listed:
+            raise InvalidArgument(reason=f"no topic has a name that matches '{pattern.pattern}' as a whole")
+    wanted = [
+        TopicPartition(topic.name, partition.partition)
+        for topic in listed
+        for partition in (map(topic.partition, dict.fromkeys(numbers)) if numbers else topic.partitions)
+    ]
     failed: dict[TopicPartition, KafkalogError] = {}
-    with admin_of(bootstrap) as admin:
-        [description] = admin.describe_topics([topic])
-        partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
-        served = admin.list_offsets(dict.fromkeys(partitions, fallback), failed)
-    return dict.fromkeys(served, start), failed
+    ends = {}
+    for partition, found in admin.list_offsets(dict.fromkeys(wanted, "latest"), failed).items():
+        assert found.offset is not None  # only one by timestamp may be
+        ends[partition] = found.offset
+    return ends, failed
 
 
-def _value_line(message: Message) -> bytes:
-    return (message.value or b"") + b"\n"
+def _line_of(layout: str, with_headers: bool, null: bytes) -> Callable[[Message], bytes]:
+    """How a record is shown."""
+    if layout == "json":
+        return _json_line
 
+    def plain(message: Message) -> bytes:
+        value = null if message.value is None else message.value
+        if layout == "key-value":
+            value = b"%b\t%b" % (null if message.key is None else message.key, value)
+        if with_headers:
+            pairs = (b"%b=%b" % (name.encode(), null if data is None else data) for name, data in message.headers)
+            value = b"%b\t%b" % (b",".join(pairs), value)
+        return value + b"\n"
 
-def _key_value_line(message: Message) -> bytes:
-    return b"%b\t%b\n" % (message.key or b"", message.value or b"")
+    return plain
 
 
 def _json_line(message: Message) -> bytes:
@@ -257,11 +514,4 @@ def _json_line(message: Message) -> bytes:
     told |= as_text("key", message.key) | as_text("value", message.value)
     if message.headers:
         told["headers"] = headers_as_text(message.headers)
-    return json.dumps(told).encode() + b"\n"
-
-
-_LAYOUTS: dict[str, Callable[[Message], bytes]] = {
-    "value": _value_line,
-    "key-value": _key_value_line,
-    "json": _json_line,
-}
+    return json_line(told).encode() + b"\n"

@@ -7,21 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
 from kafkalog.cli.extents import extents
-from kafkalog.cli.output import (
-    CommandGroup,
-    admin_of,
-    bootstrap_option,
-    confirm,
-    counted,
-    end_with,
-    json_option,
-    not_empty,
-    pairs,
-    print_json,
-    print_none,
-    print_table,
-)
+from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_table
 from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
 from kafkalog.records import TopicPartition
 
@@ -36,7 +24,16 @@ def topics() -> None:
     """Make, list, describe, alter, delete and recover topics."""
 
 
-@topics.command("create")
+@topics.command(
+    "create",
+    examples=[
+        ("With the broker's number of partitions", "kafkalog topics create flights"),
+        (
+            "Kept for a day, synced every second",
+            "kafkalog topics create flights --partitions 4 --config retention.ms=86400000 --config flush.ms=1000",
+        ),
+    ],
+)
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), help="How many; the broker's num.partitions if not given.")
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
@@ -55,7 +52,13 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
     click.echo(f"made topic {made.name} with {_partitions_of(made)}")
 
 
-@topics.command("list")
+@topics.command(
+    "list",
+    examples=[
+        ("A table", "kafkalog topics list"),
+        ("The names alone", "kafkalog topics list --json | jq -r .[].topic"),
+    ],
+)
 @bootstrap_option
 @json_option
 def list_topics(bootstrap: str, as_json: bool) -> None:
@@ -71,7 +74,13 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
             click.echo(name)
 
 
-@topics.command("describe")
+@topics.command(
+    "describe",
+    examples=[
+        ("One topic", "kafkalog topics describe flights"),
+        ("All of them, for a program", "kafkalog topics describe --json"),
+    ],
+)
 @click.argument("names", nargs=-1, metavar="[TOPIC]...")
 @bootstrap_option
 @json_option
@@ -127,7 +136,16 @@ def _description(topic: TopicDescription, unserved: Mapping[TopicPartition, Kafk
     }
 
 
-@topics.command("alter")
+@topics.command(
+    "alter",
+    examples=[
+        ("Keep records for a day", "kafkalog topics alter flights --set retention.ms=86400000"),
+        (
+            "As long as the default says, in more partitions",
+            "kafkalog topics alter flights --unset retention.ms --partitions 8",
+        ),
+    ],
+)
 @click.argument("topic")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Set it; repeatable.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Take a setting back to its default; repeatable.")
@@ -143,7 +161,13 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
     click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
 
 
-@topics.command("recover")
+@topics.command(
+    "recover",
+    examples=[
+        ("Show what is lost", "kafkalog topics recover flights"),
+        ("Give it up", "kafkalog topics recover flights --partition 1 --accept-loss"),
+    ],
+)
 @click.argument("topic")
 @click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; repeatable.")
 @click.option("--start-offset", type=click.IntRange(0), metavar="N",
@@ -176,7 +200,13 @@ def recover(
         print_none(f"no partition of {topic} is lost")
 
 
-@topics.command("delete")
+@topics.command(
+    "delete",
+    examples=[
+        ("After a question", "kafkalog topics delete flights"),
+        ("In a script", "kafkalog topics delete flights --if-exists --yes"),
+    ],
+)
 @click.argument("topic")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
 @click.option("--if-exists", is_flag=True, help="Do nothing if there is no such topic.")
@@ -195,7 +225,13 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     click.echo(f"deleted topic {topic}")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=[
+        ("Where each partition starts and ends", "kafkalog offsets flights"),
+        ("And how far a group is", "kafkalog offsets flights --group readers"),
+    ],
+)
 @click.argument("topic")
 @click.option(
     "--group", callback=not_empty, help="Show what this consumer group has committed, and how far behind it is."

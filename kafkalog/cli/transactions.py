@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.output import (
-    CommandGroup,
-    admin_of,
-    bootstrap_option,
-    confirm,
-    json_option,
-    print_json,
-    print_rows,
-    print_table,
-)
+from kafkalog.cli.command import CommandGroup, bootstrap_option, confirm, json_option
+from kafkalog.cli.output import admin_of, print_json, print_rows, print_table
 from kafkalog.config import nearest_hint
 from kafkalog.errors import UnknownTransaction
 
@@ -58,7 +50,12 @@ def _known(committer: Committer, transaction: str) -> tuple[Decision, list[Stage
     return decision, staged
 
 
-@transactions.command("list")
+@transactions.command(
+    "list",
+    examples=[
+        ("What was decided last and what is staged", "kafkalog transactions list"),
+    ],
+)
 @bootstrap_option
 @json_option
 def list_transactions(bootstrap: str, as_json: bool) -> None:
@@ -70,7 +67,12 @@ def list_transactions(bootstrap: str, as_json: bool) -> None:
     print_rows(_rows(decisions, staged), columns, as_json, "there are no transactions")
 
 
-@transactions.command("describe")
+@transactions.command(
+    "describe",
+    examples=[
+        ("One of those that are listed", "kafkalog transactions describe 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+    ],
+)
 @click.argument("transaction")
 @bootstrap_option
 @json_option
@@ -118,7 +120,12 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
         print_table(described["staged"], columns)
 
 
-@transactions.command("abort")
+@transactions.command(
+    "abort",
+    examples=[
+        ("Give up what was never decided", "kafkalog transactions abort 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+    ],
+)
 @click.argument("transaction")
 @bootstrap_option
 def abort(transaction: str, bootstrap: str) -> None:
@@ -133,7 +140,12 @@ def abort(transaction: str, bootstrap: str) -> None:
         click.echo(f"nothing of transaction {transaction} is prepared and undecided")
 
 
-@transactions.command("resolve")
+@transactions.command(
+    "resolve",
+    examples=[
+        ("Append what was decided", "kafkalog transactions resolve 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+    ],
+)
 @click.argument("transaction")
 @click.option("--accept-loss", is_flag=True, help="Close the batch also where its staged rows are lost.")
 @bootstrap_option
@@ -150,7 +162,13 @@ def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
         click.echo(f"  lost: {loss}")
 
 
-@transactions.command("forget")
+@transactions.command(
+    "forget",
+    examples=[
+        ("In every topic", "kafkalog transactions forget nightly-load"),
+        ("In one topic, in a script", "kafkalog transactions forget nightly-load flights --yes"),
+    ],
+)
 @click.argument("app_id")
 @click.argument("topic", default="")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")

@@ -41,7 +41,7 @@ def test_readme_names_every_command() -> None:
         group = kafkalog.get_command(context, name)
         if isinstance(group, click.Group):
             [named] = re.findall(rf"^    kafkalog {name} ([a-z|]+)", readme, re.MULTILINE)
-            assert named.split("|") == list(group.commands)
+            assert set(named.split("|")) == set(group.commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -166,7 +166,8 @@ def test_closed_and_full_standard_streams_are_no_defect(cluster: LocalCluster, t
     line = f"{' '.join(KAFKALOG)} {command} {topic} --bootstrap {cluster.bootstrap_servers} {closed}"
     ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert ran.returncode == (1 if closed == ">/dev/full" else 0), ran.stderr
-    assert ran.stderr in ("", "kafkalog: [Errno 28] No space left on device\n")
+    said = ("", f"sent 0 records to {topic}\n", "kafkalog: [Errno 28] No space left on device\n")
+    assert ran.stderr in said
 
 
 def test_an_error_of_a_file_names_it_and_loses_no_output(

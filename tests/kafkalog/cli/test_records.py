@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
@@ -265,7 +267,7 @@ def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
             raise KeyboardInterrupt
         return b"%b\n" % (message.value or b"")
 
-    monkeypatch.setitem(records._LAYOUTS, "value", interrupt)
+    monkeypatch.setattr(records, "_line_of", lambda *_: interrupt)
     group = f"interrupted.{interrupted}"
     ran = Ran(capfdbinary, "consume", topic, "--group", group, "--from-beginning", "--max-messages", "5")
     assert ran.out.split() == [str(number) for number in range(interrupted - 1)]
@@ -357,7 +359,7 @@ def test_a_topic_deleted_while_it_is_shown_gets_no_offset_and_ends_consume(
                 fill(admin, "new")
         return b"%b\n" % (message.value or b"")
 
-    monkeypatch.setitem(records._LAYOUTS, "value", delete)
+    monkeypatch.setattr(records, "_line_of", lambda *_: delete)
     with Admin(cluster.bootstrap_servers) as admin:
         admin.delete_topic(topic)
         fill(admin, "old")
@@ -405,15 +407,22 @@ def test_json_of_a_record_keeps_what_is_not_text() -> None:
 
 
 def test_key_and_value_part_at_the_first_separator() -> None:
-    assert records._key_and_value(b"a::b::c", b"::", 1) == (b"a", b"b::c")
-    assert records._key_and_value(b"a::b", None, 1) == (None, b"a::b")
+    def read(line: bytes, separator: bytes | None) -> tuple[bytes | None, bytes | None]:
+        record = records._from_line(line, 7, separator, null=None)
+        return record.key, record.value
+
+    assert read(b"a::b::c", b"::") == (b"a", b"b::c")
+    assert read(b"a::b", None) == (None, b"a::b")
+    assert read(b"::", b"::") == (b"", b"")
     with pytest.raises(InvalidArgument, match="line 7"):
-        records._key_and_value(b"ab", b"::", 7)
+        read(b"ab", b"::")
 
 
-def test_no_bar_in_a_pipe_and_one_on_a_terminal(topic: str) -> None:
+def test_produce_counts_at_its_end_and_shows_a_bar_on_a_terminal_only(topic: str) -> None:
     command = [*KAFKALOG, "produce", topic]
     piped = subprocess.run(command, input=b"a\n" * 5000, capture_output=True, timeout=60)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"", f"sent 5000 records to {topic}\n".encode())
+    piped = subprocess.run([*command, "-q"], input=b"a\n", capture_output=True, timeout=60)
     assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"", b"")
     reading, writing = pty.openpty()
     with os.fdopen(reading, "rb", buffering=0) as terminal:
@@ -475,3 +484,242 @@ def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, 
         process.stdin.close()
         assert process.wait(60) == 0
         assert admin.list_offsets({where: "latest"})[where].offset == 2
+
+
+# --- where consume starts and ends ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(topic: str, cluster: LocalCluster) -> str:
+    """The topic with records 0 to 4 in partition 0 and 5 to 9 in partition 1, a second apart from 1970 on."""
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number // 5, timestamp_us=number * 1_000_000)
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--from-beginning"], "0123456789"),
+        (["--offset", "earliest"], "0123456789"),
+        (["--offset", "3"], "3489"),
+        (["--offset", "5"], ""),
+        (["--offset", "3", "--partition", "1"], "89"),
+        (["--from-beginning", "--partition", "1", "--partition", "0"], "0123456789"),
+        (["--timestamp", "3000"], "3456789"),
+        (["--timestamp", "1970-01-01T00:00:08"], "89"),
+        (["--timestamp", "2099-01-01"], ""),
+        (["--from-beginning", "--partition", "0", "--max-messages", "2"], "01"),
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_consume_starts_where_it_is_told_and_exits_at_the_end(
+    filled: str, arguments: list[str], expected: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    ran = Ran(capfdbinary, "consume", filled, "--exit-at-end", *arguments)
+    assert (ran.code, ran.err, "".join(sorted(ran.out.split()))) == (0, "", expected)
+
+
+def test_the_end_is_where_partitions_ended_as_consume_started(
+    filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+
+        def more(message: Message) -> bytes:
+            producer.send(filled, b"more", partition=message.partition).result(30)
+            return b"%b\n" % (message.value or b"")
+
+        monkeypatch.setattr(records, "_line_of", lambda *_: more)
+        ran = Ran(capfdbinary, "consume", filled, "--from-beginning", "--exit-at-end")
+    assert sorted(ran.out.split()) == [str(number) for number in range(10)]
+
+
+def test_a_group_exits_at_the_end_and_has_committed_it(
+    filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    group = f"{filled}.at.end"
+    arguments = ["consume", filled, "--group", group, "--exit-at-end"]
+    assert len(Ran(capfdbinary, *arguments, "--from-beginning").out.split()) == 10
+    ran = Ran(capfdbinary, *arguments, "--from-beginning")
+    assert (ran.code, ran.out) == (0, "")
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(group) == {TopicPartition(filled, 0): 5, TopicPartition(filled, 1): 5}
+
+
+def test_consume_reads_several_topics_and_those_that_a_pattern_matches_as_a_whole(
+    filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    other = f"{filled}-other"
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(other, partitions=1)
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send(other, b"other", partition=0)
+        arguments = ["--from-beginning", "--exit-at-end", "--format", "json"]
+        ran = Ran(capfdbinary, "consume", filled, other, *arguments)
+        found = [json.loads(line) for line in ran.out.splitlines()]
+        assert sorted(each["topic"] for each in found) == [filled] * 10 + [other]
+        assert Ran(capfdbinary, "consume", "--pattern", f"{filled}-o.*", *arguments[:2]).out == "other\n"
+        assert len(Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", *arguments).out.splitlines()) == 11
+        ran = Ran(capfdbinary, "consume", "--pattern", filled[:-1], *arguments)
+        ran.fails_with(f"no topic has a name that matches '{filled[:-1]}' as a whole")
+        ran = Ran(capfdbinary, "consume", filled, other, "--partition", "1", *arguments)
+        ran.fails_with(f"topic '{other}' has no partition 1")
+        admin.delete_topic(other)
+
+
+def test_an_offset_outside_of_a_partition_leaves_it_out(
+    filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_records({TopicPartition(filled, 0): 4})
+    ran = Ran(capfdbinary, "consume", filled, "--offset", "2", "--exit-at-end")
+    ran.fails_with(f"offset 2 of {filled}-0 is outside [4, 5]")
+    assert sorted(ran.out.split()) == ["7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "say what to read: TOPICs, or a --pattern for their names"),
+        (["t", "--pattern", "t.*"], "say what to read: TOPICs, or a --pattern for their names"),
+        (["--pattern", "("], "'(' is no regular expression"),
+        (["t", "--from-beginning", "--offset", "3"], "--from-beginning and --offset say different places to start"),
+        (["t", "--offset", "3", "--timestamp", "0"], "--offset and --timestamp say different places to start"),
+        (
+            ["t", "--group", "g", "--offset", "3"],
+            "the group has committed, and --offset elsewhere",
+        ),
+        (["t", "--group", "g", "--timestamp", "0"], "and --timestamp elsewhere"),
+        (["t", "--exit-at-end"], "--exit-at-end shows nothing from the end on"),
+        (["t", "--exit-at-end", "--offset", "latest"], "--exit-at-end shows nothing from the end on"),
+        (["t", "--offset", "-1"], "expected an offset from 0, earliest or latest, not '-1'"),
+        (["t", "--offset", "first"], "expected an offset from 0, earliest or latest, not 'first'"),
+        (["t", "--timestamp", "noon"], "'noon' is no time"),
+        (["t", "--format", "json", "--null", "x"], "leave out --null"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_contradict_each_other_are_refused(
+    arguments: list[str], sentence: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    ran = Ran(capfdbinary, "consume", *arguments, "--bootstrap", "127.0.0.1:1")
+    assert ran.code == 2 and sentence in ran.err and "Traceback" not in ran.err
+
+
+# --- nulls, headers, JSON ----------------------------------------------------------------------------------------
+
+
+def test_plain_lines_tell_null_from_empty_and_show_headers(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"k:NULL\n:\nNULL:v\n")
+    produce = ["produce", topic, "--partition", "0", "--key-separator", ":", "--null", "NULL"]
+    ran = Ran(capfdbinary, *produce, "-H", "a=1", "--header", "a= 2")
+    assert (ran.code, ran.out, ran.err) == (0, "", f"sent 3 records to {topic}\n")
+    consume = ["consume", topic, "--from-beginning", "--exit-at-end"]
+    assert Ran(capfdbinary, *consume).out == "\\N\n\nv\n"
+    assert Ran(capfdbinary, *consume, "--format", "key-value", "--null", "-").out == "k\t-\n\t\n-\tv\n"
+    assert Ran(capfdbinary, *consume, "--headers").out.splitlines()[2] == "a=1,a= 2\tv"
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition(topic, 0): "earliest"})
+        found = list(consumer.messages(3))
+    assert [(each.key, each.value) for each in found] == [(b"k", None), (b"", b""), (None, b"v")]
+    assert found[0].headers == (("a", b"1"), ("a", b" 2"))
+
+
+BYTES = st.one_of(st.none(), st.binary(max_size=20), st.text(max_size=20).map(str.encode))
+NAMES = st.text(st.characters(codec="utf-8"), max_size=10)
+
+
+@given(BYTES, BYTES, st.lists(st.tuples(NAMES, BYTES), max_size=3), st.integers(-1 << 60, 1 << 60))
+def test_what_json_says_of_a_record_is_read_back(
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]], timestamp_us: int
+) -> None:
+    message = Message("t", 3, 5, timestamp_us, key, value, tuple(headers))
+    line = records._json_line(message)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert records._from_json(line, 1) == records._Record(value, key, 3, timestamp_us, tuple(headers))
+
+
+def test_json_has_no_needless_escapes() -> None:
+    line = records._json_line(Message("t", 0, 5, 1_000, "Grüße".encode(), b"", (("ä", b"1"),)))
+    assert '"key": "Grüße", "value": "", "headers": [{"key": "ä", "value": "1"}]' in line.decode()
+
+
+def test_what_consume_prints_as_json_produce_takes(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
+        (b"key", b"value", [("h", b"1"), ("h", None), ("b", b"\xfe")]),
+        (None, None, []),
+        (b"", b"", [("", b"")]),
+        (b"\xff", "Grüße\n".encode(), []),
+        ("\u2028".encode(), b"\x00\xff", []),
+    ]
+    copy = f"{topic}-copy"
+    with Admin(cluster.bootstrap_servers) as admin, Producer(cluster.bootstrap_servers) as producer:
+        admin.create_topic(copy, partitions=2)
+        for number, (key, value, headers) in enumerate(sent):
+            producer.send(topic, value, key, partition=1, timestamp_us=number * 1_000_001, headers=headers)
+        producer.flush()
+        consume = ["--from-beginning", "--exit-at-end", "--format", "json"]
+        printed = Ran(capfdbinary, "consume", topic, *consume).out
+        feed(monkeypatch, printed.encode())
+        ran = Ran(capfdbinary, "produce", copy, "--json")
+        assert (ran.code, ran.err) == (0, f"sent {len(sent)} records to {copy}\n")
+        again = Ran(capfdbinary, "consume", copy, *consume).out
+        assert again == printed.replace(f'"topic": "{topic}"', f'"topic": "{copy}"')
+        with Consumer(cluster.bootstrap_servers) as consumer:
+            consumer.assign({TopicPartition(copy, 1): "earliest"})
+            found = [(each.key, each.value, list(each.headers)) for each in consumer.messages(len(sent))]
+        assert found == sent
+        feed(monkeypatch, printed.encode())
+        assert Ran(capfdbinary, "produce", copy, "--json", "--partition", "0", "-q", "-H", "copied=yes").err == ""
+        rows = map(json.loads, Ran(capfdbinary, "consume", copy, "--partition", "0", *consume).out.split("\n")[:-1])
+        assert [row["headers"][-1] for row in rows] == [{"key": "copied", "value": "yes"}] * len(sent)
+        admin.delete_topic(copy)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"text", "Expecting value"),
+        (b"\xff", "can't decode byte"),
+        (b"[1]", "it is no JSON object"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b"{}", "it has no value; a tombstone's is null"),
+        (b'{"value": 5}', "value must be a text or null, not 5"),
+        (b'{"value": {"a": 1}}', 'value must be a text or null, not {"a": 1}; JSON within it stands in quotes'),
+        (b'{"value": "a", "value_base64": "YQ=="}', "it has value and value_base64"),
+        (b'{"value_base64": "?"}', "value_base64 is no base64"),
+        (b'{"value_base64": null}', "value_base64 is no base64"),
+        (b'{"value": "a", "kee": "b"}', "there is no field 'kee'"),
+        (b'{"value": "\\ud800"}', "surrogates not allowed"),
+        (b'{"value": "a", "partition": true}', "partition must be a whole number, not true"),
+        (b'{"value": "a", "timestamp_us": 1.5}', "timestamp_us must be a whole number, not 1.5"),
+        (b'{"value": "a", "headers": {"a": "b"}}', "headers must be like"),
+        (b'{"value": "a", "headers": [{"key": 1}]}', "headers must be like"),
+        (b'{"value": "a", "headers": [{"key": "a", "vale": "b"}]}', "headers must be like"),
+    ],
+)
+def test_json_that_is_no_record_is_named_with_its_line(line: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^line 7 of the input: .*{re.escape(sentence)}"):
+        records._from_json(line, 7)
+
+
+def test_a_line_of_json_that_the_producer_refuses_is_named(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for partition, sentence in (
+        (2, f"topic '{topic}' has no partition 2"),
+        (-1, f"topic '{topic}' has no partition -1"),
+    ):
+        feed(monkeypatch, b'{"value": "a"}\n{"value": "b", "partition": %d}\n' % partition)
+        ran = Ran(capfdbinary, "produce", topic, "--json")
+        ran.fails_with(f"line 2 of the input: {sentence}")
+        ran.fails_with("the first line is acknowledged")
+    feed(monkeypatch, b'{"value": "a", "timestamp_us": 99999999999999999999}\n')
+    Ran(capfdbinary, "produce", topic, "--json").fails_with("line 1 of the input: timestamp_us=9999")
+    ran = Ran(capfdbinary, "produce", topic, "--json", "--null", "x")
+    assert ran.code == 2 and "leave out --key-separator and --null" in ran.err

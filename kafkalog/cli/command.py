@@ -1,0 +1,147 @@
+"""How a command line is declared: commands with examples, the options that they share, the arguments that they read.
+
+Times, headers and NAME=VALUE pairs are read by click callbacks, so that a wrong one is wrong usage (exit code 2).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9192"
+
+bootstrap_option = click.option(
+    "--bootstrap",
+    metavar="HOST:PORT",
+    envvar="KAFKALOG_BOOTSTRAP",
+    default=DEFAULT_BOOTSTRAP,
+    show_default=True,
+    show_envvar=True,
+    help="gRPC address of one or more brokers, separated by commas; the rest of the cluster is found from there.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+_SECONDS = range(10**9, 10**11)
+"""Numbers that are seconds since 1970 from 2001 on: as milliseconds they would be in 1970 to 1973."""
+
+
+class Command(click.Command):
+    """A command with examples, which --help shows; documents can be made from them.
+
+    Args:
+        examples: (what it does, command line), the simplest first.
+    """
+
+    def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]] = (), **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        self.examples = examples
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for says, line in self.examples:
+                formatter.write_text(f"{says}:")
+                formatter.write(
+                    f"{'':{formatter.current_indent + formatter.indent_increment}}{line}\n"
+                )  # never wrapped
+
+
+class CommandGroup(click.Group):
+    """Commands to which `--bootstrap` and `--json` may be given before their names, too.
+
+    What is given there is handed to the command, so that one which has no such option says so as ever; given in both
+    places, the one after the name counts.
+    """
+
+    command_class = Command
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        shared: click.Command = click.Command(None)
+        for option in (json_option, bootstrap_option):
+            option(shared)
+        for parameter in shared.params:
+            parameter.default, parameter.envvar = None, None  # the command's own
+            self.params.append(parameter)
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)  # as they are declared, not by the alphabet
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(context, args)
+        bootstrap, as_json = context.params.pop("bootstrap"), context.params.pop("as_json")
+        handed = [*(["--bootstrap", bootstrap] if bootstrap is not None else []), *(["--json"] if as_json else [])]
+        context.args = [*handed, *context.args]
+        return rest
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something that cannot be taken back, unless `--yes` was given. Aborts on a no.
+
+    Raises:
+        click.UsageError: standard input is no terminal, so nobody can be asked; what it holds is no answer.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Standard input is no terminal, so nobody can be asked: give --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A text that is given must say something (`--group "$GROUP"` with nothing in it)."""
+    if value == "":
+        raise click.BadParameter("it must not be empty", context, parameter)
+    return value
+
+
+def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE arguments as a dict."""
+    return {name.strip(): value.strip() for name, value in headers(context, parameter, values)}
+
+
+def headers(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> list[tuple[str, str]]:
+    """NAME=VALUE arguments in their order, as they are: a name may be there twice, and spaces count."""
+    found = []
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, not '{text}'", context, parameter)
+        found.append((name, value))
+    return found
+
+
+def timestamp_us(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """A time, ISO-8601 or in milliseconds since 1970, as microseconds since 1970."""
+    if text is None:
+        return None
+    if text.strip().isdecimal():
+        if int(text) in _SECONDS:
+            day, meant = (datetime.fromtimestamp(seconds, UTC) for seconds in (int(text) / 1000, int(text)))
+            raise click.BadParameter(
+                f"{text.strip()} milliseconds since 1970 are only {day:%Y-%m-%d}: write {text.strip()}000 for "
+                f"{meant:%Y-%m-%d}, or {day:%Y-%m-%dT%H:%M:%S} if that is meant",
+                context,
+                parameter,
+            )
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise click.BadParameter(
+            f"'{text}' is no time: write 2013-06-01T12:00:00, or milliseconds since 1970", context, parameter
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since = moment - datetime.fromtimestamp(0, UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def partitions_named(text: str) -> tuple[str, list[int]]:
+    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
+    topic, colon, numbers = text.partition(":")
+    if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
+        raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
+    return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
