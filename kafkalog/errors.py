@@ -194,9 +194,9 @@ class GroupIsLive(KafkalogError):
 
     code = 27
     message = (
-        "group '{group}' has a live member, {member} on {host}, which would write its own offsets over these. "
+        "group '{group}' has a live member, {member} on {host}, which goes on writing the group's offsets. "
         "One that has stopped counts as live until its lease ends, at the latest in {left_ms} ms: "
-        "stop it and try again then (`kafkalog groups reset --wait`), or force it"
+        "stop it and try again then{hint}"
     )
 
 

@@ -79,19 +79,34 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host) -> pb.ResetOffset
 
     Raises:
         GroupIsLive: it has a live member, and `force` is not set.
-        InvalidRequest, UnknownGroup, UnknownTopic, UnknownPartition.
+        UnknownGroup: nobody knows it, and `create` is not set.
+        InvalidRequest, UnknownTopic, UnknownPartition.
     """
-    _check_known(request.group, host)
-    live = members.live_members(host.metadata.session, request.group)
-    if live and not request.force:
-        raise GroupIsLive(
-            group=request.group,
-            member=live[0].name,
-            host=live[0].host or "an unknown host",
-            left_ms=max(member.left_ms for member in live),
-        )
+    if request.create:
+        _check_name(request.group)
+    else:
+        _check_known(request.group, host)
+    if not request.force:
+        _check_not_live(request.group, host, " (`kafkalog groups reset --wait` waits for that), or force it")
     _commit(request.group, request.offsets, host)
     return pb.ResetOffsetsReply()
+
+
+def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupReply:
+    """Forget a group and its offsets. What somebody commits meanwhile makes it anew.
+
+    Raises:
+        GroupIsLive: it has a live member.
+        InvalidRequest, UnknownGroup.
+    """
+    _check_known(request.group, host)
+    while True:
+        _check_not_live(request.group, host)
+        try:
+            groups.delete(host.metadata.session, request.group)
+            return pb.DeleteGroupReply()
+        except groups.HasMembers:  # one came after the look
+            continue
 
 
 def keep_member(request: pb.KeepMemberRequest, host: Host) -> pb.KeepMemberReply:
@@ -156,6 +171,13 @@ def _member_to_wire(member: members.Member) -> pb.GroupMember:
         since_us=member.since_ms * 1000,
         lease_left_ms=member.left_ms,
     )
+
+
+def _check_not_live(group: str, host: Host, hint: str = "") -> None:
+    live = members.live_members(host.metadata.session, group)
+    if live:
+        machine, left_ms = live[0].host or "an unknown host", max(member.left_ms for member in live)
+        raise GroupIsLive(group=group, member=live[0].name, host=machine, left_ms=left_ms, hint=hint)
 
 
 def _check_known(group: str, host: Host) -> None:

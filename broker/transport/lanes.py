@@ -57,6 +57,7 @@ LANES: Mapping[str, LaneOf] = {
             "ListGroups",
             "DescribeGroup",
             "ResetOffsets",
+            "DeleteGroup",
             "ForgetOffsets",
             "KeepMember",
             "LeaveGroup",

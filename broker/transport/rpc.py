@@ -202,6 +202,9 @@ class BrokerService:
     def ResetOffsets(self, request: broker_pb2.ResetOffsetsRequest, context: Any) -> Any:
         return groups.reset_offsets(request, self._host)
 
+    def DeleteGroup(self, request: broker_pb2.DeleteGroupRequest, context: Any) -> Any:
+        return groups.delete_group(request, self._host)
+
     def KeepMember(self, request: broker_pb2.KeepMemberRequest, context: Any) -> Any:
         return groups.keep_member(request, self._host)
 

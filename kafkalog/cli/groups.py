@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option, partitions_named, timestamp_us
+from kafkalog.cli.command import CommandGroup, bootstrap_option, confirm, json_option, partitions_named, timestamp_us
 from kafkalog.cli.extents import extents
 from kafkalog.cli.output import admin_of, end_with, print_json, print_rows, print_table
 
@@ -26,7 +26,7 @@ _COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "c
 
 @click.group(cls=CommandGroup)
 def groups() -> None:
-    """List and describe consumer groups and streams' groups, and set their offsets."""
+    """List, describe, reset and delete consumer groups and streams' groups."""
 
 
 @groups.command(
@@ -129,7 +129,12 @@ def _time(time_us: int) -> str:
             "What came since noon, in one topic",
             "kafkalog groups reset readers --topic flights --to-timestamp 2013-06-01T12:00",
         ),
-        ("Past a record that cannot be processed", "kafkalog groups reset readers --topic flights:2 --to-offset 1001"),
+        (
+            "See what 100 records back in each partition is",
+            "kafkalog groups reset readers --shift-by -100 --dry-run",
+        ),
+        ("Past a record that cannot be processed", "kafkalog groups reset readers --topic flights:2 --shift-by 1"),
+        ("Say where a new group begins", "kafkalog groups reset readers --create --topic flights --to latest"),
     ],
 )
 @click.argument("group")
@@ -143,12 +148,20 @@ def _time(time_us: int) -> str:
     help="The first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since 1970.",
 )
 @click.option(
+    "--shift-by",
+    type=int,
+    metavar="N",
+    help="So many records on from where it is, back if negative; as far as the log goes.",
+)
+@click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC[:P,P]",
     help="Only this topic, or these partitions of it; repeatable. All for which the group has offsets, if not given.",
 )
+@click.option("--create", is_flag=True, help="Although no such group is known; it has its first offsets then.")
+@click.option("--dry-run", is_flag=True, help="Show what would be set, and set nothing.")
 @click.option("--force", is_flag=True, help="Although a member is live; it writes its own offsets again as it goes on.")
 @click.option("--wait", is_flag=True, help="Wait until no member is live: one that has stopped is so for 10 s at most.")
 @bootstrap_option
@@ -158,7 +171,10 @@ def reset(
     to: str | None,
     to_offset: int | None,
     to_timestamp_us: int | None,
+    shift_by: int | None,
     topics: tuple[str, ...],
+    create: bool,
+    dry_run: bool,
     force: bool,
     wait: bool,
     bootstrap: str,
@@ -166,21 +182,39 @@ def reset(
 ) -> None:
     """Set where GROUP goes on. Whatever reads under its name must be stopped: a Spark stream is a member, so that this
     is refused while it runs; a Consumer is none, and its next commit overwrites what is set here."""
-    from kafkalog.client.admin import AtTimestamp
+    from kafkalog.client.admin import AtTimestamp, ShiftBy
+    from kafkalog.client.groups import GroupInfo
+    from kafkalog.errors import UnknownGroup
 
     if force and wait:
         raise click.UsageError("--force does not wait: give it or --wait")
-    places = [place for place in (to, to_offset, to_timestamp_us) if place is not None]
+    if dry_run and (force or wait):
+        raise click.UsageError("--dry-run sets nothing, whoever is live: leave out --force and --wait")
+    places: list[str | int | AtTimestamp | ShiftBy] = [
+        *([to] if to is not None else []),
+        *([to_offset] if to_offset is not None else []),
+        *([AtTimestamp(to_timestamp_us)] if to_timestamp_us is not None else []),
+        *([ShiftBy(shift_by)] if shift_by is not None else []),
+    ]
     if len(places) != 1:
-        raise click.UsageError("say where to: one of --to, --to-offset and --to-timestamp")
-    place = AtTimestamp(to_timestamp_us) if to_timestamp_us is not None else places[0]
+        raise click.UsageError("say where to: one of --to, --to-offset, --to-timestamp and --shift-by")
     named = dict(partitions_named(text) for text in topics)
     with admin_of(bootstrap) as admin:
-        before = admin.describe_group(group).offsets
+        try:
+            described = admin.describe_group(group)
+        except UnknownGroup:
+            if not create:
+                raise
+            described = GroupInfo(group, {}, ())
+        before = described.offsets
         chosen = _chosen(admin, named) if named else list(before)
         if not chosen:
             raise click.ClickException(f"group {group} has no offset in any topic that is there; name one with --topic")
-        written = _written(admin, group, dict.fromkeys(chosen, place), force, wait)
+        wanted = dict.fromkeys(chosen, places[0])
+        if dry_run:
+            written = admin.reset_offsets(group, wanted, create=create, dry_run=True)
+        else:
+            written = _written(admin, group, wanted, force, wait, create)
     rows = [
         {
             "topic": partition.topic,
@@ -194,10 +228,13 @@ def reset(
         print_json(rows)
     else:
         print_table(rows, list(rows[0]))
+    if dry_run:
+        live = "".join(f"; {each.name} is live: a reset is refused until it stops" for each in described.members[:1])
+        click.echo(f"nothing is set: this is what group {group} would get{live}", err=True)
 
 
 def _written(
-    admin: Admin, group: str, to: dict[TopicPartition, Any], force: bool, wait: bool
+    admin: Admin, group: str, to: dict[TopicPartition, Any], force: bool, wait: bool, create: bool = False
 ) -> dict[TopicPartition, int]:
     """Reset the group's offsets, once no member is live if that is to be waited for."""
     from kafkalog.errors import GroupIsLive
@@ -206,7 +243,7 @@ def _written(
     renewed: set[str] = set()
     while True:
         try:
-            return admin.reset_offsets(group, to, force)
+            return admin.reset_offsets(group, to, force, create)
         except GroupIsLive as live:
             if not wait:
                 raise
@@ -232,3 +269,23 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
         for topic in admin.describe_topics(list(named))
         for number in (named[topic.name] or [each.partition for each in topic.partitions])
     ]
+
+
+@groups.command(
+    "delete",
+    examples=[
+        ("After a question", "kafkalog groups delete readers"),
+        ("Two groups, in a script", "kafkalog groups delete readers auditors --yes"),
+    ],
+)
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
+@bootstrap_option
+def delete(names: tuple[str, ...], yes: bool, bootstrap: str) -> None:
+    """Forget GROUPs and their offsets. Refused while a member is live; a Consumer, which is none, makes its group anew
+    with its next commit."""
+    confirm(f"forget {', '.join(names)} and where each of them is?", yes)
+    with admin_of(bootstrap) as admin:
+        for name in names:
+            admin.delete_group(name)
+            click.echo(f"deleted group {name}")

@@ -12,6 +12,7 @@ from kafkalog.client.groups import (
     GroupSummary,
     commit_offsets,
     committed_offsets,
+    delete_group,
     describe_group,
     list_groups,
     reset_offsets,
@@ -44,6 +45,12 @@ class AtTimestamp(NamedTuple):
     """The first record whose timestamp is at or after this one, in microseconds since the epoch."""
 
     timestamp_us: int
+
+
+class ShiftBy(NamedTuple):
+    """So many records on from where a group is, back if negative; as far as the log goes."""
+
+    records: int
 
 
 class AfterBytes(NamedTuple):
@@ -405,19 +412,28 @@ class Admin:
         return describe_group(self._cluster, arguments.text("group", group))
 
     def reset_offsets(
-        self, group: str, to: Mapping[TopicPartition, str | int | AtTimestamp], force: bool = False
+        self,
+        group: str,
+        to: Mapping[TopicPartition, str | int | AtTimestamp | ShiftBy],
+        force: bool = False,
+        create: bool = False,
+        dry_run: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Set a group's offsets: to "earliest", "latest", an offset, or a timestamp (its end if nothing is as young).
+        """Set a group's offsets: to "earliest", "latest", an offset, a timestamp (its end if nothing is as young), or
+        `ShiftBy(records)` from where it is.
 
         Args:
             force: although the group has a live member, who writes its own offsets again as it goes on.
+            create: although nobody knows the group: it has its first offsets then.
+            dry_run: write nothing.
 
         Returns:
-            What was written.
+            What was written, or would have been.
 
         Raises:
             GroupIsLive: it has one, and `force` is not set.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
+            InvalidArgument: there is no offset to shift from; nothing was written.
             UnknownTopicId: a topic was made anew meanwhile; nothing was written.
             UnknownGroup, UnknownTopic, UnknownPartition: it does not exist.
         """
@@ -426,19 +442,32 @@ class Admin:
         topics = self._cluster.describe_topics(sorted({partition.topic for partition in to}))
         ends = self.list_offsets(dict.fromkeys(to, "latest"))
         starts = self.list_offsets(dict.fromkeys(to, "earliest"))
-        listed = self.list_offsets({partition: at for partition, at in to.items() if not isinstance(at, int)})
+        listed = self.list_offsets({each: at for each, at in to.items() if not isinstance(at, int | ShiftBy)})
+        is_shifted = any(isinstance(at, ShiftBy) for at in to.values())
+        committed = self.committed(group, [topic.name for topic in topics]) if is_shifted else {}
         offsets = {}
         for partition, at in to.items():
             start, end = starts[partition].offset, ends[partition].offset
-            offset = at if isinstance(at, int) else listed[partition].offset
             assert start is not None and end is not None  # only an offset by timestamp may be
+            if isinstance(at, ShiftBy):
+                if partition not in committed:
+                    raise InvalidArgument(reason=f"group '{group}' has no offset in {partition} to shift from")
+                offset: int | None = min(max(committed[partition] + at.records, start), end)
+            else:
+                offset = at if isinstance(at, int) else listed[partition].offset
             if offset is None:
                 offset = end
             if not start <= offset <= end:
                 raise OffsetOutOfRange(offset=offset, partition=str(partition), start_offset=start, end_offset=end)
             offsets[partition] = offset
-        reset_offsets(self._cluster, group, offsets, force, {topic.name: topic.topic_id for topic in topics})
+        if not dry_run:
+            topic_ids = {topic.name: topic.topic_id for topic in topics}
+            reset_offsets(self._cluster, group, offsets, force, create, topic_ids)
         return offsets
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group and its offsets. Raises GroupIsLive, UnknownGroup."""
+        delete_group(self._cluster, arguments.text("group", group))
 
 
 def _positive(partitions: int | None) -> int:

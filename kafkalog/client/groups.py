@@ -112,12 +112,22 @@ def commit_offsets(
 
 
 def reset_offsets(
-    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], force: bool, topic_ids: Mapping[str, bytes]
+    cluster: Cluster,
+    group: str,
+    offsets: Mapping[TopicPartition, int],
+    force: bool,
+    create: bool,
+    topic_ids: Mapping[str, bytes],
 ) -> None:
     """Write what an operator wants. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownTopicId,
     UnknownPartition."""
-    request = pb.ResetOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids), force=force)
-    cluster.call("ResetOffsets", request)
+    listed = _to_wire(offsets, topic_ids)
+    cluster.call("ResetOffsets", pb.ResetOffsetsRequest(group=group, offsets=listed, force=force, create=create))
+
+
+def delete_group(cluster: Cluster, group: str) -> None:
+    """Forget a group and its offsets. Raises GroupIsLive, UnknownGroup."""
+    cluster.call("DeleteGroup", pb.DeleteGroupRequest(group=group), repeatable=False)
 
 
 def keep_member(

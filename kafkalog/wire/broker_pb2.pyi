@@ -46,12 +46,14 @@ class BrokerDescription(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., host: _Optional[str] = ..., grpc_port: _Optional[int] = ..., data_port: _Optional[int] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class DescribeTopicsRequest(_message.Message):
-    __slots__ = ("names", "ids")
+    __slots__ = ("names", "ids", "extents")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     ids: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    extents: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ..., extents: _Optional[bool] = ...) -> None: ...
 
 class TopicDescriptions(_message.Message):
     __slots__ = ("topics",)
@@ -92,20 +94,32 @@ class TopicDescription(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
-    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error")
+    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader: int
     leader_epoch: int
     replicas: _containers.RepeatedScalarFieldContainer[int]
     isr: _containers.RepeatedScalarFieldContainer[int]
     error: _dataport_pb2.Error
-    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
+    extent: PartitionExtent
+    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., extent: _Optional[_Union[PartitionExtent, _Mapping]] = ...) -> None: ...
+
+class PartitionExtent(_message.Message):
+    __slots__ = ("start_offset", "end_offset", "size_bytes")
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    def __init__(self, start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("name", "partitions", "replicas", "config")
@@ -388,16 +402,28 @@ class GroupMember(_message.Message):
     def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ..., lease_left_ms: _Optional[int] = ...) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
-    __slots__ = ("group", "offsets", "force")
+    __slots__ = ("group", "offsets", "force", "create")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
     group: str
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     force: bool
-    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., force: _Optional[bool] = ...) -> None: ...
+    create: bool
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., force: _Optional[bool] = ..., create: _Optional[bool] = ...) -> None: ...
 
 class ResetOffsetsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DeleteGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -22,6 +22,7 @@ from kafkalog.zk.session import (
     Create,
     NodeExists,
     NoNode,
+    NotEmpty,
     Operation,
     Set,
     ZooKeeperSession,
@@ -32,6 +33,10 @@ _ATTEMPTS = 20
 
 class GuardMoved(Exception):
     """The znode that a commit depends on has another version, or is gone: nothing more was written."""
+
+
+class HasMembers(Exception):
+    """The group has a member, live or not."""
 
 
 class Committed(NamedTuple):
@@ -122,6 +127,38 @@ def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartit
                 session.delete(path, stat.version)
         except (NoNode, BadVersion):  # written meanwhile: in a topic that is there
             continue
+
+
+def delete(session: ZooKeeperSession, group: str) -> None:
+    """Delete a group's znodes, but those of offsets that are written meanwhile, and what they stand below.
+
+    Raises:
+        HasMembers: nothing was deleted.
+    """
+    if not _delete_empty(session, paths.group_members(group)):
+        raise HasMembers
+    for topic in topics_of(session, group):
+        above = paths.group_topic_offsets(group, topic)
+        try:
+            found = [f"{above}/{number}" for number in session.children(above)]
+        except NoNode:
+            continue
+        contents = session.get_many(found)
+        session.delete_many([(path, each[1].version) for path, each in zip(found, contents, strict=True) if each])
+        _delete_empty(session, above)
+    _delete_empty(session, paths.group_offsets(group))
+    _delete_empty(session, paths.group(group))
+
+
+def _delete_empty(session: ZooKeeperSession, path: str) -> bool:
+    """Whether the znode is gone."""
+    try:
+        session.delete(path)
+    except NoNode:
+        pass
+    except NotEmpty:
+        return False
+    return True
 
 
 def _names(session: ZooKeeperSession, group: str, topics: Iterable[str]) -> list[str]:

@@ -61,6 +61,10 @@ def deleted_topic(topic_id: bytes) -> str:
     return f"{DELETED_TOPICS}/{topic_id.hex()}"
 
 
+def group(name: str) -> str:
+    return f"{CONSUMERS}/{name}"
+
+
 def group_members(group: str) -> str:
     return f"{CONSUMERS}/{group}/ids"
 

@@ -96,6 +96,7 @@ def test_a_refused_reset_says_who_is_live_and_for_how_long(broker: RunningBroker
     assert isinstance(error, GroupIsLive)
     left_ms = error.facts.pop("left_ms")
     assert 0 < left_ms <= LEASE_MS
+    assert "kafkalog groups reset --wait" in error.facts.pop("hint")
     assert error.facts == {"group": "g", "member": "one", "host": "here"}
     assert committed(broker) == [5]
 
@@ -169,6 +170,7 @@ def test_an_unknown_group_is_told_the_nearest(broker: RunningBroker) -> None:
     for call, request in (
         (broker.stub.DescribeGroup, bpb.DescribeGroupRequest(group="order")),
         (broker.stub.ResetOffsets, bpb.ResetOffsetsRequest(group="order")),
+        (broker.stub.DeleteGroup, bpb.DeleteGroupRequest(group="order")),
     ):
         assert "did you mean 'orders'" in str(refused(call, request))
 
@@ -180,6 +182,8 @@ def test_every_request_refuses_a_name_that_is_none(broker: RunningBroker) -> Non
         (broker.stub.ForgetOffsets, bpb.ForgetOffsetsRequest(group="a/b"), "group"),
         (broker.stub.DescribeGroup, bpb.DescribeGroupRequest(group="a/b"), "group"),
         (broker.stub.ResetOffsets, bpb.ResetOffsetsRequest(group="a/b"), "group"),
+        (broker.stub.ResetOffsets, bpb.ResetOffsetsRequest(group="a/b", create=True), "group"),
+        (broker.stub.DeleteGroup, bpb.DeleteGroupRequest(group="a/b"), "group"),
         (broker.stub.KeepMember, bpb.KeepMemberRequest(group="a/b", member=ONE), "group"),
         (broker.stub.KeepMember, bpb.KeepMemberRequest(group="g", member=no_member), "member"),
         (broker.stub.LeaveGroup, bpb.LeaveGroupRequest(group="a/b", member="one"), "group"),
@@ -188,3 +192,23 @@ def test_every_request_refuses_a_name_that_is_none(broker: RunningBroker) -> Non
         error = refused(call, request)
         assert isinstance(error, InvalidRequest)
         assert f"'a/b' is no {what} name" in str(error)
+
+
+def test_a_member_that_comes_as_its_group_is_deleted_keeps_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    assert keep(broker, "one", 5) == "one"
+    broker.stub.LeaveGroup(bpb.LeaveGroupRequest(group="g", member="one"), timeout=30)
+    live_members = members.live_members
+
+    def and_then_one_comes(session: ZooKeeperSession, group: str) -> list[Member]:
+        monkeypatch.setattr(members, "live_members", live_members)
+        found = live_members(session, group)
+        assert found == [] and keep(broker, "two", 6) == "two"
+        return found
+
+    monkeypatch.setattr(members, "live_members", and_then_one_comes)
+    error = refused(broker.stub.DeleteGroup, bpb.DeleteGroupRequest(group="g"))
+    assert isinstance(error, GroupIsLive) and error.facts["member"] == "two"
+    assert committed(broker) == [6]

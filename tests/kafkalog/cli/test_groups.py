@@ -173,6 +173,72 @@ def test_a_reset_goes_where_it_is_told(admin: Admin, made: str, done: Run) -> No
     assert re.search(rf"^{re.escape(made)} +0 +4 +10$", done("reset", made, "--to", "latest"), re.MULTILINE)
 
 
+def test_a_group_is_shifted_as_far_as_the_log_goes(admin: Admin, made: str, done: Run) -> None:
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    admin.commit(made, {zero: 4, one: 4})
+    admin.delete_records({zero: 2})
+    for by, expected in (("-1", [3, 3]), ("2", [5, 5]), ("3", [8, 5]), ("-100", [2, 0])):
+        rows = json.loads(done("reset", made, "--shift-by", by, "--json"))
+        assert [row["is"] for row in rows] == expected
+        assert admin.committed(made) == {zero: expected[0], one: expected[1]}
+    admin.commit(made + ".one", {one: 4})
+    says = done("reset", made + ".one", "--shift-by", "1", "--topic", made, code=1)
+    assert f"group '{made}.one' has no offset in {zero} to shift from" in says
+    assert admin.committed(made + ".one") == {one: 4}
+
+
+def test_a_dry_run_shows_what_it_would_set_and_sets_nothing(
+    admin: Admin, client: Cluster, made: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    zero = TopicPartition(made, 0)
+    admin.commit(made, {zero: 4})
+    for arguments, expected in ((["--shift-by", "2"], 6), (["--to", "latest"], 10), (["--to-offset", "3"], 3)):
+        assert run(["groups", "reset", made, *arguments, "--dry-run", "--json"]) == 0
+        shown = capfd.readouterr()
+        assert json.loads(shown.out) == [{"topic": made, "partition": 0, "was": 4, "is": expected}]
+        assert shown.err == f"nothing is set: this is what group {made} would get\n"
+    keep_member(client, made, ME, {})
+    assert run(["groups", "reset", made, "--to", "latest", "--dry-run"]) == 0
+    assert "; me-1 is live: a reset is refused until it stops" in capfd.readouterr().err
+    assert admin.committed(made) == {zero: 4}
+    new = made + ".new"
+    assert run(["groups", "reset", new, "--create", "--topic", made, "--to", "latest", "--dry-run"]) == 0
+    assert new not in [group.name for group in admin.groups()]
+    assert run(["groups", "reset", made, "--to-offset", "99", "--dry-run"]) == 1
+
+
+def test_a_new_group_gets_its_first_offsets(admin: Admin, made: str, done: Run) -> None:
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    new = made + ".new"
+    reset = ["reset", new, "--topic", made, "--to-timestamp", "4000"]
+    assert f"no group is called '{new}'" in done(*reset, code=1)
+    assert json.loads(done(*reset, "--create", "--json")) == [
+        {"topic": made, "partition": 0, "was": None, "is": 4},
+        {"topic": made, "partition": 1, "was": None, "is": 0},
+    ]
+    assert admin.committed(new) == {zero: 4, one: 0}
+    assert "name one with --topic" in done("reset", new + "er", "--create", "--to", "latest", code=1)
+    assert "is no group name" in done("reset", "a/b", "--create", "--topic", made, "--to", "latest", code=1)
+
+
+def test_a_group_is_deleted_unless_a_member_is_live(admin: Admin, client: Cluster, made: str, done: Run) -> None:
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    first, second = made + ".a", made + ".b"
+    admin.commit(first, {zero: 4, one: 1})
+    admin.commit(second, {one: 1})
+    keep_member(client, first, ME, {zero: 5})
+    says = done("delete", first, "--yes", code=1)
+    assert f"group '{first}' has a live member, me-1 on here" in says and "--wait" not in says
+    assert admin.committed(first) == {zero: 5, one: 1}
+    leave_group(client, first, "me-1")
+    assert done("delete", first, second, "--yes") == f"deleted group {first}\ndeleted group {second}\n"
+    assert not {first, second} & {group.name for group in admin.groups()}
+    assert f"no group is called '{first}'" in done("describe", first, code=1)
+    assert f"no group is called '{first}'" in done("delete", first, "--yes", code=1)
+    admin.commit(first, {zero: 2})  # as a Consumer that goes on
+    assert admin.committed(first) == {zero: 2}
+
+
 def test_a_reset_out_of_the_log_changes_nothing(admin: Admin, made: str, done: Run) -> None:
     zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
     admin.commit(made, {zero: 4, one: 4})
@@ -239,7 +305,7 @@ def test_wait_says_once_whom_it_waits_for_and_once_that_one_goes_on(
         now += seconds
         pauses.append(seconds)
 
-    def reset_offsets(group: str, to: object, force: bool) -> dict[TopicPartition, int]:
+    def reset_offsets(group: str, to: object, force: bool, create: bool) -> dict[TopicPartition, int]:
         if not looks:
             return {TopicPartition("t", 0): 7}
         member, left_ms = looks.pop(0)
@@ -271,7 +337,12 @@ def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run
         ["reset", "g"],
         ["reset", "g", "--to", "latest", "--to-offset", "3"],
         ["reset", "g", "--to", "yesterday"],
+        ["reset", "g", "--to", "latest", "--shift-by", "3"],
         ["reset", "g", "--to", "latest", "--wait", "--force"],
+        ["reset", "g", "--to", "latest", "--dry-run", "--wait"],
+        ["reset", "g", "--shift-by", "far"],
+        ["delete", "--yes"],
+        ["delete", "g"],
         ["reset", "g", "--to-offset", "-1"],
         ["reset", "g", "--to-timestamp", "noon"],
         ["reset", "g", "--to-timestamp", "1700000000"],  # in seconds: it would be January 20, 1970, and so the start
@@ -284,6 +355,6 @@ def test_wrong_usage_is_2(arguments: list[str], done: Run) -> None:
     assert "Error: " in done(*arguments, code=2)
 
 
-@pytest.mark.parametrize("command", [[], ["list"], ["describe"], ["reset"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["list"], ["describe"], ["reset"], ["delete"]], ids=" ".join)
 def test_every_command_explains_itself(command: list[str], done: Run) -> None:
     assert done(*command, "--help").startswith("Usage: kafkalog groups")

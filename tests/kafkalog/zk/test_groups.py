@@ -10,7 +10,7 @@ import pytest
 
 from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
-from kafkalog.zk import groups, paths
+from kafkalog.zk import groups, members, paths
 from kafkalog.zk.session import Check, Operation, Watch, ZooKeeperSession
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
@@ -187,3 +187,32 @@ def test_the_highest_offset_is_that_of_the_group_furthest_on_whatever_its_name(s
         groups.commit_offsets(session, group, {P0: offset}, IDS, 1)
     groups.commit_offsets(session, "d", {P0: 99}, {"a": b"new id.........."}, 1)
     assert groups.highest_offsets(session, "a", IDS["a"]) == {0: (9, "b")}
+
+
+def test_a_deleted_group_leaves_no_znode(session: ZooKeeperSession) -> None:
+    offsets = {TopicPartition(topic, number): number for topic in ("t", "u") for number in range(3)}
+    groups.commit_offsets(session, "g", offsets, {"t": b"t" * 16, "u": b"u" * 16}, 1)
+    members.keep(session, "g", members.Member("one", "", "", ""))
+    with pytest.raises(groups.HasMembers):
+        groups.delete(session, "g")
+    assert len(groups.committed(session, "g", None)) == 6
+    members.leave(session, "g", "one")
+    groups.delete(session, "g")
+    assert session.children(paths.CONSUMERS) == []
+    groups.delete(session, "g")  # fine
+
+
+def test_an_offset_that_is_written_while_its_group_is_deleted_stays(
+    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gone = TopicPartition("t", 0), TopicPartition("t", 1)
+    groups.commit_offsets(session, "g", {kept: 1, gone: 1}, {"t": b"t" * 16}, 1)
+    delete_many = ZooKeeperSession.delete_many
+
+    def and_before_that_another_commits(own: ZooKeeperSession, wanted: list[tuple[str, int]]) -> list[bool]:
+        groups.commit_offsets(session, "g", {kept: 7}, {"t": b"t" * 16}, 2)
+        return delete_many(own, wanted)
+
+    monkeypatch.setattr(ZooKeeperSession, "delete_many", and_before_that_another_commits)
+    groups.delete(session, "g")
+    assert {partition: each.offset for partition, each in groups.committed(session, "g", None).items()} == {kept: 7}
