@@ -39,18 +39,18 @@ def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDe
     reply = pb.TopicDescriptions()
     if not request.names and not request.ids:
         for topic in host.metadata.topics.values():
-            _describe(topic, host, reply.topics.add())
+            _describe(topic, host, reply.topics.add(), request.extents)
     for name in request.names:
         described = reply.topics.add()
         try:
-            _describe(_topic(name, host), host, described)
+            _describe(_topic(name, host), host, described, request.extents)
         except KafkalogError as error:
             described.name = name
             described.error.CopyFrom(error_to_wire(error))
     for topic_id in request.ids:
         described = reply.topics.add()
         try:
-            _describe(host.metadata.topic_by_id(topic_id), host, described)
+            _describe(host.metadata.topic_by_id(topic_id), host, described, request.extents)
         except KafkalogError as error:
             described.topic_id = topic_id
             described.error.CopyFrom(error_to_wire(error))
@@ -234,7 +234,7 @@ def _once_opened(
     return description
 
 
-def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription) -> None:
+def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, with_extents: bool = False) -> None:
     description.name = topic.name
     description.topic_id = topic.topic_id
     description.created_us = topic.created_us
@@ -251,3 +251,11 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription) 
         failure = host.failure(topic.topic_id, number)
         if failure is not None:
             described.error.CopyFrom(error_to_wire(failure))
+        if with_extents:
+            try:
+                partition = host.leader_of(topic.topic_id, number)
+            except KafkalogError:  # another broker's, or told as the failure
+                continue
+            described.extent.start_offset = partition.start_offset  # before the end, which is never before it then
+            described.extent.end_offset = partition.readable_end_offset
+            described.extent.size_bytes = partition.size_bytes

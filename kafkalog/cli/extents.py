@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.errors import KafkalogError
+
 if TYPE_CHECKING:
-    from kafkalog.client.admin import Admin
-    from kafkalog.errors import KafkalogError
+    from kafkalog.client.admin import Admin, PartitionExtent
     from kafkalog.records import TopicPartition
 
 
-def extents(
+def extent_rows(
     admin: Admin, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, int] | None = None
 ) -> tuple[dict[TopicPartition, dict[str, Any]], dict[TopicPartition, KafkalogError]]:
     """The rows of some partitions, and why some of them are not served.
@@ -45,3 +46,18 @@ def extents(
             row |= {"committed": reached, "lag": None if start is None or end is None else lag(start, end, reached)}
         rows[partition] = row | {"error": None if error is None else str(error)}
     return rows, failed
+
+
+def totals(
+    extents: Mapping[TopicPartition, PartitionExtent | KafkalogError], partitions: Iterable[TopicPartition]
+) -> tuple[int, int, int]:
+    """How many records and bytes some partitions have together, and how many of them are not served and not counted."""
+    records = size_bytes = unserved = 0
+    for partition in partitions:
+        extent = extents.get(partition)
+        if extent is None or isinstance(extent, KafkalogError):
+            unserved += 1
+        else:
+            records += extent.end_offset - extent.start_offset
+            size_bytes += extent.size_bytes
+    return records, size_bytes, unserved

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import CommandGroup, bootstrap_option, confirm, json_option, partitions_named, timestamp_us
-from kafkalog.cli.extents import extents
+from kafkalog.cli.extents import extent_rows
 from kafkalog.cli.output import admin_of, end_with, print_json, print_rows, print_table
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPa
             continue  # deleted this moment
         partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
     committed = {partition: reached.offset for partition, reached in described.offsets.items()}
-    rows, failed = extents(admin, partitions, committed)
+    rows, failed = extent_rows(admin, partitions, committed)
     served = [row for row in rows.values() if row["error"] is None]
     return {
         "group": group,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli import doctor, groups, records, topics, transactions
+from kafkalog.cli import cluster, doctor, groups, records, topics, transactions
 from kafkalog.cli.command import CommandGroup
 from kafkalog.errors import KafkalogError
 
@@ -34,7 +34,7 @@ class _ReaderGone(Exception):
 
 _ORDER = (
     "local", "broker", "zookeeper",
-    "topics", "produce", "consume", "offsets", "groups", "transactions",
+    "cluster", "topics", "produce", "consume", "offsets", "groups", "transactions",
     "log", "doctor",
 )  # fmt: skip
 """Of --help: starting a cluster, using it, looking for what is wrong. Other commands come after these."""
@@ -75,6 +75,7 @@ def kafkalog() -> None:
     """A partitioned append-only log for Spark: run a cluster, look into it, write to it and read from it."""
 
 
+kafkalog.add_command(cluster.cluster)
 kafkalog.add_command(topics.topics)
 kafkalog.add_command(records.produce)
 kafkalog.add_command(records.consume)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
-from kafkalog.cli.extents import extents
-from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_table
+from kafkalog.cli.extents import extent_rows, totals
+from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_rows, print_table
 from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalog.client.admin import TopicDescription
+    from kafkalog.client.admin import PartitionExtent, TopicDescription
+    from kafkalog.client.cluster import PartitionInfo
 
 _NO_TOPICS = "there are no topics"
 
@@ -62,16 +63,17 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
 @bootstrap_option
 @json_option
 def list_topics(bootstrap: str, as_json: bool) -> None:
-    """List the topics."""
+    """List the topics: partitions, records and bytes of each. What is not served is counted apart, not with them."""
     with admin_of(bootstrap) as admin:
-        names = [topic.name for topic in admin.describe_topics()]
-    if as_json:
-        print_json(names)
-    elif not names:
-        print_none(_NO_TOPICS)
-    else:
-        for name in names:
-            click.echo(name)
+        listed = admin.topics()
+        extents = admin.extents()
+    rows = []
+    for topic in listed:
+        records, size_bytes, unserved = totals(extents, _all_of(topic))
+        row = {"topic": topic.name, "partitions": len(topic.partitions), "records": records, "size_bytes": size_bytes}
+        rows.append(row | {"unserved": unserved})
+    columns = ["topic", "partitions", "records", "size_bytes"]
+    print_rows(rows, [*columns, *(["unserved"] if any(row["unserved"] for row in rows) else [])], as_json, _NO_TOPICS)
 
 
 @topics.command(
@@ -85,24 +87,29 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
-    """Describe TOPICs, all of them if none is named: settings, partitions, leaders."""
+    """Describe TOPICs, all of them if none is named: partitions, their leaders and how much is in them, and settings:
+    which were set for the topic, and which are as the defaults say."""
     with admin_of(bootstrap) as admin:
         listed = admin.describe_topics(list(names) or None)
-        unserved = admin.unserved([topic.name for topic in listed])
-    found = [_description(topic, unserved) for topic in listed]
+        extents = admin.extents([topic.name for topic in listed])
+    found = [_description(topic, extents) for topic in listed]
     if as_json:
         print_json(found)
         return
     if not found:
         print_none(_NO_TOPICS)
     for number, topic in enumerate(found):
-        click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}", nl=True)
-        for name, value in topic["config"].items():
-            click.echo(f"  {name}={value}")
-        print_table(topic["partitions"], ["partition", "leader", "leader_epoch", "replicas", "isr"])
+        click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}")
+        print_table(topic["partitions"], [name for name in topic["partitions"][0] if name != "error"])
         for partition in topic["partitions"]:
             if partition["error"]:
                 click.echo(f"  {partition['error']}")
+        settings = [
+            {"setting": name, "value": value, "from": "the topic" if name in topic["config"] else "the default"}
+            for name, value in topic["effective"].items()
+        ]
+        click.echo()
+        print_table(settings, ["setting", "value", "from"])
 
 
 def _partitions_of(topic: TopicDescription) -> str:
@@ -112,27 +119,34 @@ def _partitions_of(topic: TopicDescription) -> str:
     return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"
 
 
-def _description(topic: TopicDescription, unserved: Mapping[TopicPartition, KafkalogError]) -> dict[str, Any]:
-    def error(number: int) -> str | None:
-        found = unserved.get(TopicPartition(topic.name, number))
-        return None if found is None else str(found)
+def _all_of(topic: TopicDescription) -> list[TopicPartition]:
+    return [TopicPartition(topic.name, partition.partition) for partition in topic.partitions]
+
+
+def _description(
+    topic: TopicDescription, extents: Mapping[TopicPartition, PartitionExtent | KafkalogError]
+) -> dict[str, Any]:
+    def partition(each: PartitionInfo) -> dict[str, Any]:
+        found = extents.get(TopicPartition(topic.name, each.partition))
+        extent = None if isinstance(found, KafkalogError) else found
+        return {
+            "partition": each.partition,
+            "leader": each.leader if each.has_leader else None,
+            "leader_epoch": each.leader_epoch,
+            "replicas": list(each.replicas),
+            "isr": list(each.isr),
+            "start_offset": None if extent is None else extent.start_offset,
+            "end_offset": None if extent is None else extent.end_offset,
+            "size_bytes": None if extent is None else extent.size_bytes,
+            "error": str(found) if isinstance(found, KafkalogError) else None,
+        }
 
     return {
         "topic": topic.name,
         "topic_id": topic.topic_id.hex(),
         "config": dict(sorted(topic.config.items())),
         "effective": dict(sorted(topic.effective.items())),
-        "partitions": [
-            {
-                "partition": partition.partition,
-                "leader": partition.leader if partition.has_leader else None,
-                "leader_epoch": partition.leader_epoch,
-                "replicas": list(partition.replicas),
-                "isr": list(partition.isr),
-                "error": error(partition.partition),
-            }
-            for partition in topic.partitions
-        ],
+        "partitions": [partition(each) for each in topic.partitions],
     }
 
 
@@ -242,10 +256,10 @@ def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> Non
     """Show from where to where each partition of TOPIC goes."""
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
-        partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
+        partitions = _all_of(description)
         offsets_of = admin.describe_group(group).offsets if group else {}
         committed = {partition: each.offset for partition, each in offsets_of.items()} if group else None
-        by_partition, failed = extents(admin, partitions, committed)
+        by_partition, failed = extent_rows(admin, partitions, committed)
     rows = list(by_partition.values())
     if as_json:
         print_json(rows)

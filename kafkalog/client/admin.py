@@ -72,6 +72,14 @@ class ListedOffset(NamedTuple):
     size_bytes: int
 
 
+class PartitionExtent(NamedTuple):
+    """From where to where a partition goes, and its size on disk."""
+
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
 _AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
 
 
@@ -295,11 +303,24 @@ class Admin:
         return topic
 
     def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
-        """The partitions of some topics that their live brokers do not serve, and why. Those alone know; one that does
-        not answer at once is left out."""
-        request = pb.DescribeTopicsRequest(names=list(names))
-        found = {}
-        for broker in self._cluster.describe().brokers if request.names else ():
+        """The partitions of some topics that their live brokers do not serve, and why; see `extents`."""
+        names = arguments.texts("names", names)
+        found = self.extents(names) if names else {}
+        return {partition: error for partition, error in found.items() if isinstance(error, KafkalogError)}
+
+    def extents(self, names: Iterable[str] | None = None) -> dict[TopicPartition, PartitionExtent | KafkalogError]:
+        """From where to where the partitions of some topics go, of every one if `names` is None; or why they are not
+        served.
+
+        One request to each live broker, whatever the number of partitions. Only a partition's broker knows, and one
+        that does not answer at once is left out, as are partitions whose broker is away.
+        """
+        wanted = [] if names is None else arguments.texts("names", names)
+        if names is not None and not wanted:
+            return {}
+        request = pb.DescribeTopicsRequest(names=wanted, extents=True)
+        found: dict[TopicPartition, PartitionExtent | KafkalogError] = {}
+        for broker in self._cluster.describe().brokers:
             try:
                 reply: pb.TopicDescriptions
                 reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
@@ -307,8 +328,12 @@ class Admin:
                 continue
             for topic in reply.topics:
                 for partition in topic.partitions:
-                    if partition.HasField("error"):
-                        found[TopicPartition(topic.name, partition.partition)] = error_from_wire(partition.error)
+                    where = TopicPartition(topic.name, partition.partition)
+                    if partition.HasField("extent"):
+                        extent = partition.extent
+                        found[where] = PartitionExtent(extent.start_offset, extent.end_offset, extent.size_bytes)
+                    elif partition.HasField("error"):
+                        found[where] = error_from_wire(partition.error)
         return dict(sorted(found.items()))
 
     def recover_partitions(

@@ -125,3 +125,15 @@ def test_a_partition_that_cannot_be_opened_is_not_waited_for(
     assert waited == [True]
     assert "it is broken" in str(error_from_wire(made.partitions[0].error))
     assert made.partitions[0].leader == -1
+
+
+def test_where_partitions_go_is_told_to_who_asks_for_it_by_who_leads_them(broker: RunningBroker) -> None:
+    broker.new_topic("t", partitions=2)
+    for request, told in (
+        (pb.DescribeTopicsRequest(names=["t"]), False),
+        (pb.DescribeTopicsRequest(names=["t"], extents=True), True),
+        (pb.DescribeTopicsRequest(extents=True), True),
+        (pb.DescribeTopicsRequest(ids=[broker.described("t").topic_id], extents=True), True),
+    ):
+        [described] = broker.stub.DescribeTopics(request, timeout=30).topics
+        assert [each.HasField("extent") for each in described.partitions] == [told] * len(described.partitions)

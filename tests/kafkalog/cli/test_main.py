@@ -118,8 +118,8 @@ def test_bootstrap_and_json_may_stand_before_the_command(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("KAFKALOG_BOOTSTRAP", "127.0.0.1:1")
     arguments = [text.format(cluster.bootstrap_servers) for text in arguments]
-    assert topic in Ran(capfdbinary, *arguments).out.splitlines()
-    assert topic in json.loads(Ran(capfdbinary, "--json", *arguments).out)
+    assert topic in Ran(capfdbinary, *arguments).out.split()
+    assert topic in [each["topic"] for each in json.loads(Ran(capfdbinary, "--json", *arguments).out)]
     assert "No such option '--json'" in Ran(capfdbinary, "--json", "consume", topic).err
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.cli import topics
-from kafkalog.cli.extents import extents
+from kafkalog.cli.extents import extent_rows
 from kafkalog.client.admin import ListedOffset
-from kafkalog.client.cluster import PartitionInfo, TopicInfo
+from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.errors import KafkalogError, PartitionLost
 from tests.kafkalog.cli.command_line import Ran, feed, running
 from tests.waiting import waited_for
@@ -38,15 +39,17 @@ def test_topics_are_made_listed_described_altered_and_deleted(
     made = Ran(capfdbinary, "topics", "create", name, "--partitions", "3", "--config", "retention.ms=60000")
     assert (made.code, made.out) == (0, f"made topic {name} with 3 partitions\n")
     Ran(capfdbinary, "topics", "create", name).fails_with(f"topic '{name}' exists already")
-    assert name in Ran(capfdbinary, "topics", "list").out.splitlines()
-    assert {topic, name} <= set(json.loads(Ran(capfdbinary, "topics", "list", "--json").out))
+    assert re.search(rf"^{name} +3 +0 +0$", Ran(capfdbinary, "topics", "list").out, re.MULTILINE)
+    assert {topic, name} <= {each["topic"] for each in json.loads(Ran(capfdbinary, "topics", "list", "--json").out)}
 
     [described] = json.loads(Ran(capfdbinary, "topics", "describe", name, "--json").out)
     assert described["topic"] == name and len(described["partitions"]) == 3
     assert described["config"] == {"retention.ms": "60000"}
     assert described["effective"]["segment.bytes"] == str(1 << 30)
     text = Ran(capfdbinary, "topics", "describe", name).out
-    assert text.splitlines()[0].startswith(name) and "retention.ms=60000" in text and "PARTITION" in text
+    assert text.splitlines()[0].startswith(name) and "PARTITION" in text
+    assert re.search(r"^retention.ms +60000 +the topic$", text, re.MULTILINE)
+    assert re.search(r"^segment.bytes +1073741824 +the default$", text, re.MULTILINE)
 
     altered = Ran(
         capfdbinary, "topics", "alter", name, "--set", "segment.bytes=65536", "--unset", "retention.ms",
@@ -84,7 +87,7 @@ def test_without_a_terminal_and_without_yes_no_topic_is_deleted(
         f"Error: delete topic {topic} and all its records? "
         "Standard input is no terminal, so nobody can be asked: give --yes\n"
     )
-    assert topic in Ran(capfdbinary, "topics", "list").out.splitlines()
+    assert topic in Ran(capfdbinary, "topics", "list").out.split()
 
 
 def test_a_lost_partition_is_described_and_recovered(
@@ -203,7 +206,9 @@ def test_a_partition_that_is_lost_between_two_looks_has_a_row_with_its_error() -
             failed[lost] = error
         return {partition: ListedOffset(5, None, 100) for partition in wanted if partition not in failed}
 
-    rows, failed = extents(cast(Admin, SimpleNamespace(list_offsets=list_offsets)), [kept, lost], {kept: 5, lost: 5})
+    rows, failed = extent_rows(
+        cast(Admin, SimpleNamespace(list_offsets=list_offsets)), [kept, lost], {kept: 5, lost: 5}
+    )
     assert failed == {lost: error}
     assert [(row["end_offset"], row["lag"], row["error"]) for row in rows.values()] == [
         (5, 0, None),
@@ -228,3 +233,30 @@ def test_offsets_tell_start_end_and_a_groups_lag(
     table = Ran(capfdbinary, "offsets", topic).out.splitlines()
     assert table[0].split() == ["PARTITION", "START", "OFFSET", "END", "OFFSET", "SIZE", "BYTES"]
     assert table[1].split()[:3] == ["0", "3", "10"]
+
+
+def test_topics_are_listed_and_described_with_how_much_is_in_them(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 2})
+        listed = admin.list_offsets({TopicPartition(topic, number): "latest" for number in (0, 1)})
+        asked: list[str] = []
+        call = Cluster.call
+
+        def noted(own: Cluster, method: str, request: Any, **how: Any) -> Any:
+            asked.append(method)
+            return call(own, method, request, **how)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "call", noted)
+            rows = {row["topic"]: row for row in json.loads(Ran(capfdbinary, "topics", "list", "--json").out)}
+    assert len(asked) <= 4, asked  # twice for the cluster, for the topics, and one request to the only broker
+    sizes = [found.size_bytes for found in listed.values()]
+    assert rows[topic] == {"topic": topic, "partitions": 2, "records": 8, "size_bytes": sum(sizes), "unserved": 0}
+    [described] = json.loads(Ran(capfdbinary, "topics", "describe", topic, "--json").out)
+    found = [(each["start_offset"], each["end_offset"], each["size_bytes"]) for each in described["partitions"]]
+    assert found == [(2, 5, sizes[0]), (0, 5, sizes[1])]

@@ -1,0 +1,93 @@
+"""`kafkalog cluster describe`: who is in the cluster, and what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option
+from kafkalog.cli.extents import totals
+from kafkalog.cli.output import admin_of, counted, print_json, print_table
+from kafkalog.errors import KafkalogError
+from kafkalog.records import TopicPartition
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin
+
+
+@click.group(cls=CommandGroup)
+def cluster() -> None:
+    """Describe the cluster."""
+
+
+@cluster.command(
+    "describe",
+    examples=[
+        ("Brokers, and partitions that nobody serves", "kafkalog cluster describe"),
+        ("For a program", "kafkalog cluster describe --json --bootstrap broker-1.example.org:9192"),
+    ],
+)
+@bootstrap_option
+@json_option
+def describe(bootstrap: str, as_json: bool) -> None:
+    """Describe the cluster: its brokers, how much it holds, and which partitions cannot be read or written."""
+    with admin_of(bootstrap) as admin:
+        found = _description(admin)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"cluster {found['cluster_id']}, ZooKeeper {found['zookeeper']}, client {found['client_version']}")
+    counts = [counted(found[f"{name}s"], name) for name in ("topic", "partition", "record")]
+    click.echo(f"{', '.join(counts)}, {counted(found['size_bytes'], 'byte')}\n")
+    print_table(found["brokers"], ["broker", "address", "data_port", "rack", "version", "leads"])
+    if found["unserved"]:
+        click.echo(f"\n{counted(len(found['unserved']), 'partition')} not served:")
+        for each in found["unserved"]:
+            click.echo(f"  {each['topic']}-{each['partition']}: {each['error']}")
+
+
+def _description(admin: Admin) -> dict[str, Any]:
+    from kafkalog import __version__
+
+    told = admin.describe_cluster()
+    topics = admin.topics()
+    extents = admin.extents()
+    leaders = {
+        TopicPartition(topic.name, partition.partition): partition.leader
+        for topic in topics
+        for partition in topic.partitions
+    }
+    leads = Counter(leaders.values())
+    live = {broker.broker_id for broker in told.brokers}
+    unserved = []
+    for partition, leader in leaders.items():
+        extent = extents.get(partition)
+        if extent is None or isinstance(extent, KafkalogError):
+            away = "does not answer" if leader in live else "is not registered in the cluster"
+            missing = f"its leader, broker {leader}, {away}" if leader >= 0 else "no broker has opened its log yet"
+            error = missing if extent is None else str(extent)
+            unserved.append({"topic": partition.topic, "partition": partition.partition, "error": error})
+    records, size_bytes, _ = totals(extents, leaders)
+    return {
+        "cluster_id": told.cluster_id,
+        "zookeeper": f"{told.zookeeper_connect}{told.zookeeper_chroot}",
+        "client_version": __version__,
+        "brokers": [
+            {
+                "broker": broker.broker_id,
+                "address": f"{broker.host}:{broker.grpc_port}",
+                "data_port": broker.data_port,
+                "rack": broker.rack,
+                "version": broker.version,
+                "leads": leads[broker.broker_id],
+            }
+            for broker in told.brokers
+        ],
+        "topics": len(topics),
+        "partitions": len(leaders),
+        "records": records,
+        "size_bytes": size_bytes,
+        "unserved": unserved,
+    }

@@ -1,0 +1,57 @@
+"""`kafkalog cluster describe`, against clusters that are whole and that are not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer
+from tests.kafkalog.cli.command_line import Ran
+from tests.waiting import waited_for
+
+
+def test_what_no_broker_serves_is_counted_apart(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(brokers=2, data=tmp_path) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+        [described] = [admin.create_topic("t", partitions=4)]
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(12):
+                producer.send("t", b"%d" % number, partition=number % 4)
+        away = [each.partition for each in described.partitions if each.leader == 1]
+        assert len(away) == 2
+        whole = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
+        assert [(each["broker"], each["leads"]) for each in whole["brokers"]] == [(0, 2), (1, 2)]
+        assert (whole["topics"], whole["partitions"], whole["records"], whole["unserved"]) == (1, 4, 12, [])
+        assert whole["client_version"] == whole["brokers"][0]["version"]
+        assert (whole["cluster_id"], whole["zookeeper"]) == (
+            admin.describe_cluster().cluster_id,
+            f"{cluster.zookeeper_connect}/kafkalog",
+        )
+        text = Ran(capfdbinary, "cluster", "describe").out
+        assert text.splitlines()[1].startswith("1 topic, 4 partitions, 12 records, ") and "not served" not in text
+
+        cluster.brokers[1].stop()
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 1)
+        lost = tmp_path / "broker-0" / f"{described.topic_id.hex()}-{next(n for n in range(4) if n not in away)}"
+        cluster.brokers[0].stop()
+        shutil.rmtree(lost)
+        cluster.brokers[0].start()
+        waited_for(lambda: len(admin.unserved(["t"])) == 1)
+        [row] = json.loads(Ran(capfdbinary, "topics", "list", "--json").out)
+        assert (row["partitions"], row["records"], row["unserved"]) == (4, 3, 3)
+        assert re.search(r"^t +4 +3 +\d+ +3$", Ran(capfdbinary, "topics", "list").out, re.MULTILINE)
+        found = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
+        errors = {each["partition"]: each["error"] for each in found["unserved"]}
+        assert {number: errors[number] for number in away} == dict.fromkeys(
+            away, "its leader, broker 1, is not registered in the cluster"
+        )
+        assert found["records"] == 3 and len(errors) == 3
+        assert any(each.startswith("partition t-") and "is lost" in each for each in errors.values())
+        assert "\n3 partitions not served:\n  t-0: " in Ran(capfdbinary, "cluster", "describe").out
