@@ -24,7 +24,8 @@ from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed
 from tests.waiting import waited_for
 
 COMMANDS: tuple[list[str], ...] = (
-    [], ["local"], ["broker"], ["zookeeper"], ["topics"], ["topics", "create"], ["topics", "list"],
+    [], ["local"], ["broker"], ["zookeeper"], ["cluster"],
+    ["cluster", "describe"], ["topics"], ["topics", "create"], ["topics", "list"],
     ["topics", "describe"], ["topics", "alter"], ["topics", "recover"], ["topics", "delete"],
     ["produce"], ["consume"], ["offsets"], ["log"],
     ["log", "dump"], ["log", "verify"], ["doctor"], ["transactions"], ["transactions", "list"],
