@@ -6,20 +6,16 @@ import errno
 import json
 import os
 import pty
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-import click
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog.cli import doctor, main, output
-from kafkalog.cli.main import kafkalog
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed
 from tests.waiting import waited_for
 
@@ -31,18 +27,6 @@ COMMANDS: tuple[list[str], ...] = (
     ["log", "dump"], ["log", "verify"], ["doctor"], ["transactions"], ["transactions", "list"],
     ["transactions", "describe"], ["transactions", "abort"], ["transactions", "resolve"],
 )  # fmt: skip
-
-
-def test_readme_names_every_command() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    context = click.Context(kafkalog)
-    listed = kafkalog.list_commands(context)
-    assert set(re.findall(r"^    kafkalog (\w+)", readme, re.MULTILINE)) == set(listed)
-    for name in listed:
-        group = kafkalog.get_command(context, name)
-        if isinstance(group, click.Group):
-            [named] = re.findall(rf"^    kafkalog {name} ([a-z|]+)", readme, re.MULTILINE)
-            assert set(named.split("|")) == set(group.commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
