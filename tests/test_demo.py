@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from broker.local import LocalCluster
 from examples import demo
-from kafkalog import Consumer, TopicPartition
+from tests.reading import all_messages
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 FLIGHTS = 336_776
@@ -46,12 +46,9 @@ def published() -> Iterator[LocalCluster]:
 def test_every_flight_is_in_the_topic_once_in_order_per_carrier(published: LocalCluster, csv: pd.DataFrame) -> None:
     assert len(csv) == FLIGHTS
     of_carrier: dict[str, list[dict[str, object]]] = {}
-    with Consumer(published.bootstrap_servers) as consumer:
-        partitions = [TopicPartition(demo.FLIGHTS, number) for number in range(demo.PARTITIONS)]
-        consumer.assign(dict.fromkeys(partitions, "earliest"))
-        for message in consumer.messages(max_messages=FLIGHTS):
-            assert message.key is not None and message.value is not None
-            of_carrier.setdefault(message.key.decode(), []).append(json.loads(message.value))
+    for message in all_messages(published.bootstrap_servers, demo.FLIGHTS):
+        assert message.key is not None and message.value is not None
+        of_carrier.setdefault(message.key.decode(), []).append(json.loads(message.value))
     read = [flight for flights in of_carrier.values() for flight in flights]
     assert len(read) == FLIGHTS
     for flights in of_carrier.values():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog import Admin, Message, Producer
 from tests.pyspark_kafkalog.live import Live
+from tests.reading import all_messages
 
 
 @pytest.fixture(scope="session")
@@ -24,21 +26,9 @@ def options(cluster: LocalCluster, topic: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def messages_in(cluster: LocalCluster, admin: Admin) -> Callable[[str], list[Message]]:
+def messages_in(cluster: LocalCluster) -> Callable[[str], list[Message]]:
     """Every record of a topic, partition by partition."""
-
-    def messages(topic: str) -> list[Message]:
-        partitions = [TopicPartition(topic, each.partition) for each in admin.describe_topics([topic])[0].partitions]
-        ends = {
-            partition: each.offset or 0
-            for partition, each in admin.list_offsets(dict.fromkeys(partitions, "latest")).items()
-        }
-        with Consumer(cluster.bootstrap_servers) as consumer:
-            consumer.assign(dict.fromkeys(partitions, "earliest"))
-            found = list(consumer.messages(max_messages=sum(ends.values()), timeout=60))
-        return sorted(found, key=lambda message: (message.partition, message.offset))
-
-    return messages
+    return partial(all_messages, cluster.bootstrap_servers)
 
 
 @pytest.fixture(scope="package")

@@ -25,6 +25,7 @@ import pyarrow as pa
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, POINTS, TASK_FAULTS, Plan
+from tests.reading import messages_of
 from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -343,16 +344,10 @@ class _Run:
     def _read_all(self) -> dict[int, list[Record]]:
         for thread in self._restarting:
             thread.join()
-        partitions = [TopicPartition(OUTPUT, partition) for partition in range(PARTITIONS)]
-        with Admin(self._cluster.bootstrap_servers) as admin:
-            ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        output: dict[int, list[Record]] = {partition: [] for partition in range(PARTITIONS)}
-        with Consumer(self._cluster.bootstrap_servers) as consumer:
-            consumer.assign(dict.fromkeys(partitions, "earliest"))
-            total = sum(end.offset or 0 for end in ends.values())
-            for message in consumer.messages(max_messages=total, timeout=60):
-                output[message.partition].append((message.offset, message.value or b""))
-        return output
+        return {
+            partition: [(message.offset, message.value or b"") for message in messages]
+            for partition, messages in messages_of(self._cluster.bootstrap_servers, OUTPUT).items()
+        }
 
 
 def _lengths(records: dict[int, list[Record]]) -> list[int]:

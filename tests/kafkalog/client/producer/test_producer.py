@@ -38,6 +38,7 @@ from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
+from tests.reading import messages_of
 from tests.threads import NoThreads
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,20 +59,9 @@ def made(admin: Admin, topic: str) -> str:
 
 
 def read(cluster: LocalCluster, topic: str, count: int) -> dict[int, list[Message]]:
-    """All of a topic's messages by partition: exactly `count`, their offsets without gaps."""
-    with Admin(cluster.bootstrap_servers) as admin:
-        [description] = admin.describe_topics([topic])
-        partitions = [TopicPartition(topic, each.partition) for each in description.partitions]
-        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-    assert sum(end.offset or 0 for end in ends.values()) == count
-    found: dict[int, list[Message]] = {partition.partition: [] for partition in partitions}
-    with Consumer(cluster.bootstrap_servers) as consumer:
-        consumer.assign(dict.fromkeys(partitions, "earliest"))
-        for message in consumer.messages(max_messages=count, timeout=30):
-            found[message.partition].append(message)
+    """All of a topic's messages by partition: exactly `count`."""
+    found = messages_of(cluster.bootstrap_servers, topic)
     assert sum(map(len, found.values())) == count
-    for messages in found.values():
-        assert [message.offset for message in messages] == list(range(len(messages)))
     return found
 
 

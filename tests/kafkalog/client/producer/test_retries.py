@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.producer.queue import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
 from tests.proxy import proxied
+from tests.reading import messages_of
 from tests.waiting import suspend
 
 pytestmark = pytest.mark.timeout(180)
@@ -35,13 +36,10 @@ def create(cluster: LocalCluster, topic: str, partitions: int = PARTITIONS) -> N
         admin.create_topic(topic, partitions=partitions)
 
 
-def read_numbers(cluster: LocalCluster, topic: str, partition: int) -> list[int]:
-    where = TopicPartition(topic, partition)
-    with Admin(cluster.bootstrap_servers) as admin:
-        end = admin.list_offsets({where: "latest"})[where].offset
-    with Consumer(cluster.bootstrap_servers) as consumer:
-        consumer.assign({where: "earliest"})
-        return [int(message.value or b"") for message in consumer.messages(max_messages=end, timeout=30)]
+def read_numbers(cluster: LocalCluster, topic: str) -> list[list[int]]:
+    """Those of each partition."""
+    found = messages_of(cluster.bootstrap_servers, topic).values()
+    return [[int(message.value or b"") for message in messages] for messages in found]
 
 
 class Sending:
@@ -96,10 +94,9 @@ class Sending:
 
 def assert_all_there_once_in_order(cluster: LocalCluster, topic: str, sending: Sending) -> None:
     assert not sending.errors
-    for partition in range(PARTITIONS):
-        numbers = read_numbers(cluster, topic, partition)
-        assert numbers == list(range(sending.sent)), "records are lost, doubled or out of order"
-        assert sending.offsets[partition] == numbers, "offsets were told wrong"
+    found = read_numbers(cluster, topic)
+    assert found == [list(range(sending.sent))] * PARTITIONS, "records are lost, doubled or out of order"
+    assert sending.offsets == found, "offsets were told wrong"
 
 
 @pytest.mark.parametrize("batch_records", [1, 20])
@@ -190,7 +187,7 @@ def test_a_broker_that_stays_away_is_told_with_its_address_within_the_delivery_t
         finally:
             broker.start()
         assert producer.send(topic, b"1", partition=0).result(30).offset == 1
-    assert read_numbers(own_cluster, topic, 0) == [0, 1]
+    assert read_numbers(own_cluster, topic)[0] == [0, 1]
 
 
 def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: LocalCluster, topic: str) -> None:
@@ -211,7 +208,7 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
             os.kill(pid, signal.SIGCONT)
         assert delivery.result(60).offset == 1
         assert producer.send(topic, b"2", partition=0).result(30).offset == 2
-    assert read_numbers(own_cluster, topic, 0) == [0, 1, 2]
+    assert read_numbers(own_cluster, topic)[0] == [0, 1, 2]
 
 
 def test_a_topic_made_anew_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
@@ -223,7 +220,7 @@ def test_a_topic_made_anew_gets_what_is_sent_to_its_name(cluster: LocalCluster, 
         admin.create_topic(topic, partitions=1)
         assert producer.send(topic, b"5", partition=0).result(30).offset == 0
         assert producer.send(topic, b"6", partition=0).result(30).offset == 1
-    assert read_numbers(cluster, topic, 0) == [5, 6]
+    assert read_numbers(cluster, topic) == [[5, 6]]
 
 
 def test_a_topic_deleted_under_a_producer_is_told(cluster: LocalCluster, topic: str) -> None:
@@ -246,8 +243,7 @@ def test_partitions_on_several_brokers_and_one_of_them_killed(topic: str) -> Non
             sending.wait_acked(100)
             sending.stop()
         assert not sending.errors
-        for partition in range(6):
-            assert read_numbers(three, topic, partition) == list(range(sending.sent))
+        assert read_numbers(three, topic) == [list(range(sending.sent))] * 6
 
 
 @pytest.mark.parametrize("acks", [0, 1])

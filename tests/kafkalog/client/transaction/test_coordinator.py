@@ -19,7 +19,6 @@ from kafkalog.cli.main import run
 from kafkalog.client.admin import Admin, AtTimestamp
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ClientSettings, parse_producer
-from kafkalog.client.consumer.consumer import Consumer
 from kafkalog.client.transaction import coordinator as transactions
 from kafkalog.client.transaction.coordinator import (
     CommitBatch,
@@ -59,6 +58,7 @@ from kafkalog.wire.decisions import (
     decision_from_wire,
     decision_to_wire,
 )
+from tests.reading import messages_of
 from tests.waiting import waited_for
 
 # --- the rules, pure
@@ -616,20 +616,9 @@ def rows(batch_id: int, count: int = 12, attempt: str = "a") -> list[str]:
     return [f"{batch_id}.{attempt}.{number:03}" for number in range(count)]
 
 
-def read(servers: str, topic: str, partitions: int = PARTITIONS) -> list[list[str]]:
+def read(servers: str, topic: str) -> list[list[str]]:
     """The values of each partition, in order."""
-    found: list[list[str]] = []
-    places = [TopicPartition(topic, number) for number in range(partitions)]
-    with Admin(servers) as admin:
-        ends = admin.list_offsets(dict.fromkeys(places, "latest"))
-    with Consumer(servers) as consumer:
-        for place in places:
-            consumer.assign({place: "earliest"})
-            count = ends[place].offset or 0
-            messages = list(consumer.messages(max_messages=count, timeout=30))
-            assert [message.offset for message in messages] == list(range(count))
-            found.append([(message.value or b"").decode() for message in messages])
-    return found
+    return [[(message.value or b"").decode() for message in each] for each in messages_of(servers, topic).values()]
 
 
 def expected(*batches: list[str]) -> list[list[str]]:

@@ -297,7 +297,7 @@ def test_rows_of_a_task_keep_their_order_whatever_they_name(cluster: LocalCluste
         committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
         committer.close()
     everything = [f"{part * 1000 + number:04}" for part in range(2) for number in range(150)]
-    assert read(cluster.bootstrap_servers, other, 1) == [everything]
+    assert read(cluster.bootstrap_servers, other) == [everything]
     stored = read(cluster.bootstrap_servers, topic)
     assert all(values == sorted(values) for values in stored)
     assert sorted(value for values in stored for value in values) == everything
