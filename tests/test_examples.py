@@ -16,7 +16,8 @@ import pytest
 
 from broker.local import LocalCluster
 from examples import run_notebooks
-from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog import Admin, Producer
+from tests.reading import all_messages
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
@@ -110,19 +111,14 @@ def test_the_pipeline_runs_by_spark_submit_on_executors_of_their_own(cluster: Lo
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
     environment.pop("SPARK_HOME", None)
 
-    def submit() -> None:
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
-        assert ran.returncode == 0, ran.stderr[-5000:]
-
     send(flights)
-    submit()
-    with Admin(cluster.bootstrap_servers) as admin:
-        partitions = [TopicPartition("submitted-late", number) for number in range(2)]
-        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-    total = sum(end.offset or 0 for end in ends.values())
-    with Consumer(cluster.bootstrap_servers) as consumer:
-        consumer.assign(dict.fromkeys(partitions, "earliest"))
-        found = [(message.key, json.loads(message.value or b"")) for message in consumer.messages(max_messages=total)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    assert ran.stdout.splitlines()[-1] == "6 late flights are new in submitted-late"
+    found = [
+        (message.key, json.loads(message.value or b""))
+        for message in all_messages(cluster.bootstrap_servers, "submitted-late")
+    ]
     late = [flight for flight in flights if isinstance(flight["dep_delay"], int) and flight["dep_delay"] > 60]
     assert sorted(row["flight"] for _, row in found) == [flight["flight"] for flight in late]
     assert all(key is not None and key.decode() == row["origin"] for key, row in found)

@@ -1,33 +1,32 @@
-"""The spark-submit jobs, each run whole on some days of real flights and compared with pandas on the same flights."""
+"""The spark-submit jobs, each run whole on some days of real flights and compared with pandas on the same flights. They
+run in the tests' session; `test_examples.py` has spark-submit start one."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import SparkSession
 
 from broker.local import LocalCluster
 from examples import demo, publish_flights
-from examples.pipelines import backfill
-from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from examples.pipelines import backfill, delays_by_window, enrich_flights
+from kafkalog import Admin, Producer
+from tests.reading import all_messages
 
 ROOT = Path(__file__).resolve().parent.parent
 PIPELINES = ROOT / "examples" / "pipelines"
 FLIGHTS = "pipelines-flights"
 COUNT = 4000  # the flights of four days and a half
-
-pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +47,10 @@ def create(cluster: LocalCluster, *topics: str) -> None:
             admin.create_topic(topic, partitions=2)
 
 
-def submit(job: str, *arguments: str) -> None:
-    """Run a job as its docstring says, with the project's Spark settings."""
-    command = [
-        str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]",
-        "--properties-file", str(ROOT / "conf" / "spark-defaults.conf"), "--conf", "spark.ui.enabled=false",
-        "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.driver.memory=1g",
-        str(PIPELINES / job), *arguments,
-    ]  # fmt: skip
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
-    environment.pop("SPARK_HOME", None)
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr[-5000:]
-
-
-def read(cluster: LocalCluster, topic: str) -> list[Message]:
-    """Every message of a topic that `create` made, in the order of each partition."""
-    partitions = [TopicPartition(topic, number) for number in range(2)]
-    with Admin(cluster.bootstrap_servers) as admin:
-        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-    with Consumer(cluster.bootstrap_servers) as consumer:
-        consumer.assign(dict.fromkeys(partitions, "earliest"))
-        return list(consumer.messages(max_messages=sum(end.offset or 0 for end in ends.values())))
+def run(job: ModuleType, spark: SparkSession, *arguments: str) -> str:
+    """Run a job with the arguments of its command line; the line that it prints."""
+    line: str = job.main(spark, job.parse(arguments))
+    return line
 
 
 def by_key(rows: Iterable[tuple[bytes | None, Any]]) -> dict[str, list[Any]]:
@@ -83,7 +63,7 @@ def by_key(rows: Iterable[tuple[bytes | None, Any]]) -> dict[str, list[Any]]:
 
 
 def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
-    cluster: LocalCluster, flights: pd.DataFrame, tmp_path: Path
+    cluster: LocalCluster, spark: SparkSession, flights: pd.DataFrame, tmp_path: Path
 ) -> None:
     planes = [
         {name: plane[name] for name in ("tailnum", "manufacturer", "model", "seats")}
@@ -97,8 +77,8 @@ def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
             producer.send("planes", None, key=plane["tailnum"].encode())
     create(cluster, "flights-with-planes")
 
-    submit(
-        "enrich_flights.py", "--bootstrap", cluster.bootstrap_servers, "--flights", FLIGHTS, "--planes", "planes",
+    said = run(
+        enrich_flights, spark, "--bootstrap", cluster.bootstrap_servers, "--flights", FLIGHTS, "--planes", "planes",
         "--to", "flights-with-planes", "--checkpoint", str(tmp_path / "checkpoint"),
     )  # fmt: skip
 
@@ -106,7 +86,8 @@ def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
         plane = flight.get("plane") or {}
         return (flight["flight"], flight.get("tailnum"), plane.get("model"), plane.get("seats"))
 
-    messages = read(cluster, "flights-with-planes")
+    assert said == f"{len(flights):,} flights are new in flights-with-planes"
+    messages = all_messages(cluster.bootstrap_servers, "flights-with-planes")
     found = by_key((message.key, row(json.loads(message.value or b""))) for message in messages)
     kept = pd.DataFrame([plane for plane in planes if plane not in gone])
     joined = flights.merge(kept, on="tailnum", how="left").astype(object)
@@ -117,15 +98,17 @@ def test_each_flight_gets_its_plane_as_of_now_and_keeps_its_place(
 
 
 def test_each_closed_window_is_written_once_with_the_departures_that_came_in_time(
-    cluster: LocalCluster, flights: pd.DataFrame, tmp_path: Path
+    cluster: LocalCluster, spark: SparkSession, flights: pd.DataFrame, tmp_path: Path
 ) -> None:
     create(cluster, "delays")
-    submit(
-        "delays_by_window.py", "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "delays",
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("spark.sql.session.timeZone", "America/New_York")
+    said = run(
+        delays_by_window, elsewhere, "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "delays",
         "--window", "3 hours", "--lateness", "12 hours", "--batch", "2000",
         "--checkpoint", str(tmp_path / "checkpoint"),
     )  # fmt: skip
-    values = [json.loads(message.value or b"") for message in read(cluster, "delays")]
+    values = [json.loads(message.value or b"") for message in all_messages(cluster.bootstrap_servers, "delays")]
     found = sorted(
         (row["origin"], datetime.fromisoformat(row["start"]), row["departures"], row["mean_delay"], row["max_delay"])
         for row in values
@@ -140,21 +123,29 @@ def test_each_closed_window_is_written_once_with_the_departures_that_came_in_tim
         if start + timedelta(hours=3) <= watermark
     )
     assert len(expected) > 60
+    assert said == f"{len(expected)} closed windows are new in delays"
     assert found == expected
 
 
 def test_a_range_of_time_is_copied_once_however_often_the_job_is_run(
-    cluster: LocalCluster, flights: pd.DataFrame
+    cluster: LocalCluster, spark: SparkSession, flights: pd.DataFrame
 ) -> None:
     create(cluster, "backfilled")
     since, until = "2013-01-02T07:30:00-05:00", "2013-01-04T00:00:00Z"
+    ranged = flights[(flights["time"] >= pd.Timestamp(since)) & (flights["time"] < pd.Timestamp(until))]
     for _ in range(2):
-        submit(
-            "backfill.py", "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "backfilled",
+        said = run(
+            backfill, spark, "--bootstrap", cluster.bootstrap_servers, "--from", FLIGHTS, "--to", "backfilled",
             "--since", since, "--until", until,
         )  # fmt: skip
-    found = by_key((message.key, json.loads(message.value or b"")["flight"]) for message in read(cluster, "backfilled"))
-    ranged = flights[(flights["time"] >= pd.Timestamp(since)) & (flights["time"] < pd.Timestamp(until))]
+        assert (
+            said
+            == f"{len(ranged):,} records of 2013-01-02T12:30:00+00:00 until 2013-01-04T00:00:00+00:00 are in backfilled"
+        )
+    found = by_key(
+        (message.key, json.loads(message.value or b"")["flight"])
+        for message in all_messages(cluster.bootstrap_servers, "backfilled")
+    )
     assert 1000 < len(ranged) < COUNT - 1000
     assert found == by_key(zip(ranged["carrier"].str.encode("utf-8"), ranged["flight"], strict=True))
 

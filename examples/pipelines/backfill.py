@@ -16,7 +16,8 @@ import argparse
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Observation, SparkSession
+from pyspark.sql import functions as F
 
 
 def moment(text: str) -> datetime:
@@ -43,10 +44,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def main() -> None:
-    given = parse()
+def main(spark: SparkSession, given: argparse.Namespace) -> str:
+    """Run the job; what it did, in one line."""
     since, until = given.since.isoformat(), given.until.isoformat()
-    spark = SparkSession.builder.appName("backfill").getOrCreate()
+    found = Observation()
     (
         spark.read.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
@@ -57,6 +58,7 @@ def main() -> None:
         .option("includeHeaders", "true")
         .load()
         .select("key", "value", "headers")
+        .observe(found, F.count("*").alias("records"))
         .write.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("topic", given.target)
@@ -65,8 +67,10 @@ def main() -> None:
         .mode("append")
         .save()
     )
-    spark.stop()
+    return f"{found.get['records']:,} records of {since} until {until} are in {given.target}"
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse()
+    with SparkSession.builder.appName("backfill").getOrCreate() as spark:
+        print(main(spark, arguments))

@@ -51,9 +51,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    given = parse()
-    spark = SparkSession.builder.appName("enrich flights").getOrCreate()
+def main(spark: SparkSession, given: argparse.Namespace) -> str:
+    """Run the job; what it did, in one line."""
     planes = (
         spark.read.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
@@ -70,6 +69,7 @@ def main() -> None:
     )
     query = (
         enriched(flights, planes)
+        .observe("written", F.count("*").alias("records"))
         .writeStream.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("topic", given.target)
@@ -78,8 +78,11 @@ def main() -> None:
         .start()
     )
     query.awaitTermination()
-    spark.stop()
+    written = sum(progress.observedMetrics["written"]["records"] for progress in query.recentProgress)
+    return f"{written:,} flights are new in {given.target}"
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse()
+    with SparkSession.builder.appName("enrich flights").getOrCreate() as spark:
+        print(main(spark, arguments))

@@ -34,9 +34,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    given = parse()
-    spark = SparkSession.builder.appName("late flights").getOrCreate()
+def main(spark: SparkSession, given: argparse.Namespace) -> str:
+    """Run the job; what it did, in one line."""
     rows = (
         spark.readStream.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
@@ -48,6 +47,7 @@ def main() -> None:
     query = (
         late(rows, given.minutes)
         .withColumnRenamed("origin", "key")
+        .observe("written", F.count("*").alias("records"))
         .writeStream.format("kafkalog")
         .option("kafkalog.bootstrap.servers", given.bootstrap)
         .option("topic", given.target)
@@ -56,8 +56,11 @@ def main() -> None:
         .start()
     )
     query.awaitTermination()
-    spark.stop()
+    written = sum(progress.observedMetrics["written"]["records"] for progress in query.recentProgress)
+    return f"{written:,} late flights are new in {given.target}"
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse()
+    with SparkSession.builder.appName("late flights").getOrCreate() as spark:
+        print(main(spark, arguments))
