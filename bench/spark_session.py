@@ -38,7 +38,14 @@ RUNS = 7
 @contextmanager
 def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """local[2], with this checkout in the workers' path and the settings of conf/spark-defaults.conf, but for those
-    that are given."""
+    that are given. A session that is active already is the caller's: it is used as it is and left running."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        if given:
+            raise RuntimeError(f"a session that is active can not be given {', '.join(given)}")
+        active.dataSource.register(Memory)
+        yield active
+        return
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

@@ -11,17 +11,19 @@ import sys
 from pathlib import Path
 
 import nbformat
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
-    """A notebook with the outputs of a run of it, in its own folder. Raises CellExecutionError."""
+def executed(path: Path, kernel: KernelManager | None = None) -> nbformat.NotebookNode:
+    """A notebook with the outputs of a run of it, in its own folder and a kernel of its own if none is given. Raises
+    CellExecutionError."""
     notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)
     here = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here, record_timing=False).execute()
+    NotebookClient(notebook, kernel, timeout=240, kernel_name="python3", resources=here, record_timing=False).execute()
     notebook.metadata = nbformat.from_dict(metadata)  # the kernel adds its versions
     for cell in notebook.cells:
         if cell.cell_type == "code":

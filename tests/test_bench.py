@@ -10,46 +10,50 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from bench.__main__ import BENCHMARKS
+from bench.__main__ import BENCHMARKS, main
 from bench.spark_conf import MEASURED
 
 pytestmark = pytest.mark.java
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
 ALONE = ("spark_conf", "kafka")
-"""These start their Java with settings of their own; the others can follow each other in one, as in `./run bench`."""
+"""These start their Spark with settings of their own; the others use one that is running."""
 
 
-def ran_small(*names: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "bench", *names, "--scale", "0.002"]
+def check(name: str, figures: list[dict[str, Any]]) -> None:
+    assert figures
+    for figure in figures:
+        assert figure["benchmark"] == name
+        assert figure["value"] > 0
+        assert figure["command"] == f"./run bench {name}"
+
+
+def ran_alone(name: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "bench", name, "--scale", "0.002"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def together() -> list[dict[str, Any]]:
-    return ran_small(*(name for name in BENCHMARKS if name not in ALONE))
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ALONE])
+def test_a_benchmark_runs_small(name: str, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--scale", "0.002"]) == 0
+    check(name, [json.loads(line) for line in capsys.readouterr().out.splitlines()])
 
 
-@pytest.mark.timeout(600)  # six benchmarks, perhaps on a busy machine
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_benchmark_runs_small(name: str, request: pytest.FixtureRequest) -> None:
-    lines = ran_small(name) if name in ALONE else request.getfixturevalue("together")
-    figures = [line for line in lines if line["benchmark"] == name]
-    assert figures
+@pytest.mark.timeout(600)  # several Sparks start cold, perhaps on a busy machine
+@pytest.mark.parametrize("name", ALONE)
+def test_a_benchmark_with_a_spark_of_its_own_runs_small(name: str) -> None:
+    figures = ran_alone(name)
     if "skipped" in figures[0]:
         # Apache Kafka and its connector are no dependency of the project's: their jars come over the network, which not
         # every machine has. No other benchmark may be left out, and this one for no other reason.
         assert name == "kafka"
         assert figures[0]["skipped"].startswith("Kafka's jars ")
         pytest.skip(figures[0]["skipped"])
-    for figure in figures:
-        assert figure["value"] > 0
-        assert figure["command"] == f"./run bench {name}"
+    check(name, figures)
 
 
 def test_kafka_without_its_jars_is_one_sentence(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
 
 from broker.local import LocalCluster
 from examples import run_notebooks
@@ -60,13 +62,35 @@ def test_notebooks_are_named_with_or_without_their_folder_and_a_wrong_name_says_
         run_notebooks.named("quick")
 
 
+@pytest.fixture(scope="module")
+def shared_kernel() -> Iterator[KernelManager]:
+    """A kernel with a Java that has no settings: those that start it would be defaults of every session in it."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
+    kernel = KernelManager(kernel_name="python3")
+    kernel.start_kernel(
+        cwd=str(run_notebooks.NOTEBOOKS), env=environment, extra_arguments=["--HistoryManager.hist_file=:memory:"]
+    )
+    run_cell(kernel, "from pyspark import SparkContext; SparkContext._ensure_initialized()")
+    yield kernel
+    kernel.shutdown_kernel()
+
+
+def run_cell(kernel: KernelManager, code: str) -> None:
+    NotebookClient(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), kernel, timeout=240).execute()
+
+
+@pytest.fixture
+def kernel(shared_kernel: KernelManager) -> KernelManager:
+    """A kernel without names, in which no Spark runs: as its own, but for the seconds that Java takes to start."""
+    stopped = "from pyspark import SparkContext\nassert SparkContext._active_spark_context is None"
+    run_cell(shared_kernel, f"{stopped}\n%reset -f")
+    return shared_kernel
+
+
 @each_notebook
-def test_a_notebook_runs_to_its_end_draws_and_says_what_is_committed_of_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    notebook = run_notebooks.executed(path)
+def test_a_notebook_runs_to_its_end_draws_and_says_what_is_committed_of_it(path: Path, kernel: KernelManager) -> None:
+    notebook = run_notebooks.executed(path, kernel)
     assert said(notebook) == said(nbformat.read(path, as_version=4))
     images = [
         output["data"]["image/png"]
