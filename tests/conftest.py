@@ -15,9 +15,11 @@ import hypothesis
 import pytest
 
 from tests.java import QUICK
+from tests.two_processes import ByModule, put_in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
     from broker.local import LocalCluster
 
@@ -36,11 +38,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    pure = {item for item in items if _is_pure(item)}
     if config.getoption("--pure"):
-        others = [item for item in items if not _is_pure(item)]
-        config.hook.pytest_deselected(items=others)
-        left_out = set(others)
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[item for item in items if item not in pure])
+        items[:] = [item for item in items if item in pure]
+    if hasattr(config, "workerinput"):  # one of several processes
+        put_in_order(items, pure)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
+    config.option.loadscopereorder = False
+    return ByModule(config, log)
 
 
 def _is_pure(item: pytest.Item) -> bool:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,14 +21,21 @@ OURS, PYSPARKS = "pyspark_kafkalog.daemon", "pyspark.daemon"
 END_OF_STREAM = -4
 
 
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """For a Unix socket, whose path has 108 bytes at most: `tmp_path` may be too long."""
+    with TemporaryDirectory() as short:
+        yield short
+
+
 @contextmanager
-def worker(folder: Path, daemon: str, job: str) -> Iterator[tuple[socket.socket, Callable[[], str]]]:
+def worker(folder: str, daemon: str, job: str) -> Iterator[tuple[socket.socket, Callable[[], str]]]:
     """A connection to a new worker of a daemon, and what closes it: it returns what was printed until all had ended."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(folder),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": folder,
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
         "SPARK_REUSE_WORKER": "1",
     }
@@ -53,16 +61,16 @@ def worker(folder: Path, daemon: str, job: str) -> Iterator[tuple[socket.socket,
 
 
 @pytest.mark.parametrize("sent", [b"", struct.pack("!i", 4)])  # it waits for a task, or Spark has enough in one
-def test_a_worker_that_spark_has_ended_ends_without_a_word(tmp_path: Path, sent: bytes) -> None:
-    with worker(tmp_path, OURS, "create_data_source") as (spark, printed):
+def test_a_worker_that_spark_has_ended_ends_without_a_word(folder: str, sent: bytes) -> None:
+    with worker(folder, OURS, "create_data_source") as (spark, printed):
         spark.sendall(sent)
         assert printed() == ""
 
 
 @pytest.mark.parametrize("daemon", [OURS, PYSPARKS])
-def test_a_worker_that_has_looked_for_data_sources_ends_without_a_word(tmp_path: Path, daemon: str) -> None:
-    with worker(tmp_path, daemon, "lookup_data_sources") as (spark, printed):
-        texts = ["{}.{}".format(*sys.version_info), str(tmp_path)]
+def test_a_worker_that_has_looked_for_data_sources_ends_without_a_word(folder: str, daemon: str) -> None:
+    with worker(folder, daemon, "lookup_data_sources") as (spark, printed):
+        texts = ["{}.{}".format(*sys.version_info), folder]
         request = b"".join(struct.pack("!i", len(text)) + text.encode() for text in texts)
         spark.sendall(request + struct.pack("!i?iii", 0, False, 0, 0, END_OF_STREAM))
         with spark.makefile("rb") as answer:

@@ -1,0 +1,1 @@
+"""What the tests use of pytest-xdist, which has no types of its own."""
