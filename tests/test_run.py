@@ -48,6 +48,51 @@ def test_a_second_set_up_waits_for_the_first_and_finds_its_work_done(tmp_path: P
     assert record.read_text() == "installing\n"
 
 
+_WITHOUT_VENV = """#!/bin/sh
+case "$*" in
+"-m venv "*) [ -e "$INSTALLED" ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m virtualenv "*) exit 1 ;;
+*print*) echo 3.13 ;;
+esac
+"""
+_SUDO = """#!/bin/sh
+[ "$1" != -n ] || exit 0
+echo "sudo does: $*" >>"$SAID"
+exec "$@"
+"""
+
+
+def test_what_is_installed_as_root_is_said_before_with_what_it_is_for(tmp_path: Path) -> None:
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    commands = {
+        "a-python": _WITHOUT_VENV,
+        "id": "#!/bin/sh\necho 1000\n",
+        "sudo": _SUDO,
+        "apt-get": '#!/bin/sh\n[ "$1" = update ] || touch "$INSTALLED"\n',
+    }
+    for name, program in commands.items():
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    said = tmp_path / "said"
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "KAFKALOG_PYTHON": str(tmp_path / "a-python"),
+        "INSTALLED": str(tmp_path / "installed"),
+        "SAID": str(said),
+    }
+    with said.open("a") as stderr:
+        subprocess.run([tmp_path / "run", "setup"], env=environment, stderr=stderr, timeout=60, check=True)
+    install = "env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3.13-venv"
+    assert said.read_text().splitlines()[1:-1] == [
+        "run: to get Python's venv module: sudo apt-get update -qq",
+        "sudo does: apt-get update -qq",
+        f"run: to get Python's venv module: sudo {install}",
+        f"sudo does: {install}",
+    ]
+
+
 def test_a_task_that_is_none_is_named() -> None:
     ran = subprocess.run([ROOT / "run", "tets"], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
