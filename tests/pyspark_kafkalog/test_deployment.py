@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +157,8 @@ def test_standalone_with_speculation_twins_run_and_each_row_is_there_once(
     assert twins["save"] == 2 and twins["start"] == found["micro_batches"] + doubled["micro_batches"]
 
 
-@contextmanager
-def connect_server(folder: Path) -> Iterator[tuple[Running, str]]:
+@pytest.fixture(scope="module")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     """A Spark Connect server, and its address."""
     settings = {
         **COMMON,
@@ -168,45 +167,46 @@ def connect_server(folder: Path) -> Iterator[tuple[Running, str]]:
     }
     server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", *options(settings)]
     command = [SUBMIT, "--master", "local[2]", "--properties-file", str(CONF), *server]
-    with Running(command, environment(SPARK_CONNECT_MODE="0"), folder) as serving:
+    with Running(command, environment(SPARK_CONNECT_MODE="0"), tmp_path_factory.mktemp("connect")) as serving:
         port = serving.told(r"Spark Connect server started at: \S+:(\d+)")
         yield serving, f"sc://127.0.0.1:{port}"
 
 
 def test_spark_connect_with_conf_and_a_client_that_has_no_kafkalog(
-    cluster: LocalCluster, topics: Callable[[], str], tmp_path: Path
+    cluster: LocalCluster, connect_server: tuple[Running, str], topics: Callable[[], str], tmp_path: Path
 ) -> None:
+    _, address = connect_server
     home = tmp_path / "client"
     borrowed_environment(home)
-    with connect_server(tmp_path) as (_, address):
-        job = [str(JOB), cluster.bootstrap_servers, str(tmp_path), topics(), "--remote", address]
-        client = [str(home / "bin" / "python"), *job]
-        with Running(client, environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path) as running:
-            [found] = running.answer()
+    job = [str(JOB), cluster.bootstrap_servers, str(tmp_path), topics(), "--remote", address]
+    client = [str(home / "bin" / "python"), *job]
+    with Running(client, environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path) as running:
+        [found] = running.answer()
     check(found, "local[2]", conf=True)
     assert found["driver"] == str(home) and not found["driver_has_kafkalog"]
     assert found["prefixes"] == [sys.prefix] and found["packages"] == [str(ROOT / "pyspark_kafkalog")]
 
 
 def test_foreach_batch_under_spark_connect_knows_its_query_by_its_checkpoint(
-    cluster: LocalCluster, topic: str, messages_in: Callable[[str], list[Message]], tmp_path: Path
+    cluster: LocalCluster,
+    connect_server: tuple[Running, str],
+    topic: str,
+    messages_in: Callable[[str], list[Message]],
+    tmp_path: Path,
 ) -> None:
+    serving, address = connect_server
     home = tmp_path / "client"
     borrowed_environment(home)
     with Admin(cluster.bootstrap_servers) as admin:
         admin.create_topic(topic)
-    with connect_server(tmp_path) as (serving, address):
-        job = [str(FOREACH_BATCH_JOB), cluster.bootstrap_servers, str(tmp_path), topic, address]
-        with Running(
-            [str(home / "bin" / "python"), *job], environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path
-        ) as running:
-            found = running.answer()
-        errors = "".join(serving.errors)
+    client = [str(home / "bin" / "python"), str(FOREACH_BATCH_JOB), cluster.bootstrap_servers, str(tmp_path)]
+    with Running([*client, topic, address], environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path) as running:
+        found = running.answer()
     assert found["unnumbered"] is found["named"] is found["again"] is None
     assert "which query writes version 0 of txnAppId 'connect' is not known" in found["unnamed"]
     assert f"query {found['id']} wrote to topic '{topic}', and this write belongs to query" in found["new"]
     assert [message.value for message in messages_in(topic)] == [b"a", b"a"]  # unnumbered, and named
-    [warning] = [line for line in errors.splitlines() if "write_not_numbered" in line]
+    [warning] = [line for line in serving.errors if "write_not_numbered" in line]
     assert "txnAppId" in warning and "checkpointLocation" in warning
 
 

@@ -1,5 +1,6 @@
 """Exactly once under fire, a short run: an end after each step of a commit, failing tasks, twins, a killed broker.
-`tests/soak/test_exactly_once.py` has the long ones, with drivers that go on after they were replaced."""
+`tests/soak/test_exactly_once.py` has the long ones, with a driver killed after every step and drivers that go on after
+they were replaced."""
 
 from __future__ import annotations
 
@@ -7,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.pyspark_kafkalog.fire.faults import TASK_FAULTS
 from tests.pyspark_kafkalog.fire.harness import Scenario, check_exactly_once, check_reader, duplicates_and_losses, run
 
 pytestmark = pytest.mark.java
 
-BATCHES = 30
-DRIVER_KILLS = ("some staged", "half applied", "committed")
+SEED, BATCHES = 1, 20  # a seed that has every fault of a task
+DRIVER_KILLS = ("half applied",)
 COMMIT_KILLS = ("all staged", "prepared", "decided", "applied", "done")
 """After these only the process is killed that commits: a driver takes seconds to start again."""
 
 
 @pytest.mark.timeout(900)
 def test_every_row_is_there_once_and_in_order_under_fire(tmp_path: Path) -> None:
-    scenario = Scenario.random(4, BATCHES, kills=DRIVER_KILLS, crashes=COMMIT_KILLS)
+    scenario = Scenario.random(SEED, BATCHES, kills=DRIVER_KILLS, crashes=COMMIT_KILLS)
+    assert set(scenario.plan.tasks.values()) == set(TASK_FAULTS)
     outcome = run(scenario, tmp_path, print)
     check_reader(outcome)
     check_exactly_once(outcome, BATCHES)
