@@ -1,4 +1,5 @@
-"""Fixtures for what needs real parts: a cluster and a Spark session for the whole run, a topic name for each test."""
+"""Fixtures for what needs real parts: a cluster, a ZooKeeper and a Spark session for the whole run, a topic name
+for each test."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from broker.local import LocalCluster
+    from broker.local.zookeeper import EmbeddedZooKeeper
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +80,18 @@ def cluster() -> Iterator[LocalCluster]:
 
     with LocalCluster() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    """A running ZooKeeper without a cluster, shared by all tests: use a chroot of your own."""
+    from broker.local.zookeeper import EmbeddedZooKeeper
+
+    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), durable=False)
+    server.start()
+    server.wait_ready(threading.Event().wait)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""A ZooKeeper for all tests of the broker, and brokers inside the test process, so that its threads and memory can be
-looked at. Every test has a chroot of its own."""
+"""Brokers inside the test process, so that its threads and memory can be looked at. Every test has a chroot of its
+own."""
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,15 +60,6 @@ class RunningBroker:
 
 
 StartBroker = Callable[..., RunningBroker]
-
-
-@pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), durable=False)
-    server.start()
-    server.wait_ready(threading.Event().wait)
-    yield server
-    server.stop()
 
 
 @pytest.fixture

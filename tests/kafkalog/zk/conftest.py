@@ -1,9 +1,8 @@
-"""A ZooKeeper for the tests of this folder, and sessions with a chroot of their own, some through a proxy."""
+"""Sessions of ZooKeeper with a chroot of their own, some through a proxy."""
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,15 +12,6 @@ from kafkalog.zk.session import ZooKeeperSession
 from tests.proxy import StallingProxy
 
 _chroots = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), durable=False)
-    server.start()
-    server.wait_ready(threading.Event().wait)
-    yield server
-    server.stop()
 
 
 @pytest.fixture
