@@ -1,4 +1,4 @@
-"""The benchmarks run, small, and say what they measured; their figures are looked at elsewhere."""
+"""The benchmarks run, small, in the tests' Spark, and say what they measured; their figures are looked at elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.java
 
 ROOT = Path(__file__).resolve().parent.parent
 ALONE = ("spark_conf", "kafka")
-"""These start their Spark with settings of their own; the others use one that is running."""
+"""These start Sparks with settings of their own: `tests/soak/test_bench.py`."""
 
 
 def check(name: str, figures: list[dict[str, Any]]) -> None:
@@ -30,30 +30,10 @@ def check(name: str, figures: list[dict[str, Any]]) -> None:
         assert figure["command"] == f"./run bench {name}"
 
 
-def ran_alone(name: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "bench", name, "--scale", "0.002"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
-
-
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ALONE])
 def test_a_benchmark_runs_small(name: str, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--scale", "0.002"]) == 0
     check(name, [json.loads(line) for line in capsys.readouterr().out.splitlines()])
-
-
-@pytest.mark.timeout(600)  # several Sparks start cold, perhaps on a busy machine
-@pytest.mark.parametrize("name", ALONE)
-def test_a_benchmark_with_a_spark_of_its_own_runs_small(name: str) -> None:
-    figures = ran_alone(name)
-    if "skipped" in figures[0]:
-        # Apache Kafka and its connector are no dependency of the project's: their jars come over the network, which not
-        # every machine has. No other benchmark may be left out, and this one for no other reason.
-        assert name == "kafka"
-        assert figures[0]["skipped"].startswith("Kafka's jars ")
-        pytest.skip(figures[0]["skipped"])
-    check(name, figures)
 
 
 def test_kafka_without_its_jars_is_one_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Notebooks and spark-submit jobs, run whole as their readers run them."""
+"""README's ten lines and the notebooks, run whole as their readers run them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -16,14 +16,10 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from broker.local import LocalCluster
 from examples import run_notebooks
-from kafkalog import Admin, Producer
-from tests.reading import all_messages
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
-EXAMPLES = ROOT / "examples"
 
 
 def test_readmes_ten_lines_run() -> None:
@@ -107,42 +103,3 @@ def test_what_is_committed_of_a_notebooks_run_is_small_and_names_no_machine(path
     assert outputs and len(json.dumps(outputs)) < 100_000
     text = "".join(output.get("text") or output.data["text/plain"] for output in outputs)
     assert not re.findall(r"(?<![\w.])/(?:home|root|Users|tmp|usr|opt|var|work)\b|hostname|localhost", text)
-
-
-def test_the_pipeline_runs_by_spark_submit_on_executors_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
-    flights = [
-        {"origin": origin, "dep_delay": delay, "flight": number}
-        for number, (origin, delay) in enumerate((o, d) for o in ("EWR", "JFK", "LGA") for d in (-5, 60, 61, None, 300))
-    ]
-    with Admin(cluster.bootstrap_servers) as admin:
-        admin.create_topic("submitted-flights", partitions=3)
-        admin.create_topic("submitted-late", partitions=2)
-
-    def send(rows: Sequence[Mapping[str, object]]) -> None:
-        with Producer(cluster.bootstrap_servers) as producer:
-            for number, row in enumerate(rows):
-                producer.send("submitted-flights", json.dumps(row).encode(), partition=number % 3)
-
-    command = [
-        str(Path(sys.executable).parent / "spark-submit"), "--master", "local-cluster[2,1,1024]",
-        "--properties-file", str(ROOT / "conf" / "spark-defaults.conf"), "--conf", "spark.ui.enabled=false",
-        "--conf", "spark.executorEnv.PYTHONPATH=" + str(ROOT),
-        str(EXAMPLES / "pipelines" / "late_flights.py"), "--bootstrap", cluster.bootstrap_servers,
-        "--from", "submitted-flights", "--to", "submitted-late", "--minutes", "60",
-        "--checkpoint", str(tmp_path / "checkpoint"),
-    ]  # fmt: skip
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
-    environment.pop("SPARK_HOME", None)
-
-    send(flights)
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-5000:]
-    assert ran.stdout.splitlines()[-1] == "6 late flights are new in submitted-late"
-    found = [
-        (message.key, json.loads(message.value or b""))
-        for message in all_messages(cluster.bootstrap_servers, "submitted-late")
-    ]
-    late = [flight for flight in flights if isinstance(flight["dep_delay"], int) and flight["dep_delay"] > 60]
-    assert sorted(row["flight"] for _, row in found) == [flight["flight"] for flight in late]
-    assert all(key is not None and key.decode() == row["origin"] for key, row in found)

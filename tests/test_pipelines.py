@@ -1,12 +1,15 @@
 """The spark-submit jobs, each run whole on some days of real flights and compared with pandas on the same flights. They
-run in the tests' session; `test_examples.py` has spark-submit start one."""
+run in the tests' session, and one of them also as README starts it."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -182,3 +185,34 @@ def test_the_commands_that_readme_and_docstrings_print_are_what_the_jobs_take() 
         module.parse(command[command.index(job) + 1 :])
         ran.add(ROOT / job)
     assert ran == set(PIPELINES.glob("*.py")) and len(printed) == 2 * len(ran)
+
+
+def test_spark_submit_starts_a_job_whose_last_line_is_its_result_and_which_logs_no_more_than_it_must(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    flights = [
+        {"origin": origin, "dep_delay": delay, "flight": number}
+        for number, (origin, delay) in enumerate((o, d) for o in ("EWR", "JFK", "LGA") for d in (-5, 60, 61, None, 300))
+    ]
+    create(cluster, "submitted-flights", "submitted-late")
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number, flight in enumerate(flights):
+            producer.send("submitted-flights", json.dumps(flight).encode(), partition=number % 2)
+    command = [
+        str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+        str(PIPELINES / "late_flights.py"), "--bootstrap", cluster.bootstrap_servers,
+        "--from", "submitted-flights", "--to", "submitted-late", "--minutes", "60",
+        "--checkpoint", str(tmp_path / "checkpoint"),
+    ]  # fmt: skip
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_CONF_DIR": str(ROOT / "conf")}
+    environment = {name: value for name, value in {**os.environ, **ours}.items() if name != "SPARK_HOME"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    late = [flight for flight in flights if isinstance(flight["dep_delay"], int) and flight["dep_delay"] > 60]
+    assert ran.stdout == f"{len(late)} late flights are new in submitted-late\n"
+    assert "adaptive" not in ran.stderr and " INFO " not in ran.stderr
+    copies = all_messages(cluster.bootstrap_servers, "submitted-late")
+    found = [(message.key, json.loads(message.value or b"")) for message in copies]
+    assert sorted(row["flight"] for _, row in found) == [flight["flight"] for flight in late]
+    assert all(key is not None and key.decode() == row["origin"] for key, row in found)
