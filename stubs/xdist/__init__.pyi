@@ -1,1 +1,1 @@
-"""What the tests use of pytest-xdist, which has no types of its own."""
+# What the tests use of pytest-xdist, which says nothing of its types.
