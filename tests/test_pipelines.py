@@ -112,6 +112,7 @@ def test_each_closed_window_is_written_once_with_the_departures_that_came_in_tim
         "--checkpoint", str(tmp_path / "checkpoint"),
     )  # fmt: skip
     values = [json.loads(message.value or b"") for message in all_messages(cluster.bootstrap_servers, "delays")]
+    assert all(row["start"].endswith("Z") for row in values)
     found = sorted(
         (row["origin"], datetime.fromisoformat(row["start"]), row["departures"], row["mean_delay"], row["max_delay"])
         for row in values
