@@ -28,7 +28,7 @@ from kafkalog.errors import (
     UnsupportedAcks,
 )
 from kafkalog.events import get_logger
-from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, NO_TRANSACTION, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, NO_TRANSACTION, BatchHeader, iter_batches, read_header
 from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -194,21 +194,15 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
     Raises:
         CorruptBatch, BatchTooLarge, InvalidRequest.
     """
-    position, end, label = 0, len(data), partition.label
-    limit = partition.settings.max_message_bytes
-    if not end:
+    label, limit = partition.label, partition.settings.max_message_bytes
+    if not data:
         raise InvalidRequest(reason=f"a request for {label} has no batch")
     batches = []
-    while position < end:
-        header = read_header(data, position, label)
-        length = header.length
-        if length > limit:
-            raise BatchTooLarge(size=length, partition=label, limit=limit)
-        if end - position < length:
-            reason = f"only {end - position} of its {length} bytes were sent"
-            raise CorruptBatch(partition=label, offset="?", reason=reason)
-        batch = data if length == end else data[position : position + length]
-        fault = body_fault(header, batch) or _producer_fault(header) or _transaction_fault(header, staged)
+    length = 0
+    for header, batch in iter_batches(data, label, is_stamped=False):
+        if header.length > limit:
+            raise BatchTooLarge(size=header.length, partition=label, limit=limit)
+        fault = _producer_fault(header, staged)
         if fault:
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
@@ -217,14 +211,18 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
             reason = f"a compressed batch of {header.record_count} records for {label}: no {limit} bytes hold as many"
             raise InvalidRequest(reason=reason)
         batches.append((header, batch))
-        position += length
+        length += header.length
+    if length < len(data):
+        whole = read_header(data, length, label).length
+        reason = f"only {len(data) - length} of its {whole} bytes were sent"
+        raise CorruptBatch(partition=label, offset="?", reason=reason)
     return batches
 
 
-def _producer_fault(header: BatchHeader) -> str | None:
+def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
     """What is wrong with a header that is undamaged, but that no producer may send."""
     (_, length, _, _, _, _, _, _, attributes, _, record_count, last_offset_delta, min_timestamp_us, max_timestamp_us,
-     producer_id, producer_epoch, base_sequence, _, _) = header  # fmt: skip
+     producer_id, producer_epoch, base_sequence, batch_id, part) = header  # fmt: skip
     if last_offset_delta != record_count - 1:
         return "its records are not consecutive"
     if attributes & HAS_OFFSET:
@@ -235,16 +233,10 @@ def _producer_fault(header: BatchHeader) -> str | None:
         return f"producer {producer_id} gives no epoch or no sequence"
     if length == HEADER_SIZE:
         return "it has no body"
-    return None
-
-
-def _transaction_fault(header: BatchHeader, staged: bool) -> str | None:
-    """What is wrong with a header's place in a transaction."""
-    batch_id, part = header.transaction_batch_id, header.part
     if not staged:
         return None if batch_id == part == NO_TRANSACTION else "it is part of a transaction: stage it"
-    if batch_id < 0 or part < 0 or header.producer_id == NO_PRODUCER:
-        return f"it is staged, but names producer {header.producer_id}, batch {batch_id} and part {part}"
+    if batch_id < 0 or part < 0 or producer_id == NO_PRODUCER:
+        return f"it is staged, but names producer {producer_id}, batch {batch_id} and part {part}"
     return None
 
 

@@ -24,7 +24,7 @@ from broker.storage.scan import Places, Scan, scan
 from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, base_offset_of, segment_path
 from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument
-from kafkalog.format.batch import CODEC_NAMES, HEADER, HEADER_SIZE, BatchHeader, header_fault
+from kafkalog.format.batch import CODEC_NAMES, HEADER_SIZE, BatchHeader, header_at
 from kafkalog.format.columns import decode_columns
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -320,7 +320,7 @@ class _OfflineSegment:
         if len(start) < HEADER_SIZE:
             offset = self.base_offset.to_bytes(8, "little")
             return start[:8] != offset[: len(start)]
-        return header_fault(BatchHeader._make(HEADER.unpack(start)), start) is not None
+        return header_at(start) is None
 
     def contents_fault(self, position: int, header: BatchHeader) -> str | None:
         """What is wrong with a batch whose checksums hold, or None."""

@@ -31,16 +31,15 @@ from broker.storage.checksums import Checksums
 from broker.storage.index import Damage
 from kafkalog.format.batch import (
     ALIGNMENT,
-    CODEC_NAMES,
     CRC_FROM,
     HEADER,
     HEADER_SIZE,
     LENGTH_MAX,
-    MAGIC,
     STAMPED,
     STAMPED_SIZE,
     BatchHeader,
-    header_fault,
+    fields_fault,
+    header_at,
 )
 
 Read = Callable[[int, int], "bytes | memoryview"]
@@ -160,27 +159,16 @@ class _Window:
 
 def _good_header(read: Read, position: int, size: int, least: int, limit: int, leader_epoch: int) -> BatchHeader | None:
     """The header at a position if its own check and its place in the log's order hold."""
-    data = read(position, HEADER_SIZE) if size - position >= HEADER_SIZE else b""
-    if len(data) < HEADER_SIZE:
-        return None
-    header = BatchHeader._make(HEADER.unpack(data))
-    if header_fault(header, data) or not least <= header.base_offset < limit or header.leader_epoch < leader_epoch:
+    header = header_at(read(position, HEADER_SIZE)) if size - position >= HEADER_SIZE else None
+    if header is None or not least <= header.base_offset < limit or header.leader_epoch < leader_epoch:
         return None
     return header
 
 
 def _body_is_good(read: Read, position: int, header: BatchHeader) -> bool:
     """Whether the body's checksum holds and the header's fields under it make sense."""
-    return _checksum(read, position + CRC_FROM, position + header.length, 0) == header.crc and _makes_sense(header)
-
-
-def _makes_sense(header: BatchHeader) -> bool:
-    return (
-        header.magic == MAGIC
-        and header.codec in CODEC_NAMES
-        and header.record_count >= 1
-        and header.last_offset_delta >= header.record_count - 1
-    )
+    start = position + CRC_FROM
+    return _checksum(read, start, position + header.length, 0) == header.crc and fields_fault(header) is None
 
 
 def _checksum(read: Read, start: int, end: int, crc: int) -> int | None:
@@ -232,7 +220,7 @@ class _Chain:
     def _ends_well(self) -> bool:
         """Whether the body of the last batch is good."""
         start = self._position + CRC_FROM
-        return _makes_sense(self._header) and self._checksums.of(start, self.end) == self._header.crc
+        return fields_fault(self._header) is None and self._checksums.of(start, self.end) == self._header.crc
 
     def first_good(self) -> int | None:
         """Where the first batch with a good body stands."""
@@ -287,7 +275,7 @@ def _resynchronise(
     """
     damaged = read(start, HEADER_SIZE) if first > start else b""
     header = BatchHeader._make(HEADER.unpack(damaged)) if len(damaged) == HEADER_SIZE else None
-    if header is not None and not _makes_sense(header):
+    if header is not None and fields_fault(header) is not None:
         header = None
     running, running_to = 0, start + CRC_FROM
     believed: int | None = None

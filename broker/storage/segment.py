@@ -17,7 +17,7 @@ from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.file_slice import SharedFile
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places, united
 from broker.storage.scan import Places, Read, Scan, scan
-from kafkalog.format.batch import HEADER, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_fault
+from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_at
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -385,9 +385,8 @@ class Segment:
             if position in jumps and jumps[position] > position:
                 position = jumps[position]
                 continue
-            data = self._disk.read(file.fd, HEADER_SIZE, position)
-            header = BatchHeader._make(HEADER.unpack(data)) if len(data) == HEADER_SIZE else None
-            if header is None or header_fault(header, data):
+            header = header_at(self._disk.read(file.fd, HEADER_SIZE, position))
+            if header is None:
                 raise BadHeader(position)
             yield position, header, self._disk.read(file.fd, header.length, position)
             position += header.length

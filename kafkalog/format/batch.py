@@ -147,28 +147,42 @@ def stamp(batch: memoryview | bytearray, base_offset: int, leader_epoch: int, ap
     _CRC.pack_into(batch, STAMPED_SIZE, crc32c(batch[:STAMPED_SIZE]))
 
 
-def header_fault(header: BatchHeader, stamped: bytes | bytearray | memoryview) -> str | None:
-    """What is wrong with a header, or None. `stamped`: at least the batch's first 24 bytes."""
-    if crc32c(stamped[:STAMPED_SIZE]) != header.header_crc:
-        return "its header's checksum does not match"
-    if header.length < HEADER_SIZE or header.length % ALIGNMENT or header.length > LENGTH_MAX:
-        return f"its length {header.length} is impossible"
-    return None
+def header_at(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader | None:
+    """The header at a position, if its own checksum holds and its length is possible; None also where fewer than 96
+    bytes are. The body is not looked at."""
+    if len(data) - position < HEADER_SIZE:
+        return None
+    header = BatchHeader._make(HEADER.unpack_from(data, position))
+    length = header.length
+    if (
+        crc32c(data[position : position + STAMPED_SIZE]) != header.header_crc
+        or not HEADER_SIZE <= length <= LENGTH_MAX
+        or length % ALIGNMENT
+    ):
+        return None
+    return header
 
 
 def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: str = "a request") -> BatchHeader:
-    """The header at a position. Its own checksum is checked, the body's is not.
+    """As `header_at`, for those who need one.
 
     Raises:
         CorruptBatch: fewer than 96 bytes there, or the header fails its check.
     """
-    if len(data) - position < HEADER_SIZE:
-        raise CorruptBatch(partition=where, offset="?", reason=f"only {len(data) - position} of its header's 96 bytes")
-    header = BatchHeader._make(HEADER.unpack_from(data, position))
-    fault = header_fault(header, data[position : position + STAMPED_SIZE])
-    if fault:
-        raise CorruptBatch(partition=where, offset="?", reason=fault)
+    header = header_at(data, position)
+    if header is None:
+        raise CorruptBatch(partition=where, offset="?", reason=_header_fault(data, position))
     return header
+
+
+def _header_fault(data: bytes | bytearray | memoryview, position: int) -> str:
+    """Why `header_at` finds none."""
+    if len(data) - position < HEADER_SIZE:
+        return f"only {len(data) - position} of its header's {HEADER_SIZE} bytes"
+    header = BatchHeader._make(HEADER.unpack_from(data, position))
+    if crc32c(data[position : position + STAMPED_SIZE]) != header.header_crc:
+        return "its header's checksum does not match"
+    return f"its length {header.length} is impossible"
 
 
 def body_fault(header: BatchHeader, batch: bytes | bytearray | memoryview) -> str | None:
@@ -177,6 +191,11 @@ def body_fault(header: BatchHeader, batch: bytes | bytearray | memoryview) -> st
         return f"only {len(batch)} of its {header.length} bytes"
     if crc32c(batch[CRC_FROM : header.length]) != header.crc:
         return "its checksum does not match"
+    return fields_fault(header)
+
+
+def fields_fault(header: BatchHeader) -> str | None:
+    """What is wrong with the fields under the body's checksum, or None. They are believed once that holds."""
     if header.magic != MAGIC:
         return f"its format version {header.magic} is not known here (1 is)"
     if header.codec not in CODEC_NAMES:
@@ -188,11 +207,11 @@ def body_fault(header: BatchHeader, batch: bytes | bytearray | memoryview) -> st
     return None
 
 
-def damage_end(header: BatchHeader, data: bytes | memoryview, position: int) -> int | None:
+def damage_end(header: BatchHeader, data: bytes | bytearray | memoryview, position: int) -> int | None:
     """The end offset of a batch, at a position of some bytes, whose header is good and whose body is damaged.
 
     `last_offset_delta` is under the checksum that does not match, so it is not believed by itself. The header of the
-    batch behind it has a checksum of its own, and its base offset is the end. Where that batch is not in `data`,
+    next batch has a checksum of its own, and its base offset is the end. Where that batch is not in `data`,
     `last_offset_delta` is believed if `record_count` says the same: one flipped bit cannot change both alike.
 
     Returns:
@@ -201,10 +220,9 @@ def damage_end(header: BatchHeader, data: bytes | memoryview, position: int) -> 
     end = position + header.length
     if crc32c(data[position + CRC_FROM : end]) == header.crc:
         return None
-    if len(data) - end >= HEADER_SIZE:
-        following = BatchHeader._make(HEADER.unpack_from(data, end))
-        if header_fault(following, data[end : end + STAMPED_SIZE]) is None:
-            return following.base_offset
+    following = header_at(data, end)
+    if following is not None:
+        return following.base_offset
     return header.end_offset if header.record_count == header.last_offset_delta + 1 else None
 
 
@@ -221,20 +239,33 @@ def check_batch(batch: bytes | bytearray | memoryview, where: str = "a request")
     return header
 
 
-def iter_batches(data: memoryview, where: str = "a request") -> Iterator[tuple[BatchHeader, memoryview]]:
-    """(header, bytes) of the whole batches in a row of them, each checked; a cut last batch is left out.
+def iter_batches(
+    data: memoryview, where: str = "a request", *, is_stamped: bool = True
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """(header, bytes) of the whole batches in a row of them, each checked. A cut last batch is left out: a fetch ends
+    with one. The one walk over batches in memory; over a file, where damage has to be got past, it is
+    `broker/storage/scan.py:scan`.
+
+    Args:
+        where: names the place (partition) in errors.
+        is_stamped: whether a leader has stamped the batches; errors name no offset if not.
 
     Raises:
-        CorruptBatch: at the first damaged batch.
+        CorruptBatch: at the first damaged batch. The fact `end_offset` is the first offset after it, if that is known.
     """
     position, end = 0, len(data)
     while end - position >= HEADER_SIZE:
-        header = read_header(data, position, where)
-        if end - position < header.length:
+        header = header_at(data, position) or read_header(data, position, where)  # which raises: one call less a batch
+        length = header.length
+        if end - position < length:
             return
-        batch = data[position : position + header.length]
+        batch = data if length == end else data[position : position + length]
         fault = body_fault(header, batch)
         if fault:
-            raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault)
+            if not is_stamped:
+                raise CorruptBatch(partition=where, offset="?", reason=fault)
+            end_offset = damage_end(header, data, position)
+            known = {} if end_offset is None else {"end_offset": end_offset}
+            raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault, **known)
         yield header, batch
-        position += header.length
+        position += length

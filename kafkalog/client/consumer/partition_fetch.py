@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, damage_end, read_header
+from kafkalog.format.batch import BatchHeader, iter_batches
 from kafkalog.format.columns import HAS_OFFSET, decode_columns
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
@@ -70,30 +70,24 @@ class PartitionFetch:
             raise error_from_wire(answer.error)
         where = str(self.topic_partition)
         found: list[FetchedBatch] = []
-        position, end = 0, len(data)
-        offset = self._offset
+        position, offset = 0, self._offset
         try:
-            while end - position >= HEADER_SIZE:
-                header = read_header(data, position, where)
-                if end - position < header.length:
-                    break
-                batch = data[position : position + header.length]
-                fault = body_fault(header, batch)
-                if fault is None and header.end_offset <= offset and found:
-                    fault = f"it goes back, behind offset {offset}"
-                if fault is not None:
-                    facts: dict[str, int] = {}
-                    end_offset = damage_end(header, data, position)
-                    if end_offset is not None and end_offset > offset:  # else the same batch would come again
-                        facts["end_offset"] = end_offset
-                    raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault, **facts)
-                position += header.length
-                if header.end_offset > offset:
+            for header, batch in iter_batches(data, where):
+                end_offset = header.end_offset
+                if end_offset > offset:
                     found.append(FetchedBatch(header, batch, max(offset, header.base_offset)))
-                    offset = header.end_offset
-        except CorruptBatch:
+                    offset = end_offset
+                elif found:
+                    raise CorruptBatch(
+                        partition=where, offset=header.base_offset, reason=f"it goes back, to before offset {offset}"
+                    )
+                position += header.length
+        except CorruptBatch as error:
             if not found:
                 self._hint = None
+                if error.facts.get("end_offset", offset + 1) <= offset:  # going on there would bring the same batch
+                    facts = {name: fact for name, fact in error.facts.items() if name != "end_offset"}
+                    raise CorruptBatch(**facts) from None
                 raise
         self._offset = offset
         if answer.HasField("slice"):

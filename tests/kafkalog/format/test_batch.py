@@ -5,6 +5,8 @@ import struct
 
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import (
@@ -13,13 +15,12 @@ from kafkalog.format.batch import (
     HEADER_SIZE,
     LENGTH_MAX,
     SEQUENCE_MODULUS,
-    STAMPED,
     STAMPED_SIZE,
     body_fault,
     check_batch,
     damage_end,
     encode_batch,
-    header_fault,
+    header_at,
     iter_batches,
     read_header,
     stamp,
@@ -173,9 +174,9 @@ def test_header_that_lies_under_right_checksums_is_refused(fields: dict[str, int
 
 def test_largest_length_is_still_aligned() -> None:
     assert LENGTH_MAX % ALIGNMENT == 0
-    header = read_header(encoded([b"x"]))._replace(length=LENGTH_MAX)
-    stamped = STAMPED.pack(*header[:4])
-    assert header_fault(header._replace(header_crc=crc32c(stamped)), stamped) is None
+    largest = header_at(forged(length=LENGTH_MAX))
+    assert largest is not None and largest.length == LENGTH_MAX
+    assert header_at(forged(length=LENGTH_MAX + 1)) is None
 
 
 def test_sequence_wraps() -> None:
@@ -199,9 +200,37 @@ def test_row_of_batches_gives_the_whole_ones_and_stops_at_damage() -> None:
     assert list(iter_batches(memoryview(b""))) == []
 
 
+def test_damage_in_a_row_of_batches_names_where_to_go_on_if_offsets_are_known() -> None:
+    batches = [bytearray(encoded([b"%d" % number, b"more"])) for number in range(3)]
+    for number, batch in enumerate(batches):
+        stamp(batch, 10 + 2 * number, 1, 9)
+    batches[1][100] ^= 1
+    row = memoryview(b"".join(batches))
+    with pytest.raises(CorruptBatch) as caught:
+        list(iter_batches(row, "t-0"))
+    assert (caught.value.facts["offset"], caught.value.facts["end_offset"]) == (12, 14)
+    with pytest.raises(CorruptBatch) as caught:
+        list(iter_batches(row, "t-0", is_stamped=False))
+    assert caught.value.facts["offset"] == "?"
+    assert "end_offset" not in caught.value.facts
+
+
+@given(lengths=st.lists(st.integers(0, 300), max_size=6), cut=st.integers(0, 400))
+def test_any_row_of_batches_cut_anywhere_gives_what_is_whole(lengths: list[int], cut: int) -> None:
+    batches = [encoded([b"v" * length]) for length in lengths]
+    row = b"".join(batches)
+    kept = row[: max(0, len(row) - cut)]
+    found = [bytes(batch) for _, batch in iter_batches(memoryview(kept))]
+    assert found == batches[: len(found)]
+    whole = sum(map(len, found))
+    assert len(found) == len(batches) or whole + len(batches[len(found)]) > len(kept)
+
+
 def test_header_read_at_a_position() -> None:
     row = b"x" * 8 + encoded([b"a"])
     assert read_header(row, 8).record_count == 1
+    assert header_at(row, 8) == read_header(row, 8)
+    assert header_at(row[: 8 + 95], 8) is None
     with pytest.raises(CorruptBatch, match="only 95 of its header's 96 bytes"):
         read_header(row[: 8 + 95], 8)
     assert pickle.loads(pickle.dumps(read_header(row, 8))) == read_header(row, 8)
