@@ -1,6 +1,6 @@
 """What a producer has taken and not yet seen acknowledged: its lock, its memory, and who waits for what.
 
-`send` fills the queues (`queue.py`), the links (`sender.py`) empty them; both hold `lock` while they do. Callbacks
+`send` fills the queues (`queue.py`), the senders (`sender.py`) empty them; both hold `lock` while they do. Callbacks
 run without it.
 """
 

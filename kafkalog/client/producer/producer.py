@@ -1,7 +1,7 @@
 """Sending: records and tables to topics, asynchronously, in order for each partition.
 
 `send` puts a record into its partition's open batch and returns a handle. A batch is closed when it is full or has
-lingered; a link for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
+lingered; a sender for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
 accumulator (`accumulator.py`), the rules of retries in the queues (`queue.py`).
 
 `send` is lean where it counts: about 1 us a record, and no object made but the handle.
@@ -28,7 +28,7 @@ from kafkalog.client.producer.delivery import Delivery, TableDelivery
 from kafkalog.client.producer.mutex import TOKEN, is_clients
 from kafkalog.client.producer.partitioner import partition_for_key, random_turn
 from kafkalog.client.producer.queue import Batch, Failed, Identity, OnDelivery, PartitionQueue
-from kafkalog.client.producer.sender import BrokerLink
+from kafkalog.client.producer.sender import Sender
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -63,7 +63,7 @@ _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
 _RESERVATION = 16 * 1024
-_JOIN_SECONDS = 0.5  # for links to end after the time that close() was given
+_JOIN_SECONDS = 0.5  # for senders to end after the time that close() was given
 _EXIT_SECONDS = 10.0  # for what is not acknowledged when the interpreter ends
 
 
@@ -140,9 +140,9 @@ class Producer:
         self._accumulator = Accumulator(
             values.buffer_memory, values.max_block_ms, self._cluster.address, self._hurry, self._make_whole
         )
-        self._lock = self._accumulator.lock  # guards routes and links, and all that the accumulator's lock guards
+        self._lock = self._accumulator.lock  # guards routes and senders, and all that the accumulator's lock guards
         self._routes: dict[str, _Route] = {}
-        self._links: dict[int, BrokerLink] = {}
+        self._senders: dict[int, Sender] = {}
         self._is_stopped = False
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
@@ -377,22 +377,22 @@ class Producer:
         return True
 
     def _stop(self, join_timeout: float | None) -> None:
-        links = self._lock.run(self._stop_links)
+        senders = self._lock.run(self._stop_senders)
         if self._owns_cluster:
-            self._cluster.close()  # ends what the links ask of it
+            self._cluster.close()  # ends what the senders ask of it
         end = None if join_timeout is None else time.monotonic() + join_timeout
-        for link in links:  # one that is connecting may be late; it finds that all was given up, and ends
-            link.join(None if end is None else max(0.0, end - time.monotonic()))
+        for sender in senders:  # one that is connecting may be late; it finds that all was given up, and ends
+            sender.join(None if end is None else max(0.0, end - time.monotonic()))
         self._accumulator.call_back(self._lock.run(self._give_up_the_rest))
         _open.discard(self)
 
-    def _stop_links(self) -> list[BrokerLink]:
+    def _stop_senders(self) -> list[Sender]:
         """Lock held."""
         self._is_stopped = True
-        links = list(self._links.values())
-        for link in links:
-            link.stop()
-        return links
+        senders = list(self._senders.values())
+        for sender in senders:
+            sender.stop()
+        return senders
 
     def _give_up_the_rest(self) -> list[Batch]:
         """Lock held."""
@@ -458,10 +458,10 @@ class Producer:
         """
         if isinstance(error, KafkalogError) and all(is_clients(frame) for frame, _ in walk_tb(error.__traceback__)):
             return
-        for link in self._links.values():
+        for sender in self._senders.values():
             if not self._is_stopped:
-                with suppress(OutOfThreads):  # nothing was given to one without a thread: see _link
-                    link.start()
+                with suppress(OutOfThreads):  # nothing was given to one without a thread: see _have_sender
+                    sender.start()
         for route in self._routes.values():
             for queue in route.queues:
                 if queue.cut_open_batch():
@@ -547,10 +547,10 @@ class Producer:
         """Lock held: what the cluster tells of a topic now. Returns what has no partition any more.
 
         Raises:
-            OutOfThreads: of a leader's link; the route is as it was.
+            OutOfThreads: of a leader's sender; the route is as it was.
         """
         for each in info.partitions:  # first: without a thread for one of them nothing is half done
-            self._link(each.leader)
+            self._have_sender(each.leader)
         failed: Failed = []
         first_time = not route.queues
         settings = self._settings
@@ -574,7 +574,7 @@ class Producer:
             if queue.topic_id != info.topic_id:
                 queue.retarget(info.topic_id)
             if queue.leader != each.leader:
-                self._links[queue.leader].drop(queue)
+                self._senders[queue.leader].drop(queue)
                 queue.leader = each.leader
                 self.has_work(queue, 0.0)
         route.count = len(info.partitions)
@@ -586,11 +586,11 @@ class Producer:
             route.in_turn = route.queues[random_turn(route.count)]
         return failed
 
-    def _link(self, broker_id: int) -> None:
-        """Lock held: have a link to a broker, with a thread. Raises OutOfThreads."""
-        link = self._links.get(broker_id)
-        if link is None:
-            link = self._links[broker_id] = BrokerLink(
+    def _have_sender(self, broker_id: int) -> None:
+        """Lock held: have a sender to a broker, with a thread. Raises OutOfThreads."""
+        sender = self._senders.get(broker_id)
+        if sender is None:
+            sender = self._senders[broker_id] = Sender(
                 broker_id,
                 self._cluster,
                 self._accumulator,
@@ -600,24 +600,24 @@ class Producer:
                 request_bytes=self._settings.max_request_size,
             )
         if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
-            link.start()  # also one that was made when no thread could be started
+            sender.start()  # also one that was made when no thread could be started
 
-    # --- what the links ask for
+    # --- what the senders ask for
 
     def topics(self) -> list[str]:
         """Lock held: the topics that were sent to."""
         return list(self._routes)
 
     def has_work(self, queue: PartitionQueue, at: float) -> None:
-        """Lock held: have the link of a queue's leader look at it at a time (monotonic), if anything is in it."""
+        """Lock held: have the sender of a queue's leader look at it at a time (monotonic), if anything is in it."""
         if not queue.is_idle:
-            self._links[queue.leader].has_work(queue, at)
+            self._senders[queue.leader].has_work(queue, at)
 
     def take_in_topics(self) -> Failed:
         """Lock held: the cluster was asked anew. Returns what has no partition any more.
 
-        A topic with a leader for whose link no thread can be started stays with the leaders that it had. They refuse
-        what they do not lead, which has their links ask again.
+        A topic with a leader for whose sender no thread can be started stays with the leaders that it had. They refuse
+        what they do not lead, which has their senders ask again.
         """
         failed: Failed = []
         for name, route in list(self._routes.items()):
@@ -655,8 +655,8 @@ class Producer:
         self._accumulator.renew_locks()
         self._lock = self._accumulator.lock
         self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
-        for link in self._links.values():
-            link.abandon()
+        for sender in self._senders.values():
+            sender.abandon()
 
 
 _open: weakref.WeakSet[Producer] = weakref.WeakSet()

@@ -1,8 +1,8 @@
-"""One producer's link to one broker: a thread that sends batches, and per connection one that reads the acks.
+"""One producer's sender to one broker: a thread that sends batches, and per connection one that reads the acks.
 
-A request carries batches of one partition; requests are pipelined and answered in order. What goes wrong with a
-connection is told to the queues of all that was in flight on it, which say what is sent again (`queue.py`). Knows no
-`send`.
+A request carries batches of one partition; requests are pipelined and answered in order. A failed
+connection is reported to the queues of all that was in flight on it, which say what is sent again (`queue.py`). Knows
+no `send`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
 class Owner(Protocol):
-    """What a link needs of its producer."""
+    """What a sender needs of its producer."""
 
     def identity(self, not_this: int | None) -> Identity:
         """The producer's id, a new one if that was used up. Lock not held; asks the cluster."""
 
     def take_in_topics(self) -> Failed:
-        """Look at what the cluster tells of the topics now, and give partitions to the links of their leaders, if these
-        have threads. Lock held; returns what has no partition any more."""
+        """Look at what the cluster says of the topics now, and give partitions to the senders of their leaders, if
+        these have threads. Lock held; returns what has no partition any more."""
 
     def topics(self) -> list[str]:
         """The topics that were sent to. Lock held."""
 
     def has_work(self, queue: PartitionQueue, at: float) -> None:
-        """Have the link of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock held.
+        """Have the sender of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock held.
 
-        A link calls this when it is done with batches of a queue. The queue may have another leader by then, whose link
-        does not know that they are back in the queue, or that there is room in flight again."""
+        A sender calls this when it is done with batches of a queue. The queue may have another leader by then, whose
+        sender does not know that they are back in the queue, or that there is room in flight again."""
 
 
 class _Contents(NamedTuple):
@@ -75,10 +75,9 @@ class _Request(NamedTuple):
     queue: PartitionQueue
     batches: list[Batch]
     contents: list[_Contents]
-    deadline: float
 
 
-class BrokerLink:
+class Sender:
     """Sends to one broker. That of broker -1 has the partitions without a leader; it never gets a connection.
 
     Args:
@@ -174,7 +173,7 @@ class BrokerLink:
                 if not self._turn():
                     return
             except Exception as error:  # a defect of ours: told to whoever waits, and logged
-                log.exception("producer_link_failed", broker_id=self.broker_id)
+                log.exception("producer_sender_failed", broker_id=self.broker_id)
                 self._fail_everything(InternalError(reason=f"{type(error).__name__}: {error}"))
 
     def _turn(self) -> bool:
@@ -225,7 +224,7 @@ class BrokerLink:
             else:
                 while size < _TURN_BYTES and (batches := queue.take(now, self._request_bytes)):
                     size += sum(batch.size for batch in batches)
-                    requests += self._requests(queue, batches, now)
+                    requests += _requests(queue, batches)
                 if size >= _TURN_BYTES:
                     self._active[queue] = self._active.pop(queue)  # its turn comes after the others'
                     break
@@ -236,19 +235,6 @@ class BrokerLink:
                 if at is not None and (wake_at is None or at < wake_at):
                     wake_at = at
         return requests, self._accumulator.finish(failed), wake_at, in_need
-
-    def _requests(self, queue: PartitionQueue, batches: list[Batch], now: float) -> list[_Request]:
-        """Batches of their first time travel together. One that is sent again travels alone, so that its own answer
-        says what became of it; and so does each where the broker can not tell what it has."""
-        deadline = now + self._request_timeout
-        together = batches[0].identity is not None and batches[0].sends == 1
-        groups = [batches] if together else [[batch] for batch in batches]
-        requests = []
-        for group in groups:
-            limit = min(deadline, max(batch.deadline for batch in group))
-            contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
-            requests.append(_Request(queue.topic_id, queue, group, contents, limit))
-        return requests
 
     def _refresh(self) -> None:
         """Ask who leads what. That it fails says nothing new: the queues have their failures and deadlines."""
@@ -295,8 +281,9 @@ class BrokerLink:
                     )
                 else:
                     lost = None
+                    due = time.monotonic() + self._request_timeout
                     for correlation_id, request in framed:
-                        link.sends(correlation_id, request, request.deadline)
+                        link.sends(correlation_id, request, min(due, max(batch.deadline for batch in request.batches)))
             if lost is not None:
                 self._not_sent(requests, lost)
                 return
@@ -569,6 +556,17 @@ class BrokerLink:
         else:
             outcomes += queue.refused_together(batches, error, now)
         return outcomes
+
+
+def _requests(queue: PartitionQueue, batches: list[Batch]) -> list[_Request]:
+    """Batches of their first time travel together. One that is sent again travels alone, so that its own answer says
+    what became of it; and so does each where the broker cannot say what it has."""
+    together = batches[0].identity is not None and batches[0].sends == 1
+    requests = []
+    for group in [batches] if together else [[batch] for batch in batches]:
+        contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
+        requests.append(_Request(queue.topic_id, queue, group, contents))
+    return requests
 
 
 def _by_queue(requests: list[_Request]) -> dict[PartitionQueue, list[Batch]]:

@@ -19,7 +19,7 @@ from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
 from kafkalog.client.producer.partitioner import partition_for_key
-from kafkalog.client.producer.sender import BrokerLink
+from kafkalog.client.producer.sender import Sender
 from kafkalog.errors import (
     BatchTooLarge,
     BufferExhausted,
@@ -504,19 +504,19 @@ def test_a_flush_in_a_signal_handler_above_a_close_that_gives_up_ends(
     cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[None] = []
-    join = BrokerLink.join
+    join = Sender.join
 
     def flush(*_: object) -> None:
         with pytest.raises(Closed):
             producer.flush()
         failed.append(None)
 
-    def interrupted_join(link: BrokerLink, timeout: float | None = None) -> None:
+    def interrupted_join(sender: Sender, timeout: float | None = None) -> None:
         if not failed:
             signal.raise_signal(signal.SIGUSR1)
-        join(link, timeout)
+        join(sender, timeout)
 
-    monkeypatch.setattr(BrokerLink, "join", interrupted_join)
+    monkeypatch.setattr(Sender, "join", interrupted_join)
     before = signal.signal(signal.SIGUSR1, flush)
     try:
         with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy):
@@ -676,7 +676,7 @@ def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
 
 
 def learn_of_topics(producer: Producer) -> None:
-    """As a link does after it asked for the topics."""
+    """As a sender does after it asked for the topics."""
     with producer._lock:
         called = producer._accumulator.finish(producer.take_in_topics())
     producer._accumulator.call_back(called)
@@ -785,7 +785,7 @@ def test_partitions_stay_with_their_leader_until_the_link_to_the_next_one_has_a_
         machine.on = False
         assert producer._lock.run(producer.take_in_topics) == []
         assert {queue.leader for queue in producer._routes[made].queues} == {77}
-        assert producer._links[77]._thread.is_alive()
+        assert producer._senders[77]._thread.is_alive()
         producer._cluster.remember(info)
         producer._lock.run(producer.take_in_topics)
     assert machine.refused
@@ -808,7 +808,7 @@ def test_a_link_that_a_send_makes_while_the_producer_closes_leaves_no_thread(
     monkeypatch.setattr(producer._cluster, "topic", close_meanwhile)
     with pytest.raises(Closed):
         producer.send(made, b"x")
-    assert not [link for link in producer._links.values() if link._thread.is_alive()]
+    assert not [sender for sender in producer._senders.values() if sender._thread.is_alive()]
 
 
 def test_a_close_with_a_timeout_does_not_wait_for_a_link_that_asks_the_cluster(
@@ -825,14 +825,14 @@ def test_a_close_with_a_timeout_does_not_wait_for_a_link_that_asks_the_cluster(
         producer = Producer(shared)
         delivery = producer.send(made, b"x", partition=0)
         assert asks.wait(30)
-        [link] = producer._links.values()
+        [sender] = producer._senders.values()
         with pytest.raises(RequestTimedOut):
             producer.close(timeout=0)
-        assert link._thread.is_alive()
+        assert sender._thread.is_alive()
         assert isinstance(delivery.exception(0), Closed)
         answers.set()
-        link.join(30)
-        assert not link._thread.is_alive()
+        sender.join(30)
+        assert not sender._thread.is_alive()
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

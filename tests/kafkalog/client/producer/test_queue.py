@@ -471,7 +471,7 @@ def test_what_falls_due_first_is_what_the_link_wakes_for() -> None:
     assert queue.wake_at() == 11.0  # the pause
 
 
-def test_a_deadline_that_passes_during_the_pause_wakes_the_link() -> None:
+def test_a_deadline_that_passes_during_the_pause_wakes_the_sender() -> None:
     queue = make_queue()
     first = queue.start_batch(linger_until=0.0, deadline=5.5)
     queue.start_batch(linger_until=0.0, deadline=2.0)
