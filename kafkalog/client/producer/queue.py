@@ -2,7 +2,7 @@
 
 One `PartitionQueue` holds the batches of one partition in order:
 
-    open -> ready -> unacked (flying | to be sent again) -> acked or failed
+    open -> ready -> unacked (in flight | to be sent again) -> acked or failed
 
 Sequence numbers are given when a batch first leaves `ready`. The rules that keep retries from doubling or reordering:
 - A batch is sent again under the (producer id, epoch, sequence) of its first time, so that the broker knows it.
@@ -69,7 +69,7 @@ class Batch:
 
     __slots__ = (
         "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error",
-        "flying", "headers", "identity", "is_mixed", "keys", "linger_until", "lost", "maybe_written", "observed",
+        "headers", "identity", "is_in_flight", "is_mixed", "keys", "linger_until", "lost", "maybe_written", "observed",
         "queue", "sends", "sequence", "size", "size_limit", "timestamps_us", "values",
     )  # fmt: skip
 
@@ -87,7 +87,8 @@ class Batch:
         self.body: Body | None = None
         self.identity: Identity | None = None
         self.sequence = -1
-        self.is_mixed = self.flying = self.lost = self.maybe_written = self.done = self.observed = self.awaited = False
+        self.is_mixed = self.is_in_flight = self.lost = self.maybe_written = False
+        self.done = self.observed = self.awaited = False
         self.base_offset = -1
         self.error: KafkalogError | None = None
 
@@ -142,7 +143,7 @@ class PartitionQueue:
 
     Attributes:
         identity: set from outside when `needs_identity` says so; of another producer id than `used_up`.
-        flying: batches whose answer is awaited.
+        in_flight: batches whose answer is awaited.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.ready: deque[Batch] = deque()
         self.unacked: deque[Batch] = deque()
-        self.flying = 0
+        self.in_flight = 0
         self.identity: Identity | None = None
         self.last_failure: KafkalogError | None = None
         self._idempotent = idempotent
@@ -231,33 +232,34 @@ class PartitionQueue:
         """Whether `take` would give something."""
         if now < self._retry_at:
             return False
-        if len(self.unacked) > self.flying:
-            return not self.flying
-        return bool(self.ready) and self.flying < self._window and not self._broken
+        if len(self.unacked) > self.in_flight:
+            return not self.in_flight
+        return bool(self.ready) and self.in_flight < self._window and not self._broken
 
     def wake_at(self) -> float | None:
         """When something falls due by itself: a linger, a pause, a deadline; None if nothing is held here."""
         times = []
         if self.open is not None:
             times.append(self.open.linger_until)
-        waiting = len(self.unacked) > self.flying
+        waiting = len(self.unacked) > self.in_flight
         if waiting or self.ready:
-            if not self.flying:
+            if not self.in_flight:
                 times.append(self._retry_at)
-            first = next((batch for batch in self.unacked if not batch.flying), None) if waiting else self.ready[0]
+            held = (batch for batch in self.unacked if not batch.is_in_flight)
+            first = next(held, None) if waiting else self.ready[0]
             assert first is not None
             times.append(first.deadline)
         return min(times, default=None)
 
     def take(self, now: float, bytes_max: int) -> list[Batch]:
-        """The batches to send now, in order, at least one if `can_send`; they count as flying from here on."""
+        """The batches to send now, in order, at least one if `can_send`; they are in flight from here on."""
         if not self.can_send(now):
             return []
-        again = len(self.unacked) > self.flying
+        again = len(self.unacked) > self.in_flight
         taken: list[Batch] = []
         source = iter(list(self.unacked)) if again else iter(())
         size = 0
-        while self.flying < self._window:
+        while self.in_flight < self._window:
             if again:
                 batch = next(source, None)
                 if batch is None:
@@ -275,9 +277,9 @@ class PartitionQueue:
                 assert self.identity is not None
                 batch.identity, batch.sequence = self.identity, self._next_sequence
                 self._next_sequence = (self._next_sequence + batch.count) % SEQUENCE_MODULUS
-            batch.flying = True
+            batch.is_in_flight = True
             batch.sends += 1
-            self.flying += 1
+            self.in_flight += 1
             size += batch.size
             taken.append(batch)
         return taken
@@ -350,10 +352,10 @@ class PartitionQueue:
 
     def _landed(self, batch: Batch) -> bool:
         """Whether the batch was still awaited: one that was given up (`clear`) may be answered all the same."""
-        if not batch.flying:
+        if not batch.is_in_flight:
             return False
-        batch.flying = False
-        self.flying -= 1
+        batch.is_in_flight = False
+        self.in_flight -= 1
         return True
 
     def _pause(self, now: float) -> None:
@@ -366,7 +368,7 @@ class PartitionQueue:
 
     def _settled(self) -> Failed:
         """Once all is answered, close a gap in the sequence: a higher epoch, from 0."""
-        if not self._broken or self.flying:
+        if not self._broken or self.in_flight:
             return []
         self._broken = False
         failed: Failed = []
@@ -392,12 +394,12 @@ class PartitionQueue:
             batch.identity = None
 
     def expired(self, now: float) -> Failed:
-        """Take out what waits beyond its deadline. What flies has an answer or a lost connection to come."""
+        """Take out what waits beyond its deadline. What is in flight has an answer or a lost connection to come."""
         failed: Failed = []
         for waiting in (self.unacked, self.ready):
             if not waiting or waiting[0].deadline > now:
                 continue
-            late = [batch for batch in waiting if not batch.flying and batch.deadline <= now]
+            late = [batch for batch in waiting if not batch.is_in_flight and batch.deadline <= now]
             for batch in late:
                 waiting.remove(batch)
                 failed.append((batch, self._timed_out()))
@@ -418,7 +420,7 @@ class PartitionQueue:
         Returns:
             Whether it was possible: not while an answer is awaited.
         """
-        if self.flying:
+        if self.in_flight:
             return False
         self.topic_id = topic_id
         for batch in self.unacked:
@@ -427,17 +429,17 @@ class PartitionQueue:
         return True
 
     def clear(self) -> list[Batch]:
-        """Give up: every batch that is left, flying ones too, whose answers then mean nothing any more.
+        """Give up: every batch that is left, those in flight too, whose answers then mean nothing any more.
 
         The queue may be used again. What is given up leaves a gap in the sequence, or is in the log after all.
         """
         self.close_batch()
         left = [*self.unacked, *self.ready]
         for batch in left:
-            batch.flying = False
+            batch.is_in_flight = False
         self.unacked.clear()
         self.ready.clear()
-        self.flying = 0
+        self.in_flight = 0
         self._broken = self._broken or any(batch.identity is not None for batch in left)
         self._settled()
         return left

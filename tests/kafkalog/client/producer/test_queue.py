@@ -159,14 +159,14 @@ class Simulation:
             self.fail(self.queue.refused_together(batches, result, self.now))
 
     def cut(self, arrive_late: bool) -> None:
-        flying = [batch for batches, _ in self.answers for batch in batches]
-        flying += [frame.batch for frames in self.frames for frame in frames]
+        in_flight = [batch for batches, _ in self.answers for batch in batches]
+        in_flight += [frame.batch for frames in self.frames for frame in frames]
         if arrive_late:
             self.late.extend(frame for frames in self.frames for frame in frames)
         self.frames.clear()
         self.answers.clear()
-        if flying:
-            self.fail(self.queue.lost(flying, LOST, self.now))
+        if in_flight:
+            self.fail(self.queue.lost(in_flight, LOST, self.now))
 
     def arrive(self) -> None:
         """A frame of a connection that is gone reaches the log after all."""
@@ -486,7 +486,7 @@ def test_what_did_not_leave_goes_again_after_a_pause_under_its_number() -> None:
     batches = [add(queue), add(queue)]
     assert queue.take(0.0, 1 << 20) == batches
     assert queue.unsent(batches, LOST, now=5.0) == []
-    assert queue.last_failure is LOST and queue.flying == 0
+    assert queue.last_failure is LOST and queue.in_flight == 0
     assert queue.take(5.5, 1 << 20) == [] and queue.wake_at() == 6.0
     assert queue.take(6.0, 1 << 20) == batches
     assert [batch.sequence for batch in batches] == [0, 1]
@@ -497,9 +497,9 @@ def test_a_batch_without_an_answer_leaves_the_queue_when_it_is_sent() -> None:
     first, second = add(queue), add(queue)
     queue.take(0.0, 1 << 20)
     queue.dropped(second)
-    assert list(queue.unacked) == [first] and queue.flying == 1
+    assert list(queue.unacked) == [first] and queue.in_flight == 1
     queue.dropped(first)
-    assert queue.is_idle and queue.flying == 0
+    assert queue.is_idle and queue.in_flight == 0
 
 
 def test_a_topic_made_anew_starts_with_nothing_of_unknown_fate() -> None:
@@ -541,11 +541,11 @@ def test_without_idempotence_batches_carry_no_numbers() -> None:
     assert queue.is_idle
 
 
-@pytest.mark.parametrize("flying", [False, True])
-def test_giving_up_hands_back_everything(flying: bool) -> None:
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_giving_up_hands_back_everything(in_flight: bool) -> None:
     queue = make_queue()
     first, second = add(queue), add(queue)
-    if flying:
+    if in_flight:
         queue.take(0.0, 100)
     queue.start_batch(0.0, TIMEOUT)
     assert len(queue.clear()) == 3
@@ -566,7 +566,7 @@ def test_answers_that_come_after_giving_up_are_nothing_to_the_queue_which_goes_o
     assert queue.lost([late[3]], LOST, now=0.0) == []
     assert queue.unsent([late[4]], LOST, now=0.0) == []
     queue.dropped(late[4])
-    assert queue.flying == 0
+    assert queue.in_flight == 0
     assert queue.last_failure is None
     assert queue.take(0.0, 1 << 20) == [following]
     if idempotent:
