@@ -8,6 +8,7 @@ its share.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
@@ -41,7 +42,7 @@ log = get_logger(__name__)
 
 _POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
-_ANY_BROKER = -2  # key of failures to find out who leads; those of partitions without a leader are under NO_LEADER
+_ANY_BROKER = -2  # key of failures to find out who leads
 
 _Taken = TypeVar("_Taken")
 
@@ -55,7 +56,7 @@ class Source:
         error: to be raised once `arrived` is used up.
         failure: what was raised for it last, since it was sought.
         asked: the request for it that is unanswered.
-        trouble: it alone cannot be read just now, and is tried again.
+        trouble: it alone cannot be read just now (no broker has opened its log, or none can), and is tried again.
         reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
         broker_id: of its leader, as last told.
     """
@@ -137,6 +138,12 @@ class _Trouble:
         assert self.retry.since is not None
         self.retry.since += seconds
 
+    def tried(self, now: float) -> None:
+        """It is tried. That this could not be done when it was due, for its broker was away or nobody drove, does not
+        count."""
+        self.forget(now - self.retry_at)
+        self.retry_at = now
+
     def failed(self, now: float) -> bool:
         """It did so again; whether it is to be tried another time."""
         pause = self.retry.failed(now)
@@ -161,7 +168,9 @@ class Fetcher:
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
         self._found_error = False  # a source that cannot go on, while asking: whoever waits for it is to look
-        self._complaint = Complaint(log, "fetching_held_up")
+        self._refreshed_at = -math.inf  # when it was last asked who leads
+        # By broker, and for partitions by the directory too: a full disk is one complaint, however many are on it.
+        self._complaints: dict[tuple[int, object], Complaint] = {}
         self._late_error: KafkalogError | None = None
         self._restart = restart
         self._drive_unfinished = False  # the driving thread has not come back, or was interrupted
@@ -304,10 +313,11 @@ class Fetcher:
 
     def _drive_guarded(self, wait: bool, end: float | None) -> None:
         """Drive. If nobody waits, an error is for who comes next."""
-        # Nobody tried again while nobody drove: that counts like the longest pause between two tries, not more.
+        # Nobody tried again while nobody drove: that counts like the longest pause between two tries, not more. For a
+        # source's trouble, see `_Trouble.tried`.
         pause = self._settings.retry_backoff_max_ms / 1000
         uncounted = max(0.0, time.monotonic() - self._left_at - pause)
-        for trouble in self._all_troubles():
+        for trouble in self._troubles.values():
             trouble.forget(uncounted)
         try:
             self._drive(wait, end)
@@ -325,6 +335,7 @@ class Fetcher:
         """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
         looked_at = time.monotonic()
         self._found_error = False
+        self._check_deadlines(looked_at)
         self._ask_all()
         if not wait or self._found_error:
             return
@@ -352,8 +363,6 @@ class Fetcher:
             broker_id, link = by_fd[fd]
             if self._links.get(broker_id) is link:  # else it was lost while another's answer was taken in
                 self._receive(broker_id, link)
-        if not events:
-            self._check_deadlines()
 
     def _ask_all(self) -> None:
         """Ask each leader for what is wanted of it; before that, if need be, who leads."""
@@ -397,7 +406,8 @@ class Fetcher:
             topic = self._cluster.topic(partition.topic, patient=False)
             if topic.topic_id == topic_id:
                 broker_id = self._cluster.leader(topic, partition.partition).broker_id
-                source.broker_id = broker_id
+                if source.broker_id != broker_id:
+                    source.broker_id, source.trouble = broker_id, None
                 return broker_id
             source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
             self._found_error = True
@@ -406,22 +416,44 @@ class Fetcher:
             self._found_error = True
         except LeaderNotAvailable as error:
             source.broker_id = error.facts["broker_id"]
-            if not self._is_paused(source.broker_id):
-                self._failed(source.broker_id, error)
+            return self._without_leader(source, error)
         except RetriableError as error:
             if not self._is_paused(_ANY_BROKER):
                 self._failed(_ANY_BROKER, error)
         return None
 
+    def _without_leader(self, source: Source, error: LeaderNotAvailable) -> int | None:
+        """There was no leader by what the cluster said last. Ask again, if that was before this try was due. A log
+        that no broker has opened is its partition's trouble, a broker that is away that of all that it leads."""
+        unopened = source.broker_id == NO_LEADER
+        trouble = source.trouble if unopened else self._troubles.get(source.broker_id)
+        if trouble is not None:
+            now = time.monotonic()
+            if now < trouble.retry_at:
+                return None
+            if self._refreshed_at < trouble.retry_at and not self._is_paused(_ANY_BROKER):
+                self._refresh()
+                if self._refreshed_at >= trouble.retry_at:
+                    return self._leader_of(source)
+            if unopened:
+                trouble.tried(now)
+        if unopened:
+            with self.lock:
+                self._source_failed(source, error)
+        else:
+            self._failed(source.broker_id, error)
+        return None
+
     def _refresh(self) -> None:
         with self.lock:
             names = {source.topic_partition.topic for source in self.sources}
+        now = time.monotonic()
         try:
             self._cluster.refresh(sorted(names), patient=False)
         except RetriableError as error:
             self._failed(_ANY_BROKER, error)
         else:
-            self._stale = False
+            self._stale, self._refreshed_at = False, now
             self._troubles.pop(_ANY_BROKER, None)
 
     def _ask(self, broker_id: int, link: Link[_Asked], sources: list[Source]) -> None:
@@ -433,13 +465,16 @@ class Fetcher:
         fetch.max_bytes = settings.fetch_max_bytes
         timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
         asked = _Asked()
+        now = time.monotonic()
         with self.lock:
             # Whoever has least comes first: the broker fills its answer in this order.
             for source in sorted(sources, key=lambda source: source.arrived_bytes):
                 source.reader.ask(fetch, settings.max_partition_fetch_bytes)
                 source.asked = asked
+                if source.trouble is not None:
+                    source.trouble.tried(now)
                 asked.sources.append(source)
-        link.sends(header.correlation_id, asked, time.monotonic() + timeout)
+        link.sends(header.correlation_id, asked, now + timeout)
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
@@ -511,15 +546,17 @@ class Fetcher:
     def _failed(self, broker_id: int, error: KafkalogError) -> None:
         """A broker was not reached, or was the wrong one. Raises the error if that goes on for too long."""
         now = time.monotonic()
-        self._stale = True
         trouble = self._troubles.get(broker_id)
+        # That nobody leads was said by what is known: it is asked again when the next try is due.
+        self._stale = self._stale or not isinstance(error, LeaderNotAvailable)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
         if not trouble.failed(now):
+            self._stale = True
             del self._troubles[broker_id]
             raise error
         if not self.closed:  # else it was us
-            self._complaint.failed(error, trouble.retry.until, broker_id=broker_id)
+            self._complain(broker_id, error, trouble)
 
     def _source_failed(self, source: Source, error: KafkalogError) -> None:
         """Lock held: one partition cannot be read just now. Its error, if that goes on for too long."""
@@ -527,14 +564,22 @@ class Fetcher:
         if source.trouble is None:
             source.trouble = _Trouble(self._settings, now)
         if source.trouble.failed(now):
-            self._complaint.failed(error, source.trouble.retry.until, partition=str(source.topic_partition))
+            self._complain(source.broker_id, error, source.trouble, partition=str(source.topic_partition))
         else:
             source.error, source.trouble = error, None
+            self._stale = self._found_error = True
 
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
+    def _complain(self, broker_id: int, error: KafkalogError, trouble: _Trouble, **facts: object) -> None:
+        what = (broker_id, error.facts.get("directory"))
+        complaint = self._complaints.get(what)
+        if complaint is None:
+            complaint = self._complaints[what] = Complaint(log, "fetching_held_up")
+        complaint.failed(error, trouble.retry.until, broker_id=broker_id, **facts)
+
+    def _check_deadlines(self, now: float) -> None:
+        """Give up connections on which an answer is overdue; one that has come and was not looked at is not."""
         for broker_id, link in list(self._links.items()):
-            if link.deadline <= now:
+            if link.deadline <= now and link.connection.is_quiet():
                 self._drop(broker_id, link)
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
                 self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))

@@ -263,17 +263,22 @@ def test_an_error_that_comes_while_nobody_waits_is_for_who_comes_next() -> None:
     waiting.close()
 
 
+class Keeping(Answering):
+    """A connection that keeps which partitions were asked for."""
+
+    def __init__(self, asked: list[list[int]]) -> None:
+        self._asked = asked
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        header = pb.RequestHeader.FromString(b"".join(pieces)[PREFIX_SIZE:])
+        self._asked.append([part.partition for part in header.fetch.partitions])
+
+
 def test_only_one_who_has_nothing_asks_again_before_an_answer_and_who_has_least_comes_first() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     asked: list[list[int]] = []
-
-    class Keeping(Answering):
-        def send(self, pieces: Sequence[bytes | memoryview]) -> None:
-            header = pb.RequestHeader.FromString(b"".join(pieces)[PREFIX_SIZE:])
-            asked.append([part.partition for part in header.fetch.partitions])
-
-    cluster.connect_data = lambda broker_id: Keeping()
+    cluster.connect_data = lambda broker_id: Keeping(asked)
     first, second = waiting.sources
     batch: Any = SimpleNamespace(header=SimpleNamespace(length=100))
     first.put_back([batch])
@@ -466,38 +471,182 @@ def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(monke
     waiting.close()
 
 
-def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up(
+def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
     monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     refreshed: list[float] = []
-    opened = False
+    opened: set[int] = {0}
 
     def leader(topic: object, number: int) -> SimpleNamespace:
-        if not opened:
+        if number not in opened:
             raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
         return SimpleNamespace(broker_id=1)
 
     cluster: Any = Unreachable()
     cluster.leader = leader
+    cluster.connect_data = lambda broker_id: Keeping([])
     cluster.refresh = lambda names, patient: refreshed.append(now)
-    waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
-    given_up: float | None = None
-    while now < 10 and given_up is None:
-        try:
-            waiting._ask_all()
-        except LeaderNotAvailable:
-            given_up = now
-        now = round(now + 0.1, 1)
-    assert given_up == 3.0
-    assert refreshed == [0.1, 0.2, 0.5, 0.9, 1.7, 2.7], "a question for each pause"
+    waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
+    good, unopened = waiting.sources
+    while now < 10 and unopened.error is None:
+        waiting._ask_all()
+        assert good.asked is not None, "the other is read meanwhile"
+        if unopened.trouble is not None:
+            assert unopened.trouble in waiting._all_troubles(), "it wakes who drives"
+        now += 0.125
+    assert isinstance(unopened.error, LeaderNotAvailable)
+    assert now == 3.125
+    assert refreshed == [0.125, 0.375, 0.875, 1.875, 2.875, 3.0], "before each try, the last one too"
+    unopened.error = None  # taken by a reader
     waiting._ask_all()
-    assert list(waiting._troubles) == [-1], "it is tried as long another time"
-    opened = True
+    assert refreshed[-1] == 3.125 and unopened.trouble is not None, "it is tried as long another time"
+    opened.add(1)
+    now = unopened.trouble.retry_at
     waiting._ask_all()
-    assert list(waiting._troubles) == [1]
-    waiting.sources = []
-    waiting._ask_all()
-    assert waiting._troubles == {}
+    assert unopened.asked is not None and unopened.trouble is None
+    waiting.close()
+
+
+def test_a_log_that_is_opened_between_two_tries_is_found_by_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known then is one pause old: it is asked again first."""
+    now = 0.0
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+    known_to_be_led = led = False
+
+    def leader(topic: object, number: int) -> SimpleNamespace:
+        if not known_to_be_led:
+            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=broker_id)
+        return SimpleNamespace(broker_id=1)
+
+    def refresh(names: object, *, patient: bool) -> None:
+        nonlocal known_to_be_led
+        known_to_be_led = led
+
+    cluster: Any = Unreachable()
+    cluster.leader, cluster.refresh = leader, refresh
+    cluster.connect_data = lambda broker_id: Keeping([])
+    for broker_id in (-1, 7):  # noqa: B007 - no broker has opened it; the one that did is away
+        now, known_to_be_led, led = 0.0, False, False
+        waiting = fetching(cluster, retry_backoff_ms=1000, retry_timeout_ms=1000)
+        waiting._ask_all()
+        now = 0.5
+        waiting._ask_all()
+        led, now = True, 1.0
+        waiting._ask_all()
+        assert all(source.asked is not None and source.error is None for source in waiting.sources)
+        waiting.close()
+
+
+def test_a_partition_that_is_not_opened_yet_has_its_time_though_another_was_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As topics are created one after the other, for longer than retry.timeout.ms."""
+    now = 0.0
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+    opened: set[int] = set()
+
+    def leader(topic: object, number: int) -> SimpleNamespace:
+        if number not in opened:
+            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
+        return SimpleNamespace(broker_id=1)
+
+    cluster: Any = Unreachable()
+    cluster.leader = leader
+    cluster.connect_data = lambda broker_id: Keeping([])
+    waiting = fetching(cluster, retry_backoff_ms=250, retry_backoff_max_ms=250, retry_timeout_ms=1000)
+    first, second = waiting.sources
+    waiting.sources = [first]
+    for now in (0.0, 0.25, 0.5, 0.75):  # noqa: B007
+        waiting._ask_all()
+    waiting.sources = [first, second]
+    opened.add(0)
+    for now in (1.0, 1.25, 1.5, 1.75):  # noqa: B007
+        waiting._ask_all()
+        assert second.error is None and first.error is None
+    waiting.close()
+
+
+def test_a_partition_is_not_given_up_for_the_time_that_its_broker_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk was full, and nobody could be asked whether it still is."""
+    now = 0.0
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=125, retry_timeout_ms=1000)
+    full = waiting.sources[1]
+    waiting.sources = [full]
+    disk_full = pb.FetchReply(partitions=[{"error": error_to_wire(DiskFull(directory="/data", reason="full"))}])
+
+    def answered_at(moment: float) -> None:
+        nonlocal now
+        now = moment
+        link = waiting._links[1] = Link(Keeping([]))  # type: ignore[arg-type]
+        waiting._ask(1, link, [full])
+        waiting._take_in(link.in_flight[0], disk_full, None)
+
+    answered_at(0.0)
+    answered_at(0.5)
+    waiting._drop(1, waiting._links[1])
+    answered_at(30.0)
+    assert full.error is None and full.trouble is not None
+    answered_at(30.5)
+    assert full.error is None
+    for step in range(8):
+        answered_at(30.625 + step * 0.125)
+    assert isinstance(full.error, DiskFull), "while the broker answers, it is"
+    waiting.close()
+
+
+def test_a_full_disk_does_not_hold_back_the_warning_of_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting.sources.append(Source(TopicPartition("t", 2), TOPIC_ID, 0))
+    with waiting.lock:
+        for source, directory in zip(waiting.sources, ("/a", "/a", "/b"), strict=True):
+            source.broker_id = 1
+            waiting._source_failed(source, DiskFull(directory=directory))
+    waiting._failed(1, BrokerUnreachable(address="broker 1", reason="connection refused"))
+    waiting._failed(2, BrokerUnreachable(address="broker 2", reason="connection refused"))
+    said = [record.getMessage() for record in caplog.records if "fetching_held_up" in record.getMessage()]
+    assert [next(what for what in ("/a", "/b", "broker 1", "broker 2") if what in line) for line in said] == [
+        "/a",
+        "/b",
+        "broker 1",
+        "broker 2",
+    ]
+    waiting.close()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    """Each time that somebody drives, there is an event of the one that answers, or nobody waits."""
+    now = 0.0
+    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+    poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: [(92, 1)])
+    monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    quiet = {1: True, 2: False, 3: False}
+    for broker_id, deadline in ((1, 1.0), (2, 60.0), (3, 0.5)):
+        connection: Any = SimpleNamespace(
+            address=f"here:{broker_id}",
+            has_buffered=False,
+            fileno=lambda broker_id=broker_id: 90 + broker_id,
+            close=lambda: None,
+            is_quiet=lambda broker_id=broker_id: quiet[broker_id],
+        )
+        waiting._links[broker_id] = link = Link(connection)
+        link.sends(link.next_id(), fetcher_module._Asked(), deadline)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    waiting._receive = lambda broker_id, link: None  # type: ignore[method-assign]
+    for now in (0.9, 1.0):  # noqa: B007
+        assert 1 in waiting._links
+        waiting._drive(wait, None)
+    assert waiting._links.keys() == {2, 3}, "an answer of the third has come and was not looked at yet"
+    assert waiting._troubles.keys() == {1}
     waiting.close()
