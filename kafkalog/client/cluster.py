@@ -455,16 +455,18 @@ class Cluster:
             raise LeaderNotAvailable(partition=str(TopicPartition(topic.name, number)), broker_id=broker_id)
         return broker
 
-    def leader_of(self, partition: TopicPartition, topic_id: bytes | None = None) -> tuple[TopicInfo, BrokerInfo]:
-        """A partition's topic and leader as they were last told.
+    def leader_of(
+        self, partition: TopicPartition, topic_id: bytes | None = None, *, patient: bool = True
+    ) -> tuple[TopicInfo, BrokerInfo]:
+        """A partition's topic and leader as the cluster last said.
 
         Raises:
             UnknownTopicId: the topic of that name has not that id.
             UnknownTopic, UnknownPartition, LeaderNotAvailable.
         """
-        topic = self.topic(partition.topic)
+        topic = self.topic(partition.topic, patient=patient)
         if partition.partition >= len(topic.partitions):  # perhaps it was added since
-            [topic] = self.describe_topics([partition.topic])
+            [topic] = self.describe_topics([partition.topic], patient=patient)
         if topic_id is not None and topic.topic_id != topic_id:
             raise UnknownTopicId(topic_id=topic_id.hex())
         return topic, self.leader(topic, partition.partition)

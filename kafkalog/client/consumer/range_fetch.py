@@ -76,8 +76,11 @@ def fetch_range(
     if start_offset >= end_offset:
         return
     meant = topic_id
-    if meant is None:
-        meant = hint.topic_id if hint is not None else cluster.topic(partition.topic).topic_id
+    if hint is not None:
+        meant = meant or hint.topic_id
+    else:  # the one wait for a first answer: tries that are made again wait for none of their own
+        known = cluster.topic(partition.topic)
+        meant = meant or known.topic_id
     reader = PartitionFetch(partition, meant, start_offset)
     follows_name = topic_id is None and hint is not None
     yield from _RangeFetch(cluster, reader, end_offset, max_bytes, hint, follows_name).run()
@@ -180,7 +183,7 @@ class _RangeFetch:
             leader, self._leader = self._leader, None  # a hint is worth one try
             known = leader
             if leader is None:
-                _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id)
+                _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id, patient=False)
             self._link = Link(self._cluster.borrow_data(leader.broker_id, known))
             self._broker_id = leader.broker_id
         link = self._link
@@ -231,9 +234,9 @@ class _RangeFetch:
         self._cluster.pause(pause)
         try:
             self._cluster.refresh([self._reader.topic_partition.topic], patient=False)
+            topic = self._cluster.topic(self._reader.topic_partition.topic, patient=False)  # UnknownTopic
         except RetriableError:
             return
-        topic = self._cluster.topic(self._reader.topic_partition.topic)  # UnknownTopic
         if topic.topic_id != self._reader.topic_id:
             if self._follows_name:
                 self._reader = PartitionFetch(self._reader.topic_partition, topic.topic_id, self._reader.offset)

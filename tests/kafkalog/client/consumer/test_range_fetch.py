@@ -13,6 +13,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client import cluster as cluster_module
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ClientSettings
 from kafkalog.client.consumer import partition_fetch, range_fetch
@@ -101,6 +102,24 @@ def test_who_knows_the_leader_asks_no_broker_who_it_is(connected: Cluster, fille
     hint = hint_of(connected, filled)
     for topic_id in (hint.topic_id, None):
         assert list(values(fetch_range(cold, filled, topic_id, 3, 9, hint=hint))) == list(range(3, 9))
+    cold.close()
+
+
+def test_who_knows_nothing_waits_once_for_a_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = Cluster("127.0.0.1:1", bootstrap_timeout_ms=5000, retry_timeout_ms=60_000)  # nobody answers there
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(cold, "pause", pause)
+    clock = SimpleNamespace(monotonic=lambda: now)
+    for module in (range_fetch, cluster_module):
+        monkeypatch.setattr(module, "time", clock)
+    with pytest.raises(BrokerUnreachable):
+        list(fetch_range(cold, T0, b"i" * 16, 0, 9))
+    assert now == 5.0
     cold.close()
 
 
@@ -458,10 +477,11 @@ class Brokers:
         self.made: list[Wire] = []
         self.now = 0.0
 
-    def topic(self, name: str) -> SimpleNamespace:
+    def topic(self, name: str, *, patient: bool = True) -> SimpleNamespace:
         return SimpleNamespace(topic_id=self.topic_id, effective={"cleanup.policy": "delete"})
 
-    def leader_of(self, partition: TopicPartition, topic_id: bytes) -> tuple[None, SimpleNamespace]:
+    def leader_of(self, partition: TopicPartition, topic_id: bytes, *, patient: bool) -> tuple[None, SimpleNamespace]:
+        assert not patient, "whoever reads the range tries again"
         return None, SimpleNamespace(broker_id=self.leader)
 
     def refresh(self, names: object, *, patient: bool) -> None:
