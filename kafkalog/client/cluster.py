@@ -155,7 +155,7 @@ class Cluster:
         self._idle: dict[int, list[DataConnection]] = {}
         self._ever_answered = False
         self._stopped = threading.Event()
-        after_fork(self)
+        after_fork(self, Cluster._after_fork_in_child)
 
     @property
     def address(self) -> str:
@@ -530,7 +530,7 @@ class Cluster:
             for data in connections:
                 data.close()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
         stopped, self._stopped = self._stopped.is_set(), threading.Event()
         if stopped:

@@ -5,24 +5,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_Owner = TypeVar("_Owner")
+
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-def after_fork(owner: Any) -> None:
-    """Have `owner.after_fork_in_child()` called in every forked child, for as long as the owner lives."""
-    _owners.add(owner)
+def after_fork(owner: _Owner, let_go: Callable[[_Owner], None]) -> None:
+    """Have `let_go(owner)` called in every forked child, for as long as the owner lives. `let_go` holds no owner: it is
+    a function of the class."""
+    _owners[owner] = let_go
 
 
 def _in_child() -> None:
-    for owner in list(_owners):
+    for owner, let_go in list(_owners.items()):
         try:
-            owner.after_fork_in_child()
+            let_go(owner)
         except Exception:  # a defect; the others must not go on with what is their parent's for it
             log.exception("after_fork_failed", owner=type(owner).__name__)
 

@@ -222,7 +222,7 @@ class Consumer:
         # Of every topic ever assigned, as assigned last: records of a topic that is read no longer may still be
         # committed, and a topic of the same name, made anew, must get none of their offsets.
         self._topic_ids: dict[str, bytes] = {}
-        after_fork(self)
+        after_fork(self, Consumer._after_fork_in_child)
 
     def __enter__(self) -> Self:
         return self
@@ -585,7 +585,7 @@ class Consumer:
         if self._fetcher.closed:
             raise Closed(what="consumer")
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self._fetcher.after_fork_in_child()
 
 

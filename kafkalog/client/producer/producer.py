@@ -28,7 +28,7 @@ from kafkalog.client.producer.delivery import Delivery, TableDelivery
 from kafkalog.client.producer.mutex import TOKEN, is_clients
 from kafkalog.client.producer.partitioner import partition_for_key, random_turn
 from kafkalog.client.producer.queue import Batch, Failed, Identity, OnDelivery, PartitionQueue
-from kafkalog.client.producer.sender import Sender
+from kafkalog.client.producer.sender import Owner, Sender
 from kafkalog.errors import (
     Closed,
     InvalidArgument,
@@ -143,12 +143,13 @@ class Producer:
         self._lock = self._accumulator.lock  # guards routes and senders, and all that the accumulator's lock guards
         self._routes: dict[str, _Route] = {}
         self._senders: dict[int, Sender] = {}
+        self._owner = Owner(self._identity_now, self._take_in_topics, self._topics_sent_to, self._has_work)
         self._is_stopped = False
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
             self._check_acks_all()
-        after_fork(self)
+        after_fork(self, Producer._after_fork_in_child)
         _open.add(self)
 
     def __enter__(self) -> Self:
@@ -238,14 +239,14 @@ class Producer:
                     self._check_lone_size(route, size, key is not None, pairs is not None)
                 batch = self._batch_with_room(route, queue, in_turn, size)
             values = batch.values
-            delivery.index = index = len(values)
+            delivery._index = index = len(values)
             batch.size += size
             batch.timestamps_us.append(timestamp_us)
             if not is_plain or batch.is_mixed:
                 batch.add_key_and_headers(index, key, pairs)
             if on_delivery is not None:
                 batch.add_callback(index, on_delivery)
-            delivery.batch = batch
+            delivery._batch = batch
             values.append(value)  # last: a record without a value here is not there, whatever interrupts this
             if index == self._last_index:
                 self._hurry(batch.queue)
@@ -427,7 +428,7 @@ class Producer:
                 now = time.monotonic()
                 batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
                 self._accumulator.started(batch)
-                self.has_work(queue, batch.linger_until)
+                self._has_work(queue, batch.linger_until)
             batch.charged += charge
             batch.size_limit = wanted
             return batch
@@ -447,7 +448,7 @@ class Producer:
         return False
 
     def _hurry(self, queue: PartitionQueue) -> None:
-        self.has_work(queue, 0.0)
+        self._has_work(queue, 0.0)
         self._accumulator.close_batch(queue)
 
     def _make_whole(self, error: BaseException) -> None:
@@ -468,7 +469,7 @@ class Producer:
                     self._accumulator.forget(queue.drop_open_batch())
                 for batch in queue.unsent_batches():
                     self._accumulator.started(batch)
-                self.has_work(queue, 0.0)
+                self._has_work(queue, 0.0)
         self._accumulator.count_again()
 
     def _close_batches(self) -> None:
@@ -576,7 +577,7 @@ class Producer:
             if queue.leader != each.leader:
                 self._senders[queue.leader].drop(queue)
                 queue.leader = each.leader
-                self.has_work(queue, 0.0)
+                self._has_work(queue, 0.0)
         route.count = len(info.partitions)
         for queue in route.queues[route.count :]:  # of a topic made anew with fewer; a send may still hold one
             number = queue.topic_partition.partition
@@ -594,7 +595,7 @@ class Producer:
                 broker_id,
                 self._cluster,
                 self._accumulator,
-                self,
+                self._owner,
                 acks=self._acks,
                 codec=self._codec,
                 request_bytes=self._settings.max_request_size,
@@ -604,16 +605,16 @@ class Producer:
 
     # --- what the senders ask for
 
-    def topics(self) -> list[str]:
+    def _topics_sent_to(self) -> list[str]:
         """Lock held: the topics that were sent to."""
         return list(self._routes)
 
-    def has_work(self, queue: PartitionQueue, at: float) -> None:
+    def _has_work(self, queue: PartitionQueue, at: float) -> None:
         """Lock held: have the sender of a queue's leader look at it at a time (monotonic), if anything is in it."""
         if not queue.is_idle:
             self._senders[queue.leader].has_work(queue, at)
 
-    def take_in_topics(self) -> Failed:
+    def _take_in_topics(self) -> Failed:
         """Lock held: the cluster was asked anew. Returns what has no partition any more.
 
         A topic with a leader for whose sender no thread can be started stays with the leaders that it had. They refuse
@@ -633,7 +634,7 @@ class Producer:
                 del self._routes[name]
         return failed
 
-    def identity(self, used_up: int | None) -> Identity:
+    def _identity_now(self, used_up: int | None) -> Identity:
         """Lock not held: who this producer is; a new id if that one's epochs are used up. Raises KafkalogError."""
         with self._identity_lock:
             if self._identity is None or self._identity.producer_id == used_up:
@@ -650,7 +651,7 @@ class Producer:
             if each.HasField("error"):
                 raise error_from_wire(each.error)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """The parent sends on what it has; the child has neither its threads nor its connections."""
         self._accumulator.renew_locks()
         self._lock = self._accumulator.lock

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.complaints import Complaint
@@ -37,24 +38,23 @@ _TURN_BYTES = 4 << 20  # sent in one go; then answers and lingering are looked a
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
-class Owner(Protocol):
-    """What a sender needs of its producer."""
+class Owner(NamedTuple):
+    """What a sender needs of its producer.
 
-    def identity(self, not_this: int | None) -> Identity:
-        """The producer's id, a new one if that was used up. Lock not held; asks the cluster."""
+    Attributes:
+        identity: the producer's id, a new one if that is used up which is given. Lock not held; asks the cluster.
+        take_in_topics: looks at what the cluster says of the topics now, and gives partitions to the senders of their
+            leaders, if these have threads. Lock held; returns what has no partition any more.
+        topics: those that were sent to. Lock held.
+        has_work: has the sender of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock
+            held. A sender calls this when it is done with batches of a queue. The queue may have another leader by
+            then, whose sender does not know that they are back in the queue, or that there is room in flight again.
+    """
 
-    def take_in_topics(self) -> Failed:
-        """Look at what the cluster says of the topics now, and give partitions to the senders of their leaders, if
-        these have threads. Lock held; returns what has no partition any more."""
-
-    def topics(self) -> list[str]:
-        """The topics that were sent to. Lock held."""
-
-    def has_work(self, queue: PartitionQueue, at: float) -> None:
-        """Have the sender of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock held.
-
-        A sender calls this when it is done with batches of a queue. The queue may have another leader by then, whose
-        sender does not know that they are back in the queue, or that there is room in flight again."""
+    identity: Callable[[int | None], Identity]
+    take_in_topics: Callable[[], Failed]
+    topics: Callable[[], list[str]]
+    has_work: Callable[[PartitionQueue, float], None]
 
 
 class _Contents(NamedTuple):

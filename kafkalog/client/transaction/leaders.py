@@ -166,7 +166,7 @@ class Leaders:
         self._cluster = cluster
         self._lock = threading.Lock()  # guards _pool
         self._pool: Pool | None = None
-        after_fork(self)
+        after_fork(self, Leaders._after_fork_in_child)
 
     def ask(
         self,
@@ -343,7 +343,7 @@ class Leaders:
         if pool is not None:
             pool.shutdown()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._pool = None
 

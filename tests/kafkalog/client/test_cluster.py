@@ -339,7 +339,7 @@ def test_a_pause_ends_with_the_close_and_a_forked_child_of_a_closed_cluster_is_c
 ) -> None:
     if is_closed:
         connected.close()
-    connected.after_fork_in_child()
+    connected._after_fork_in_child()
     if not is_closed:
         connected.pause(0)
         connected.close()

@@ -107,13 +107,13 @@ def test_one_that_fails_after_a_fork_keeps_none_of_the_others_from_it() -> None:
     class Owner:
         count = 0
 
-        def after_fork_in_child(self) -> None:
+        def let_go(self) -> None:
             Owner.count += 1
             raise OSError("a defect")
 
     owners = [Owner() for _ in range(5)]
     for owner in owners:
-        after_fork(owner)
+        after_fork(owner, Owner.let_go)
 
     def look() -> None:
         assert Owner.count == 5

@@ -678,7 +678,7 @@ def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
 def learn_of_topics(producer: Producer) -> None:
     """As a sender does after it asked for the topics."""
     with producer._lock:
-        called = producer._accumulator.finish(producer.take_in_topics())
+        called = producer._accumulator.finish(producer._take_in_topics())
     producer._accumulator.call_back(called)
 
 
@@ -769,7 +769,7 @@ def test_a_send_that_finds_no_thread_for_its_link_is_told_and_the_next_one_start
     assert values(read(cluster, made, 1)[0]) == [b"x"]
 
 
-def test_partitions_stay_with_their_leader_until_the_link_to_the_next_one_has_a_thread(
+def test_partitions_stay_with_their_leader_until_the_sender_to_the_next_one_has_a_thread(
     cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
@@ -779,22 +779,22 @@ def test_partitions_stay_with_their_leader_until_the_link_to_the_next_one_has_a_
         producer._cluster.remember(info._replace(partitions=tuple(elsewhere)))
         machine = NoThreads(monkeypatch, lambda name: name == "producer-77")
         before = {queue.leader for queue in producer._routes[made].queues}
-        assert producer._lock.run(producer.take_in_topics) == []
+        assert producer._lock.run(producer._take_in_topics) == []
         assert {queue.leader for queue in producer._routes[made].queues} == before
         producer.send(made, b"y", partition=0).result(30)
         machine.on = False
-        assert producer._lock.run(producer.take_in_topics) == []
+        assert producer._lock.run(producer._take_in_topics) == []
         assert {queue.leader for queue in producer._routes[made].queues} == {77}
         assert producer._senders[77]._thread.is_alive()
         producer._cluster.remember(info)
-        producer._lock.run(producer.take_in_topics)
+        producer._lock.run(producer._take_in_topics)
     assert machine.refused
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_that_a_send_makes_while_the_producer_closes_leaves_no_thread(
+def test_a_sender_that_a_send_makes_while_the_producer_closes_leaves_no_thread(
     cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = Producer(cluster.bootstrap_servers)

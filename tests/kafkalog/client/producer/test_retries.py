@@ -201,7 +201,7 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
         suspend(pid)
         try:
             delivery = producer.send(topic, b"1", partition=0)
-            while delivery.batch.queue.last_failure is None:
+            while delivery._batch.queue.last_failure is None:
                 assert not delivery.done()
                 threading.Event().wait(0.005)
         finally:

@@ -405,7 +405,7 @@ def test_without_threads_leaders_are_asked_in_turn_and_a_hint_is_lost(
 def test_a_forked_child_asks_with_threads_of_its_own() -> None:
     asked = Leaders(cast(Cluster, Script(lambda *_: UNREACHABLE, Now())))
     of_the_parent = asked._threads()
-    asked.after_fork_in_child()
+    asked._after_fork_in_child()
     assert asked._threads() is not of_the_parent
     of_the_parent.shutdown()
     asked.close()

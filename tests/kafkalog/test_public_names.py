@@ -1,0 +1,49 @@
+"""What a user of the Python client sees of it, as `dir` lists it. A name that is added here is kept for good."""
+
+from __future__ import annotations
+
+import pytest
+
+import kafkalog
+from kafkalog.client.consumer.consumer import MessageStream
+from kafkalog.client.producer.delivery import Delivery, TableDelivery
+
+PUBLIC = {
+    "Producer": "close flush send send_arrow",
+    "Consumer": "arrow_batches assign assignment close commit committed failures messages position seek streams "
+    "unassign",
+    "Admin": "alter_topic close commit committed create_topic delete_records delete_topic describe_broker "
+    "describe_cluster describe_group describe_topics groups list_offsets recover_partitions reset_offsets topics "
+    "unserved",
+    "AtTimestamp": "count index timestamp_us",
+    "KafkalogError": "add_note args code message retriable to_wire with_traceback",
+    "Message": "count headers index key offset partition timestamp_us topic value",
+    "RecordMetadata": "count index offset partition timestamp_us topic",
+    "TopicPartition": "count index partition topic",
+}
+
+
+def public_names(thing: object) -> list[str]:
+    return [name for name in dir(thing) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_class_shows_what_is_public_and_nothing_else(name: str) -> None:
+    assert public_names(getattr(kafkalog, name)) == PUBLIC[name].split()
+
+
+def test_every_public_class_is_named_here() -> None:
+    assert set(PUBLIC) | {"__version__"} == set(kafkalog.__all__)
+
+
+def test_what_is_handed_out_shows_what_is_public_and_nothing_else() -> None:
+    assert public_names(Delivery) == ["done", "exception", "result"]
+    assert public_names(TableDelivery) == ["done", "exception", "result"]
+    assert public_names(MessageStream) == ["messages"]
+
+
+def test_objects_hide_what_they_keep() -> None:
+    producer, consumer, admin = (made("127.0.0.1:1") for made in (kafkalog.Producer, kafkalog.Consumer, kafkalog.Admin))
+    for each in (producer, consumer, admin):
+        with each:
+            assert public_names(each) == PUBLIC[type(each).__name__].split()
