@@ -72,7 +72,7 @@ class _Kept:
 
     def keep(self, topic: str, value: bytes) -> Delivery:
         delivery = Delivery()
-        delivery.index = len(self.values)
+        delivery._index = len(self.values)
         self.values.append(value)
         self.timestamps_us.append(time_ns() // 1000)
         return delivery

@@ -640,7 +640,8 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
             close=lambda: None,
             is_quiet=lambda broker_id=broker_id: quiet[broker_id],
         )
-        waiting._links[broker_id] = link = Link(connection)
+        link: Link[Any] = Link(connection)
+        waiting._links[broker_id] = link
         link.sends(link.next_id(), fetcher_module._Asked(), deadline)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     waiting._receive = lambda broker_id, link: None  # type: ignore[method-assign]
