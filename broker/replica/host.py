@@ -69,6 +69,7 @@ class Host:
         self.settings = settings
         self.clock = clock
         self._directory = directory
+        self._health = directory.services.health
         self._session = metadata.session
         self._undone = undone
         # Views: replaced, never changed; written by the thread that watches.
@@ -104,8 +105,8 @@ class Host:
         """
         partition = self._hosted.get((topic_id, number))
         if partition is not None:
-            if self._directory.failed is not None:
-                raise StorageFailed(**self._directory.failed.facts)
+            if self._health.failed is not None:
+                self._health.check()
             return partition
         topic = self.metadata.topic_by_id(topic_id)
         if number >= len(topic.replicas):

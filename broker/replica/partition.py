@@ -16,10 +16,10 @@ from broker.replica.visibility import Visibility
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
 from broker.staging.staging import Staged, Staging
-from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.log import Appended, Batch, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import reach
+from broker.storage.segment import FileSlice, Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
 
@@ -93,6 +93,7 @@ class Partition:
         self._closed = False
         self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
         self._waiters: set[Wake] = set()
+        self._reader = log.reader
         self._staging = Staging(directory.services, log.directory, log.label)
         self._visibility = Visibility(log, settings)
         self._applier = Applier(log, self._staging, self._visibility)
@@ -118,41 +119,41 @@ class Partition:
         return outcomes
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
-        """A description of the bytes from an offset on; see Log.read."""
+        """A description of the bytes from an offset on; see Reader.read."""
         if self._closed:
             raise self._not_here()
         try:
-            return self.log.read(offset, max_bytes, hint, self._visibility.readable_end)
+            return self._reader.read(offset, max_bytes, hint, self._visibility.readable_end)
         except Closed:
             raise self._not_here() from None
 
     @property
     def start_offset(self) -> int:
         """The first offset that may be read."""
-        return self.log.start_offset
+        return self._reader.view.start_offset
 
     @property
     def end_offset(self) -> int:
         """The offset that the next record gets."""
-        return self.log.end_offset
+        return self._reader.view.end_offset
 
     @property
     def readable_end_offset(self) -> int:
         """Readers may read up to it; see `Visibility`."""
-        return self._visibility.readable_end(self.log.view)
+        return self._visibility.readable_end(self._reader.view)
 
     @property
     def size_bytes(self) -> int:
-        return self.log.view.size_bytes
+        return self._reader.view.size_bytes
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
-        """(offset, timestamp_us) of the first readable record at or after a timestamp; see Log.offset_for_timestamp."""
+        """(offset, timestamp_us) of the first readable record at or after a timestamp; see Reader."""
         with self._hosted():
-            return self.log.offset_for_timestamp(timestamp_us, self._visibility.readable_end)
+            return self._reader.offset_for_timestamp(timestamp_us, self._visibility.readable_end)
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
         """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""
-        view = self.log.view
+        view = self._reader.view
         return reach(view, offset, max_bytes, self._visibility.readable_end(view))
 
     def delete_before(self, offset: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from broker.replica.host import Host
 from broker.replica.partition import Partition
-from broker.storage.file_slice import FileSlice, Hint
+from broker.storage.segment import FileSlice, Hint
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.broker_pb2 import ListOffsetsRequest

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.staging.file import STAGED_SUFFIX, StagedFile
 from broker.staging.format import (
     BATCH,
     DROPPED,
@@ -41,7 +40,17 @@ from broker.staging.format import (
     frame,
     scan_file,
 )
-from broker.staging.part import Part, PartDamaged, ReadBuffer, Write, check_batches, read_batches, write_of
+from broker.staging.part import (
+    STAGED_SUFFIX,
+    Part,
+    PartDamaged,
+    ReadBuffer,
+    StagedFile,
+    Write,
+    check_batches,
+    read_batches,
+    write_of,
+)
 from broker.storage.disk import Buffer, TruncateFailed
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.log import Batch

@@ -81,7 +81,7 @@ class DiskErrors:
 
     def __init__(self, health: DirectoryHealth, label: str) -> None:
         self.check = health.check
-        self._health = health
+        self.health = health
         self._label = label
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
@@ -91,17 +91,17 @@ class DiskErrors:
         thread of its own, for the caller holds locks; until then the log is as good as closed.
         """
         reason = f"{doing} for {self._label}: {getattr(error, 'strerror', None) or error}"
-        failed = StorageFailed(directory=str(self._health.path), reason=reason)
+        failed = StorageFailed(directory=str(self.health.path), reason=reason)
         if isinstance(error, OSError) and is_missing(error):
-            self._health.on_doubt(self._label, failed)
+            self.health.on_doubt(self._label, failed)
             raise Closed(what=f"log of {self._label}") from error
-        self._health.fail(failed)
+        self.health.fail(failed)
         raise failed from error
 
     def refuse(self, error: OSError, doing: str) -> NoReturn:
         """DiskFull, after which all goes on, if the error `passes`; any other takes the directory out of service."""
         if passes(error):
-            raise storage_error(self._health.path, error, f"{doing} for {self._label}") from error
+            raise storage_error(self.health.path, error, f"{doing} for {self._label}") from error
         self.fail(error, doing)
 
     def refuse_to_open(self, error: OSError, doing: str) -> NoReturn:
@@ -110,5 +110,5 @@ class DiskErrors:
         be on the disk."""
         if is_of_a_name(error):
             reason = f"{doing} for {self._label}: {error.strerror}: {error.filename}"
-            raise FileRefused(directory=str(self._health.path), reason=reason) from error
+            raise FileRefused(directory=str(self.health.path), reason=reason) from error
         self.refuse(error, doing)

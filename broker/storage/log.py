@@ -28,10 +28,9 @@ from broker.storage.apply_progress import Progress
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
-from broker.storage.file_slice import FileSlice, Hint
 from broker.storage.loader import open_folder, open_producers
 from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
-from broker.storage.reader import UNKNOWN, EndOf, Reader, View, log_end
+from broker.storage.reader import UNKNOWN, Reader, View
 from broker.storage.retention import expired, roll_is_due
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
@@ -83,6 +82,7 @@ class Log:
     Attributes:
         label: the partition as errors and events name it.
         settings: of the topic, in force; `update_settings` changes them.
+        reader: reads it; has the view, which is replaced as a whole after each change.
         on_flushed: called without arguments, on any thread and with no lock held that an append or a flush needs, after
             `flushed_offset` moved and when the directory failed.
     """
@@ -103,7 +103,7 @@ class Log:
         self._errors = DiskErrors(services.health, label)
         self._disk = services.disk
         self._clock = services.clock
-        self._lock = threading.Lock()  # guards all below, but for reads of _view
+        self._lock = threading.Lock()  # guards all below, but for reads of the view
         self._flush_lock = threading.Lock()  # one flush at a time; before _lock
         self._save_lock = threading.Lock()  # guards _saved, and segments against deletion; before _flush_lock
         self._closed = False
@@ -111,7 +111,7 @@ class Log:
         self._flush_asked = False
         self._flush_timed = False
         self._flush_task = services.flusher.task(label, self.flush)
-        self._reader = Reader(services.disk, label, self._errors, self._usable_view)
+        self.reader = Reader(services.disk, label, self._errors)
         self._producers = Producers(
             label, services.producer_batches_remembered, services.producer_state_max, services.clock
         )
@@ -148,7 +148,7 @@ class Log:
         bases = tuple(segment.base_offset for segment in self._segments)
         flushed_offset = self._flushed_offset
         flushed_position = self._flushed_position if flushed_offset >= self._active.base_offset else UNKNOWN
-        self._view = View(
+        self.reader.view = View(
             start,
             tuple(self._segments),
             bases,
@@ -163,12 +163,12 @@ class Log:
     @property
     def start_offset(self) -> int:
         """The first offset that may be read."""
-        return self._view.start_offset
+        return self.reader.view.start_offset
 
     @property
     def end_offset(self) -> int:
         """The offset that the next record gets."""
-        return self._view.end_offset
+        return self.reader.view.end_offset
 
     @property
     def flushed_offset(self) -> int:
@@ -177,7 +177,7 @@ class Log:
 
     @property
     def view(self) -> View:
-        return self._view
+        return self.reader.view
 
     @property
     def needs_flush_for_ack(self) -> bool:
@@ -202,13 +202,9 @@ class Log:
             self.request_flush()
 
     def _check_usable(self) -> None:
-        self._errors.check()
-        if self._closed:
+        if self._closed or self._errors.health.failed is not None:
+            self._errors.check()
             raise Closed(what=f"log of {self.label}")
-
-    def _usable_view(self) -> View:
-        self._check_usable()
-        return self._view
 
     # --- appending -----------------------------------------------------------------------------------------------
 
@@ -305,8 +301,8 @@ class Log:
         results.extend(appended)
         run.clear()
         self._end_offset = offset
-        view = self._view
-        self._view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
+        view = self.reader.view
+        self.reader.view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
         messages = self._flush_messages
         many = messages is not None and offset - self._flushed_offset >= messages
         if many or position - self._flushed_position >= _FLUSH_AHEAD_BYTES:
@@ -473,7 +469,7 @@ class Log:
             self._flushed_offset = offset
             self._flushed_position = position if segment is self._active else 0
             known = self._flushed_position if offset >= self._active.base_offset else UNKNOWN
-            self._view = self._view._replace(flushed_offset=offset, flushed_position=known)
+            self.reader.view = self.reader.view._replace(flushed_offset=offset, flushed_position=known)
 
     def checkpoint(self) -> None:
         """Flush, and save all that shortens the next start: index, producers, recovery point.
@@ -499,34 +495,6 @@ class Log:
             checkpoint = self._snapshots.checkpoint
             self._snapshots.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
             self._saved_offset = end_offset
-
-    # --- reading -------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_of: EndOf = log_end) -> FileSlice:
-        """Where the batches from an offset on stand.
-
-        Args:
-            offset: the slice starts with the batch that holds it.
-            max_bytes: the slice is at most that long, unless its first batch is longer.
-            hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
-            end_of: what the end is for a view; no batch at or behind it is in the slice.
-
-        Returns:
-            A slice of one segment; empty at the end.
-
-        Raises:
-            OffsetOutOfRange: before the start or behind the end.
-            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
-        """
-        return self._reader.read(offset, max_bytes, hint, end_of)
-
-    def offset_for_timestamp(self, timestamp_us: int, end_of: EndOf = log_end) -> tuple[int, int] | None:
-        """(offset, timestamp_us) of the first record at or after a timestamp; None if there is none before the end.
-
-        Raises:
-            CorruptBatch: it may lie in a damaged range.
-        """
-        return self._reader.search(timestamp_us, end_of)
 
     # --- cutting -------------------------------------------------------------------------------------------------
 
@@ -557,9 +525,9 @@ class Log:
         with self._save_lock:
             with self._lock:
                 self._check_usable()
-                view = self._view
+                view = self.reader.view
                 if offset > view.end_offset or offset < 0:
-                    raise self._reader.out_of_range(offset, view, view.end_offset)
+                    raise self.reader.out_of_range(offset, view, view.end_offset)
                 moves = offset > view.start_offset
                 if moves and offset == self._end_offset and self._active.size:
                     self._roll()
@@ -691,9 +659,9 @@ class Log:
         """
         with self._save_lock, self._flush_lock, self._lock:
             self._check_usable()
-            view = self._view
+            view = self.reader.view
             if offset < view.start_offset:
-                raise self._reader.out_of_range(offset, view, view.end_offset)
+                raise self.reader.out_of_range(offset, view, view.end_offset)
             if offset >= view.end_offset:
                 return view.end_offset
             for roll in list(self._unsynced_rolls):
@@ -709,7 +677,7 @@ class Log:
     def _truncate(self, view: View, offset: int) -> None:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
-        position, end_offset = self._reader.boundary(view, number, offset)
+        position, end_offset = self.reader.boundary(view, number, offset)
         # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
         checkpoint = self._snapshots.checkpoint._replace(
             start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)
@@ -785,7 +753,7 @@ class Log:
         finally:
             with self._save_lock, self._flush_lock, self._lock:
                 if not self._closed:
-                    self._closed = True
+                    self._closed = self.reader.closed = True
                     self._flush_task.cancel()
                     for segment in self._segments:
                         segment.close()

@@ -9,11 +9,10 @@ from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
 from broker.storage.disk_errors import DiskErrors
-from broker.storage.file_slice import FileSlice, Hint, SharedFile
 from broker.storage.index import Damage
-from broker.storage.segment import BadHeader, Segment
+from broker.storage.segment import BadHeader, FileSlice, Hint, Segment, SharedFile
 from broker.storage.timestamps import first_record_at
-from kafkalog.errors import CorruptBatch, OffsetOutOfRange
+from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange
 from kafkalog.events import get_logger
 from kafkalog.format.batch import body_fault
 
@@ -106,22 +105,47 @@ def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int
 
 
 class Reader:
-    """Reads of one log.
+    """Reads of one log. Thread-safe.
 
-    Args:
-        view: what is there now; raises StorageFailed or Closed when nothing may be read.
+    Attributes:
+        view: what is there now. The log replaces it, as a whole, after the bytes it speaks of are written.
+        closed: nothing may be read any more.
     """
 
-    def __init__(self, disk: Disk, label: str, errors: DiskErrors, view: Callable[[], View]) -> None:
+    view: View
+
+    def __init__(self, disk: Disk, label: str, errors: DiskErrors) -> None:
+        self.closed = False
         self._disk = disk
         self._label = label
         self._errors = errors
-        self._view = view
+        self._health = errors.health
 
-    def read(self, offset: int, max_bytes: int, hint: Hint | None, end_of: EndOf) -> FileSlice:
-        """`Log.read`."""
+    def _usable_view(self) -> View:
+        if self.closed or self._health.failed is not None:
+            self._errors.check()
+            raise Closed(what=f"log of {self._label}")
+        return self.view
+
+    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_of: EndOf = log_end) -> FileSlice:
+        """Where the batches from an offset on stand.
+
+        Args:
+            offset: the slice starts with the batch that holds it.
+            max_bytes: the slice is at most that long, unless its first batch is longer.
+            hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
+            end_of: what the end is for a view; no batch at or behind it is in the slice.
+
+        Returns:
+            A slice of one segment; empty at the end.
+
+        Raises:
+            OffsetOutOfRange: before the start or behind the end.
+            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
+            StorageFailed, Closed.
+        """
         while True:
-            view = self._view()
+            view = self._usable_view()
             if not view.start_offset <= offset <= view.end_offset:
                 raise self.out_of_range(offset, view, end_of(view))
             try:
@@ -131,10 +155,14 @@ class Reader:
             except OSError as error:
                 self._failed(error)
 
-    def search(self, timestamp_us: int, end_of: EndOf) -> tuple[int, int] | None:
-        """`Log.offset_for_timestamp`."""
+    def offset_for_timestamp(self, timestamp_us: int, end_of: EndOf = log_end) -> tuple[int, int] | None:
+        """(offset, timestamp_us) of the first record at or after a timestamp; None if there is none before the end.
+
+        Raises:
+            CorruptBatch: it may lie in a damaged range. StorageFailed, Closed.
+        """
         while True:
-            view = self._view()
+            view = self._usable_view()
             try:
                 return self._search(view, timestamp_us, end_of(view))
             except FileNotFoundError:
@@ -147,7 +175,7 @@ class Reader:
 
     def _check_moved(self, view: View, offset: int) -> None:
         """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
-        if self._view() is view:
+        if self._usable_view() is view:
             raise CorruptBatch(partition=self._label, offset=offset, reason="its segment's file is gone")
 
     def out_of_range(self, offset: int, view: View, end_offset: int) -> OffsetOutOfRange:

@@ -32,7 +32,7 @@ from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
 from broker.requests import transactions
-from broker.storage.file_slice import FileSlice
+from broker.storage.segment import FileSlice
 from broker.transport.intake import Intake
 from broker.transport.memory_pool import MemoryPools
 from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeader

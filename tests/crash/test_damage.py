@@ -94,7 +94,7 @@ def served(log: Log) -> dict[int, bytes | None]:
     offset = log.start_offset
     while offset < log.end_offset:
         try:
-            with log.read(offset, 1) as one:
+            with log.reader.read(offset, 1) as one:
                 batch = one.read()
             header = check_batch(batch)
         except CorruptBatch:
@@ -268,7 +268,7 @@ def test_the_last_good_record_before_a_hole_over_several_entries_of_the_index_ca
     for offset in hole:
         disk.bytes_of(segment(0))[at[offset] : at[offset + 1]] = bytes(at[offset + 1] - at[offset])
     _, log = open_log(disk)
-    with log.read(hole[0] - 1, 1 << 20) as found:
+    with log.reader.read(hole[0] - 1, 1 << 20) as found:
         assert found.length > 0
     end = SYNCED + UNSYNCED
     assert served(log) == {offset: None if offset in hole else value(offset) for offset in range(end)}
@@ -286,7 +286,7 @@ def test_a_time_is_looked_up_over_a_hole_of_more_entries_of_the_index_than_calls
     disk.bytes_of(segment(0))[at[1] : at[-1]] = bytes(at[-1] - at[1])
     _, log = open_log(disk)
     with pytest.raises(CorruptBatch, match="offsets 1 to 1 are damaged on disk"):
-        log.offset_for_timestamp(5000)
+        log.reader.offset_for_timestamp(5000)
 
 
 def test_damage_that_a_start_found_is_never_looked_for_again() -> None:
@@ -347,7 +347,7 @@ def skipped_over(log: Log) -> list[int]:
     offset = log.start_offset
     while offset < log.end_offset:
         try:
-            with log.read(offset, 1) as one:
+            with log.reader.read(offset, 1) as one:
                 offset = check_batch(one.read()).end_offset
         except CorruptBatch as error:
             left_out += range(offset, error.facts["end_offset"])
@@ -396,11 +396,11 @@ def test_a_record_that_no_batch_holds_leads_on_at_the_next_entry_of_the_index(mo
     monkeypatch.setattr(Segment, "examine", lambda *given: [])
     offsets = log.view.segments[0].index.offsets
     with pytest.raises(CorruptBatch, match="no batch holds it") as caught:
-        log.read(5, 1)
+        log.reader.read(5, 1)
     assert caught.value.facts["end_offset"] == min(offset for offset in offsets if offset > 5) < log.end_offset
     destroy(disk, at, 17)
     with pytest.raises(CorruptBatch, match="no batch holds it") as caught:
-        log.read(17, 1)
+        log.reader.read(17, 1)
     assert caught.value.facts["end_offset"] == log.end_offset
 
 
@@ -444,7 +444,7 @@ def check_nothing_lost(disk: MemoryDisk) -> None:
     _, log = open_log(disk)
     assert log.start_offset == START
     assert served(log) == good()
-    assert log.offset_for_timestamp(PER_SEGMENT) == (PER_SEGMENT, PER_SEGMENT)
+    assert log.reader.offset_for_timestamp(PER_SEGMENT) == (PER_SEGMENT, PER_SEGMENT)
     (again,) = log.append([numbered(END - RECORDS, RECORDS, 8, producer=(PRODUCER, 0, END - RECORDS))])
     assert isinstance(again, Appended)
     assert again.duplicate and again.base_offset == END - RECORDS
@@ -507,9 +507,9 @@ def test_header_that_goes_bad_under_a_running_log_is_found_by_the_reader(base: i
         disk.bytes_of(segment(base))[position + 3] ^= 2
         assert served(log) == good(*range(header.base_offset, header.end_offset))
         with pytest.raises(CorruptBatch) as caught:
-            log.read(header.end_offset - 1, 1)
+            log.reader.read(header.end_offset - 1, 1)
         assert caught.value.facts["offset"] == header.base_offset
         assert caught.value.facts["end_offset"] == header.end_offset
         if position:
-            with log.read(header.base_offset - 1, 1 << 20) as found:
+            with log.reader.read(header.base_offset - 1, 1 << 20) as found:
                 assert found.position + found.length == position  # a slice ends before what is known to be damaged

@@ -155,7 +155,7 @@ def test_read_without_a_descriptor_is_refused_and_appends_go_on() -> None:
     for offset in range(30):
         log.append([numbered(offset)])
     log.flush()  # until then the full segments are open
-    for ask in (lambda: log.read(0, 100), lambda: log.offset_for_timestamp(0)):
+    for ask in (lambda: log.reader.read(0, 100), lambda: log.reader.offset_for_timestamp(0)):
         disk.first = disk.tried
         with pytest.raises(OutOfFiles, match="cannot open a file of /data now: reading for t-0: Too many open files"):
             ask()
@@ -176,11 +176,11 @@ def test_failed_fdatasync_ends_reads_and_writes_until_a_restart() -> None:
     with pytest.raises(StorageFailed, match="fdatasync for t-0: Input/output error"):
         log.flush()
     for action in (
-        lambda: log.read(0, 1),
+        lambda: log.reader.read(0, 1),
         lambda: log.append([numbered(2)]),
         log.flush,
         log.checkpoint,
-        lambda: log.offset_for_timestamp(0),
+        lambda: log.reader.offset_for_timestamp(0),
         lambda: log.delete_before(1),
         lambda: log.truncate_to(1),
         log.apply_retention,
@@ -301,10 +301,10 @@ def test_read_error_ends_service() -> None:
     log.append([numbered(0)])
     disk.broken = True
     with pytest.raises(StorageFailed, match="reading for t-0"):
-        log.read(0, 1)
+        log.reader.read(0, 1)
     disk.broken = False
     with pytest.raises(StorageFailed):
-        log.read(0, 1)
+        log.reader.read(0, 1)
 
 
 def test_retention_makes_room_on_a_disk_too_full_for_its_checkpoint_whatever_happens_meanwhile() -> None:
@@ -449,7 +449,7 @@ def test_an_index_of_damage_that_no_descriptor_is_left_for_is_saved_by_a_later_o
     assert directory.failed is None
     reopened = open_log(directory)
     with pytest.raises(CorruptBatch):
-        reopened.read(1, 100)
-    with reopened.read(2, 1000) as found:
+        reopened.reader.read(1, 100)
+    with reopened.reader.read(2, 1000) as found:
         assert found.length
     directory.close()

@@ -69,7 +69,7 @@ def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part
     log.flush()
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
     assert log.end_offset == 12
-    assert log.offset_for_timestamp(500) == (3, 1003)
+    assert log.reader.offset_for_timestamp(500) == (3, 1003)
     (appended,) = log.append([numbered(12, 3, producer=(PRODUCER, 0, 3))])
     assert isinstance(appended, Appended)
     assert not appended.duplicate

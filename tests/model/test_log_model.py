@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Batch
 from broker.storage.log_dir import LogDirectory
+from broker.storage.segment import Hint
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import iter_batches
@@ -146,13 +146,13 @@ class LogMachine(RuleBasedStateMachine):
 
         for offset in (self.start - 1, len(self.records) + 1):
             with pytest.raises(OffsetOutOfRange):
-                self.log.read(offset, 100)
+                self.log.reader.read(offset, 100)
 
     def check_read(self, offset: int, max_bytes: int, hint: Hint | None, end: int | None) -> None:
         read = (
             self.partition.read(offset, max_bytes, hint)
             if end is None
-            else self.log.read(offset, max_bytes, hint, lambda view: end)
+            else self.log.reader.read(offset, max_bytes, hint, lambda view: end)
         )
         with read as found:
             data = found.read()
@@ -182,7 +182,7 @@ class LogMachine(RuleBasedStateMachine):
         """One made up, or that of another batch."""
         hint = made_up or (self.places[of % len(self.places)] if self.places else None)
         offset = self.start + at % (len(self.records) - self.start + 1)
-        with self.log.read(offset, 500) as right, self.log.read(offset, 500, hint) as found:
+        with self.log.reader.read(offset, 500) as right, self.log.reader.read(offset, 500, hint) as found:
             assert (found.segment_base_offset, found.position, found.length) == (
                 right.segment_base_offset, right.position, right.length,
             )  # fmt: skip

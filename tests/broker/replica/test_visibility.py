@@ -45,7 +45,7 @@ def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: 
     assert (partition.readable_end_offset, partition.end_offset) == (0, 2)
     with partition.read(0, 1000, None) as found:
         assert found.length == 0
-    with log.read(0, 10_000) as found:
+    with log.reader.read(0, 10_000) as found:
         assert found.length > 0  # a replica may
     assert partition.offset_for_timestamp(0) is None
     log.flush()

@@ -125,14 +125,14 @@ def test_what_is_hidden_is_neither_given_nor_told(host: Hosted) -> None:
 
 def test_a_hint_is_handed_to_the_log(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     hints: list[tuple[int, int] | None] = []
-    log = host.partitions[0].log
-    read = log.read
+    reader = host.partitions[0].log.reader
+    read = reader.read
 
     def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None, end_of: EndOf) -> object:
         hints.append(hint)
         return read(offset, max_bytes, hint, end_of)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(log, "read", reading)
+    monkeypatch.setattr(reader, "read", reading)
     hinted = part(offset=2)
     hinted.hint.segment_base_offset, hinted.hint.position = 0, 2 * SIZE
     fetched(host, hinted)

@@ -74,7 +74,8 @@ def values_of(header: BatchHeader, batch: bytes | memoryview) -> list[tuple[int,
 
 def read_batches(log: Log | Partition, offset: int, max_bytes: int = 1 << 20) -> list[tuple[BatchHeader, bytes]]:
     """What one read gives: its whole batches, each checked as a client checks them."""
-    with log.read(offset, max_bytes, None) as found:
+    reader = log if isinstance(log, Partition) else log.reader
+    with reader.read(offset, max_bytes, None) as found:
         data = found.read()
         assert len(data) == found.length
     return [(header, bytes(batch)) for header, batch in iter_batches(memoryview(data))]

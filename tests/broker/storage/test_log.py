@@ -13,12 +13,11 @@ import pytest
 from broker.config import TopicSettings
 from broker.storage import log as log_module
 from broker.storage.disk import Disk
-from broker.storage.file_slice import Hint
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.producer_state import ProducersSnapshot
 from broker.storage.reader import reach
-from broker.storage.segment import Segment
+from broker.storage.segment import Hint, Segment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     Closed,
@@ -211,11 +210,11 @@ def test_producer_state_outlives_the_records_it_is_made_from(directory: LogDirec
 def test_closed_log_says_so(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 1)
-    held = log.read(0, 1)
+    held = log.reader.read(0, 1)
     directory.close()
     assert check_batch(held.read()).base_offset == 0
     held.close()
-    for action in (lambda: log.append([numbered(1)]), lambda: log.read(0, 1), log.flush, log.apply_retention):
+    for action in (lambda: log.append([numbered(1)]), lambda: log.reader.read(0, 1), log.flush, log.apply_retention):
         with pytest.raises(Closed, match="log of t-0 is closed"):
             action()
 
@@ -228,7 +227,7 @@ def test_read_is_one_segment_and_its_hint_leads_on(directory: LogDirectory) -> N
     fill(log, 50)
     offset, hint, got = 0, None, []
     while offset < 50:
-        with log.read(offset, 900, hint) as found:
+        with log.reader.read(offset, 900, hint) as found:
             assert os.fstat(found.fileno()).st_size >= found.position + found.length
             data = found.read()
             position = 0
@@ -247,10 +246,10 @@ def test_read_ends_where_a_batch_starts_for_readers_discard_one_that_is_cut(dire
     log = open_log(directory, topic(segment_bytes=1 << 20))
     for first in range(0, 40, 4):
         log.append([numbered(first, 4, size=200)])
-    with log.read(4, 1 << 20) as rest:
+    with log.reader.read(4, 1 << 20) as rest:
         batch_length = rest.length // 9
     for max_bytes in (1, batch_length, 3 * batch_length - 1, 3 * batch_length):
-        with log.read(4, max_bytes) as found:
+        with log.reader.read(4, max_bytes) as found:
             assert found.length == max(batch_length, max_bytes // batch_length * batch_length)
 
 
@@ -260,8 +259,8 @@ def test_offset_outside_is_refused_with_the_limits(directory: LogDirectory) -> N
     log.delete_before(4)
     for offset in (3, 11):
         with pytest.raises(OffsetOutOfRange, match=rf"offset {offset} of t-0 is outside \[4, 10\]"):
-            log.read(offset, 1)
-    with log.read(10, 1) as found:
+            log.reader.read(offset, 1)
+    with log.reader.read(10, 1) as found:
         assert found.length == 0 and found.read() == b""
 
 
@@ -276,7 +275,7 @@ def test_reads_go_on_while_segments_roll_and_are_deleted(tmp_path: Path) -> None
         try:
             while not stop.is_set() or offset < log.end_offset:
                 try:
-                    with log.read(offset, 2000) as held:
+                    with log.reader.read(offset, 2000) as held:
                         batch_at = 0
                         data = held.read()
                         assert len(data) == held.length
@@ -317,7 +316,7 @@ def test_reads_go_on_while_segments_roll_and_are_deleted(tmp_path: Path) -> None
 def test_slice_of_a_deleted_segment_still_has_its_bytes(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 40)
-    held = log.read(0, 500)
+    held = log.reader.read(0, 500)
     assert log.delete_before(40) == 40
     assert not (log.directory / f"{0:020d}.log").exists()
     with held:
@@ -331,13 +330,13 @@ def test_time_is_found_to_the_record_and_not_before_the_start(directory: LogDire
     log = open_log(directory)
     for offset in range(0, 60, 3):
         log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
-    assert log.offset_for_timestamp(-1) == (0, 0)
-    assert log.offset_for_timestamp(324) == (31, 325)
-    assert log.offset_for_timestamp(325) == (31, 325)
-    assert log.offset_for_timestamp(326) == (33, 330)
-    assert log.offset_for_timestamp(596) is None
+    assert log.reader.offset_for_timestamp(-1) == (0, 0)
+    assert log.reader.offset_for_timestamp(324) == (31, 325)
+    assert log.reader.offset_for_timestamp(325) == (31, 325)
+    assert log.reader.offset_for_timestamp(326) == (33, 330)
+    assert log.reader.offset_for_timestamp(596) is None
     log.delete_before(41)
-    assert log.offset_for_timestamp(0) == (41, 400)
+    assert log.reader.offset_for_timestamp(0) == (41, 400)
 
 
 # --- flushing --------------------------------------------------------------------------------------------------------
@@ -440,7 +439,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
         found: list[object] = []
         for when in (100, 200, 300, 500, 600):
             try:
-                found.append(log.offset_for_timestamp(when))
+                found.append(log.reader.offset_for_timestamp(when))
             except CorruptBatch as error:
                 found.append((error.facts["offset"], error.facts["end_offset"]))
         return found
@@ -470,24 +469,24 @@ def test_lookup_by_time_does_not_go_on_past_damage_that_ends_a_segment(directory
     for _ in range(2):
         for when, damaged in ((1, 1), (100, 1), (201, 3), (300, 3)):
             with pytest.raises(CorruptBatch) as caught:
-                log.offset_for_timestamp(when)
+                log.reader.offset_for_timestamp(when)
             assert (caught.value.facts["offset"], caught.value.facts["end_offset"]) == (damaged, damaged + 1)
-        assert [log.offset_for_timestamp(when) for when in (0, 101, 301)] == [(0, 0), (2, 200), None]
+        assert [log.reader.offset_for_timestamp(when) for when in (0, 101, 301)] == [(0, 0), (2, 200), None]
 
 
 def test_read_of_a_log_that_is_deleted_meanwhile_finds_it_closed_not_damaged(directory: LogDirectory) -> None:
     log = open_log(directory)
     fill(log, 60)
-    read = log._reader.read
+    read = log.reader.read
 
     def late(*arguments: object) -> object:
-        log._reader.read = read  # type: ignore[method-assign]
+        log.reader.read = read  # type: ignore[method-assign]
         directory.remove_log(TOPIC_ID, 0)
         return read(*arguments)  # type: ignore[arg-type]
 
-    log._reader.read = late  # type: ignore[method-assign,assignment]
+    log.reader.read = late  # type: ignore[method-assign,assignment]
     with pytest.raises(Closed):
-        log.read(0, 100)
+        log.reader.read(0, 100)
 
 
 def test_flush_ms_flushes_in_the_background(tmp_path: Path) -> None:
@@ -829,8 +828,8 @@ def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirect
     for offset, when in enumerate([10, 90, 20, 30, 40, 50]):
         log.append([numbered(offset, timestamps_us=when)])
     log.truncate_to(5)
-    assert log.offset_for_timestamp(80) == (1, 90)
-    assert log.offset_for_timestamp(91) is None
+    assert log.reader.offset_for_timestamp(80) == (1, 90)
+    assert log.reader.offset_for_timestamp(91) is None
 
 
 def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(directory: LogDirectory) -> None:

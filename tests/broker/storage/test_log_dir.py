@@ -213,7 +213,7 @@ def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
     directory.open_log(other, 12, "u-12", topic(), 0)
     (tmp_path / "something-else").mkdir()
     assert directory.existing() == [(other, 12), (TOPIC_ID, 0)]
-    held = log.read(0, 100)
+    held = log.reader.read(0, 100)
     directory.remove_log(TOPIC_ID, 0)
     directory.remove_log(TOPIC_ID, 0)
     assert held.length and len(held.read()) == held.length

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from broker.storage.disk import Disk
-from broker.storage.file_slice import FileSlice, SharedFile
+from broker.storage.segment import FileSlice, SharedFile
 
 
 def failed(error: OSError) -> NoReturn:
