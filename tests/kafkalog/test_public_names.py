@@ -12,9 +12,9 @@ PUBLIC = {
     "Producer": "close flush send send_arrow",
     "Consumer": "arrow_batches assign assignment close commit committed failures messages position seek streams "
     "unassign",
-    "Admin": "alter_topic close commit committed create_topic delete_records delete_topic describe_broker "
-    "describe_cluster describe_group describe_topics groups list_offsets recover_partitions reset_offsets topics "
-    "unserved",
+    "Admin": "alter_topic close commit committed create_topic delete_group delete_records delete_topic describe_broker "
+    "describe_cluster describe_group describe_topics extents groups list_offsets recover_partitions reset_offsets "
+    "topics unserved",
     "AtTimestamp": "count index timestamp_us",
     "KafkalogError": "add_note args code message retriable to_wire with_traceback",
     "Message": "count headers index key offset partition timestamp_us topic value",

@@ -555,7 +555,8 @@ class Fetcher:
             self._stale = True
             del self._troubles[broker_id]
             raise error
-        if not self.closed:  # else it was us
+        said = broker_id == _ANY_BROKER and len(self._troubles) > 1  # of the broker that it follows from
+        if not self.closed and not said:  # closed: it was us
             self._complain(broker_id, error, trouble)
 
     def _source_failed(self, source: Source, error: KafkalogError) -> None:
@@ -574,7 +575,9 @@ class Fetcher:
         complaint = self._complaints.get(what)
         if complaint is None:
             complaint = self._complaints[what] = Complaint(log, "fetching_held_up")
-        complaint.failed(error, trouble.retry.until, broker_id=broker_id, **facts)
+        if broker_id >= 0:
+            facts["broker_id"] = broker_id
+        complaint.failed(error, trouble.retry.until, **facts)
 
     def _check_deadlines(self, now: float) -> None:
         """Give up connections on which an answer is overdue; one that has come and was not looked at is not."""
