@@ -708,8 +708,8 @@ class Staging:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        self._errors.check()
-        if self._closed:
+        if self._closed or self._errors.health.failed is not None:
+            self._errors.check()
             raise Closed(what=f"staging of {self.label}")
 
     def close(self) -> None:
