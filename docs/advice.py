@@ -60,7 +60,7 @@ ADVICE = {
     63: "Install what is missing; `kafkalog doctor` checks for all of it.",
     70: "Read the topic to see whether the records are there before you send them again.",
     90: "See [lost staged rows](../how-to/transactions.md#when-staged-rows-are-lost).",
-    91: f"{NOTHING} The committer reads the decision again.",
+    91: f"{NOTHING} The coordinator reads the decision again.",
     92: "Restore the newest checkpoint, or start with a new one; see "
     "[checkpoints](spark-sink.md#exactly-once-and-checkpoints).",
     93: "Nothing: a newer run of the query has taken over, and this one stops.",

@@ -235,7 +235,7 @@ class OutOfOrderSequence(RetriableError):
     message = "producer {producer_id} sent sequence {sequence} to {partition} where {expected} comes next"
 
 
-class StaleProducerEpoch(KafkalogError):
+class ProducerFenced(KafkalogError):
     code = 34
     message = "producer {producer_id} has epoch {epoch} on {partition} but {current} is in use"
 
@@ -426,7 +426,7 @@ class StagedPartLost(KafkalogError):
 
 
 class DecisionMoved(KafkalogError):
-    """Another committer, or a leader that times a prepared set out, wrote the decision first. Read it again."""
+    """Another coordinator, or a leader that times a prepared set out, wrote the decision first. Read it again."""
 
     code = 91
     message = "the decision of transaction '{transactional_id}' moved from version {expected} to {version}"
@@ -442,7 +442,7 @@ class CheckpointCopied(KafkalogError):
     )
 
 
-class RunSuperseded(KafkalogError):
+class RunFenced(KafkalogError):
     code = 93
     message = (
         "run {run_id} of transaction '{transactional_id}' was replaced by run {other}; "

@@ -66,7 +66,7 @@ class Applier:
             prepared, progress = staged.prepared, self._log.apply_progress(staged.producer_id)
             if prepared is None or staged.lost is not None or progress is None or progress.batch_id != staged.batch_id:
                 continue
-            # Other committers may have prepared the same batch; what they did is in no log.
+            # Other coordinators may have prepared the same batch; what they did is in no log.
             if not progress.has_all(prepared.counts()) and self._staging.may_hold(
                 prepared.commit_uuid, *progress.first
             ):

@@ -1,13 +1,13 @@
-"""Does what transactions decided with the sets that are prepared here, without any committer: reads the decision of
-each from ZooKeeper, and has the partition apply or drop the set. What its partitions have of an open decision it adds
-to that, and whoever adds the last ones writes that it is done: its committer may never come back. Also forgets what was
-staged and never prepared.
+"""Does what transactions decided with the sets that are prepared here, without any coordinator: reads the decision of
+each from ZooKeeper, and has the partition apply or drop the set. What its partitions have of an open decision it
+adds to that, and whoever adds the last ones writes that it is done: its coordinator may never come back. Also
+forgets what was staged and never prepared.
 
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
-`_LEFT_TO_COMMITTER_SECONDS` is left to its committer, but after a start. Ages are by the monotonic clock.
+`_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, but after a start. Ages are by the monotonic clock.
 
-A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of
-all topics of a numbered one, and its tasks renew them on every broker (`requests/transactions.py:renew`).
+A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of all
+topics of a numbered one, and its tasks renew them on every broker (`requests/transactions.py:renew`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Resolution(enum.Enum):
 
 def resolution(decision: Decision, prepared: PreparedSet, topic_id: bytes, partition: int) -> Resolution:
     """What a decision says of a prepared set. While the znode has the version at which the set was prepared, its
-    committer may still decide for it."""
+    coordinator may still decide for it."""
     if decision.version <= prepared.version or decision.batch_id < prepared.batch_id:
         return Resolution.WAIT
     if decision.batch_id > prepared.batch_id or decision.commit_uuid != prepared.commit_uuid:
@@ -234,7 +234,7 @@ class InDoubtRecovery:
             if now - staged.renewed < self._timeout:
                 return False
             if version <= prepared.version:
-                # From now on its committer can not decide for it without preparing it again.
+                # From now on its coordinator can not decide for it without preparing it again.
                 try:
                     version = transactions.raise_version(self._host.metadata.session, decision)
                 except DecisionMoved:
@@ -261,7 +261,7 @@ class InDoubtRecovery:
         return what is Resolution.APPLY
 
     def _add_applied(self, decision: Decision, places: Collection[tuple[bytes, int]]) -> None:
-        """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a committer."""
+        """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a coordinator."""
         gone = {topic.topic_id for topic in decision.topics if self._is_deleted(topic)}
         told = with_applied(decision, lambda topic_id, number: (topic_id, number) in places or topic_id in gone)
         if told == decision:

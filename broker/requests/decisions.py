@@ -1,6 +1,6 @@
 """Decisions of transactions: read, written and listed in ZooKeeper. Any broker answers; it keeps none.
 
-A write is a compare-and-set and nothing more: the rules of who may decide are the committer's.
+A write is a compare-and-set and nothing more: the rules of who may decide are the coordinator's.
 """
 
 from __future__ import annotations

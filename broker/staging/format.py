@@ -69,7 +69,7 @@ class PartSpec(NamedTuple):
 class PreparedSet(NamedTuple):
     """The parts of a transaction's batch that belong into one partition, in order.
 
-    `version`: of the decision's znode as the committer read it. `commit_uuid`: of its attempt to commit.
+    `version`: of the decision's znode as the coordinator read it. `commit_uuid`: of its attempt to commit.
     """
 
     transactional_id: str

@@ -2,7 +2,7 @@
 
     <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
 
-A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A committer has the
+A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
 parts of its batch prepared as one set (`prepare`); from the ack on they outlive a power cut and are kept until the set
 is dropped (`drop`), which is told in the file too. Parts that nobody prepares are forgotten (`discard`, `expire`);
 after a restart they may be there again, and are forgotten again. Their age is counted by the monotonic clock, after a

@@ -215,7 +215,7 @@ class Log:
             batches: header and writable bytes of each, checked by the caller; the bytes are stamped in place.
 
         Returns:
-            For each batch where it stands, or why it is not there: OutOfOrderSequence, StaleProducerEpoch,
+            For each batch where it stands, or why it is not there: OutOfOrderSequence, ProducerFenced,
             SequenceForgotten, TooManyProducers, DiskFull. The others of the call are not affected, but for DiskFull:
             no later one is written, so that order is kept.
 
@@ -243,17 +243,17 @@ class Log:
             if producer_id >= 0:
                 if ahead.get(producer_id) != (header.producer_epoch, header.base_sequence):
                     is_new = producer_id not in self._producers
-                    # Where the verdict depends on what is in `run`, that is recorded first.
+                    # Where that depends on what is in `run`, that is recorded first.
                     if producer_id in ahead or (is_new and not self._producers.has_room(new + 1)):
                         self._write(run, length, results)
                         length = new = 0
                         ahead.clear()
-                    verdict = self._producers.verdict(header)
-                    if verdict is not None:
+                    known = self._producers.check(header)
+                    if known is not None:
                         self._write(run, length, results)  # results stand in the order of the batches
                         length = new = 0
                         ahead.clear()
-                        results.append(Appended.before(verdict) if isinstance(verdict, Remembered) else verdict)
+                        results.append(Appended.before(known) if isinstance(known, Remembered) else known)
                         continue
                     new += is_new
                 ahead[producer_id] = header.producer_epoch, header.end_sequence

@@ -28,7 +28,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.apply_progress import ApplyProgress, ApplyProgressSnapshot
 from kafkalog.clock import Clock
-from kafkalog.errors import KafkalogError, OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
+from kafkalog.errors import KafkalogError, OutOfOrderSequence, ProducerFenced, SequenceForgotten, TooManyProducers
 from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
 
 PRODUCERS_SUFFIX = ".producers"
@@ -141,7 +141,7 @@ class Producers:
         """Whether so many more can be kept, and none is forgotten for them."""
         return len(self._by_id) + count <= self._state_max
 
-    def verdict(self, header: BatchHeader) -> Remembered | KafkalogError | None:
+    def check(self, header: BatchHeader) -> Remembered | KafkalogError | None:
         """None: append it. Remembered: it is in the log, there. An error: refuse it."""
         producer = self._by_id.get(header.producer_id)
         if producer is None or header.producer_epoch > producer.epoch:
@@ -153,7 +153,7 @@ class Producers:
                 return TooManyProducers(partition=self._label, limit=self._state_max)
             return None
         if header.producer_epoch < producer.epoch:
-            return StaleProducerEpoch(
+            return ProducerFenced(
                 producer_id=header.producer_id,
                 epoch=header.producer_epoch,
                 partition=self._label,

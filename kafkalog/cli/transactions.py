@@ -15,7 +15,7 @@ from kafkalog.config import nearest_hint
 from kafkalog.errors import UnknownTransaction
 
 if TYPE_CHECKING:
-    from kafkalog.client.transaction.coordinator import Committer
+    from kafkalog.client.transaction.coordinator import TransactionCoordinator
     from kafkalog.wire.decisions import Decision
     from kafkalog.wire.transactions_pb2 import StagedSet
 
@@ -26,26 +26,26 @@ def transactions() -> None:
 
 
 @contextmanager
-def _committer(bootstrap: str) -> Iterator[Committer]:
+def _coordinator(bootstrap: str) -> Iterator[TransactionCoordinator]:
     from kafkalog.client.cluster import Cluster
-    from kafkalog.client.transaction.coordinator import Committer
+    from kafkalog.client.transaction.coordinator import TransactionCoordinator
 
     with admin_of(bootstrap):
         pass  # it answers
     cluster = Cluster(bootstrap)
-    committer = Committer(cluster)
+    coordinator = TransactionCoordinator(cluster)
     try:
-        yield committer
+        yield coordinator
     finally:
-        committer.close()
+        coordinator.close()
         cluster.close()
 
 
-def _known(committer: Committer, transaction: str) -> tuple[Decision, list[StagedSet]]:
+def _known(coordinator: TransactionCoordinator, transaction: str) -> tuple[Decision, list[StagedSet]]:
     """The transaction's decision and what is staged of it. Raises UnknownTransaction."""
-    decision, staged = committer.decision(transaction), committer.staged(transaction)
+    decision, staged = coordinator.decision(transaction), coordinator.staged(transaction)
     if decision.version < 0 and not staged:
-        names = {each.transactional_id for each in committer.decisions()}
+        names = {each.transactional_id for each in coordinator.decisions()}
         raise UnknownTransaction(transaction=transaction, hint=nearest_hint(transaction, names))
     return decision, staged
 
@@ -60,9 +60,9 @@ def _known(committer: Committer, transaction: str) -> tuple[Decision, list[Stage
 @json_option
 def list_transactions(bootstrap: str, as_json: bool) -> None:
     """List the last decision of each transaction, and what is staged on all brokers."""
-    with _committer(bootstrap) as committer:
-        decisions = committer.decisions()
-        staged = committer.staged()
+    with _coordinator(bootstrap) as coordinator:
+        decisions = coordinator.decisions()
+        staged = coordinator.staged()
     columns = ["transaction", "batch", "state", "run", "partitions", "bytes", "age_seconds"]
     print_rows(_rows(decisions, staged), columns, as_json, "there are no transactions")
 
@@ -78,8 +78,8 @@ def list_transactions(bootstrap: str, as_json: bool) -> None:
 @json_option
 def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
     """Describe TRANSACTION: its last decision, and what is staged for it partition by partition."""
-    with _committer(bootstrap) as committer:
-        decision, staged = _known(committer, transaction)
+    with _coordinator(bootstrap) as coordinator:
+        decision, staged = _known(coordinator, transaction)
     described: dict[str, Any] = {
         "transaction": transaction,
         "version": decision.version,
@@ -130,9 +130,9 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 def abort(transaction: str, bootstrap: str) -> None:
     """Give up what is prepared of TRANSACTION and not decided. A writer that still runs fails."""
-    with _committer(bootstrap) as committer:
-        _known(committer, transaction)
-        given_up = committer.abort(transaction)
+    with _coordinator(bootstrap) as coordinator:
+        _known(coordinator, transaction)
+        given_up = coordinator.abort(transaction)
     if given_up:
         size = sum(each.length for each in given_up)
         click.echo(f"gave up what {len(given_up)} partitions had prepared of transaction {transaction}, {size} bytes")
@@ -151,9 +151,9 @@ def abort(transaction: str, bootstrap: str) -> None:
 @bootstrap_option
 def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
     """Have the batch that TRANSACTION has decided appended everywhere, and close it."""
-    with _committer(bootstrap) as committer:
-        _known(committer, transaction)
-        decision, losses = committer.resolve(transaction, accept_loss)
+    with _coordinator(bootstrap) as coordinator:
+        _known(coordinator, transaction)
+        decision, losses = coordinator.resolve(transaction, accept_loss)
     if decision.batch_id < 0:
         click.echo(f"nothing is decided of transaction {transaction}")
         return
@@ -180,11 +180,11 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
     from kafkalog.errors import InvalidArgument
     from kafkalog.format.numbered import parse
 
-    with _committer(bootstrap) as committer:
-        found = committer.recorded(app_id, topic)
+    with _coordinator(bootstrap) as coordinator:
+        found = coordinator.recorded(app_id, topic)
         if not found:
             where = f" to topic '{topic}'" if topic else ""
-            hint = _without_prefix(committer, app_id)
+            hint = _without_prefix(coordinator, app_id)
             raise InvalidArgument(
                 reason=f"no writes of txnAppId '{app_id}'{where} are recorded; nothing is forgotten{hint}"
             )
@@ -204,7 +204,7 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
             )
         listed = ", ".join(f"version {row['version']} in topic {row['topic']}" for row in rows)
         confirm(f"forget that {app_id} wrote {listed}?", yes)
-        committer.forget(found)
+        coordinator.forget(found)
     if as_json:
         print_json(rows)
         return
@@ -212,12 +212,12 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
         click.echo(f"forgot that {app_id} wrote version {row['version']} to topic {row['topic']}")
 
 
-def _without_prefix(committer: Committer, given: str) -> str:
+def _without_prefix(coordinator: TransactionCoordinator, given: str) -> str:
     """What to give for a transaction as `transactions list` shows it, or the beginning of one; else nothing."""
     from kafkalog.format.numbered import PREFIX
 
     app_id = given.removeprefix(PREFIX).partition(":")[0]
-    if not given.startswith(PREFIX) or not committer.recorded(app_id, ""):
+    if not given.startswith(PREFIX) or not coordinator.recorded(app_id, ""):
         return ""
     return f"; in `kafkalog transactions list` it is {PREFIX}{app_id}:..., give '{app_id}'"
 

@@ -13,7 +13,7 @@ from kafkalog.wire import transactions_pb2 as pb
 NO_BATCH = -1
 NO_VERSION = -1
 BATCH_WRITE_KEPT_SECONDS = 3600
-"""How long the decision of a batch write stays after it is done. Its committer counts on half of that."""
+"""How long the decision of a batch write stays after it is done. Its coordinator counts on half of that."""
 
 
 @dataclass(frozen=True)

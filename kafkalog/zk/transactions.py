@@ -1,6 +1,6 @@
 """Decisions of transactions in ZooKeeper: one znode a transaction, every write of it a compare-and-set.
 
-A znode is read whole and written whole, as JSON (docs/reference/formats.md). Who may decide what is the committer's
+A znode is read whole and written whole, as JSON (docs/reference/formats.md). Who may decide what is the coordinator's
 business (`client/transaction/coordinator.py`); a leader reads what was decided, and raises a version before it drops
 what was prepared.
 """
@@ -17,8 +17,8 @@ from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
 KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
-"""How long the decision of a batch write stays after it is done: a request of its committer may be late, or the
-committer itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
+"""How long the decision of a batch write stays after it is done: a request of its coordinator may be late, or the
+coordinator itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
 marks of it as long after its last append (`broker/storage/apply_progress.py:DONE_KEPT_US`)."""
 _PIECE = 500
 """Decisions that are read, and removed, side by side."""

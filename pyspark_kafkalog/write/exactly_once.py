@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kafkalog.client.cluster import TopicInfo
     from kafkalog.client.config import ProducerSettings
-    from kafkalog.client.transaction.coordinator import Committer
+    from kafkalog.client.transaction.coordinator import TransactionCoordinator
     from kafkalog.client.transaction.stager import NumberedTransactions, StagedPartition
 
 log = get_logger(__name__)
@@ -36,7 +36,7 @@ log = get_logger(__name__)
 Messages = Sequence[WriterCommitMessage | None]
 """One for each of Spark's partitions; None for a task that failed, or never ran."""
 
-_committers: dict[Key, Committer] = {}
+_coordinators: dict[Key, TransactionCoordinator] = {}
 _warned: set[str] = set()  # queries by id, or by their run's session
 _fingerprints = Fingerprints()
 
@@ -128,7 +128,7 @@ def stage_numbered(
     transactions: dict[str, Transaction] = {}
 
     def counted(topics: Sequence[TopicInfo]) -> list[str]:
-        names = _committer(options).numbered(txn.app_id, topics)
+        names = _coordinator(options).numbered(txn.app_id, topics)
         for topic, name in zip(topics, names, strict=True):
             transactions[topic.name] = Transaction(
                 name,
@@ -182,7 +182,7 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
         for transaction, parts in staged.batches:
             by_transaction.setdefault(transaction, []).extend(parts)
     _check_counts(by_transaction, numbered=options.txn is not None)
-    _committer(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
+    _coordinator(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
         _commit(transaction, found, options, fingerprint)
 
@@ -239,7 +239,7 @@ def _commit(
 ) -> None:
     from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 
-    outcome = _committer(options).commit(
+    outcome = _coordinator(options).commit(
         CommitBatch(
             transactional_id=transaction.transactional_id,
             batch_id=transaction.batch_id,
@@ -302,7 +302,7 @@ def discard(messages: Messages, options: SinkOptions) -> None:
     """Tell the brokers that what the tasks of a failed write staged is not wanted. A hint: what a commit may have
     decided stays."""
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
-        _committer(options).discard(parts)
+        _coordinator(options).discard(parts)
 
 
 def _staged(messages: Messages) -> list[Staged]:
@@ -310,13 +310,15 @@ def _staged(messages: Messages) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
 
 
-def _committer(options: SinkOptions) -> Committer:
+def _coordinator(options: SinkOptions) -> TransactionCoordinator:
     """This process's for the options. It remembers the streams' decisions, which spares a question for each batch."""
-    from kafkalog.client.transaction.coordinator import Committer
+    from kafkalog.client.transaction.coordinator import TransactionCoordinator
 
     key = key_of(options.bootstrap_servers, options.client)
-    committer = _committers.get(key)
-    if committer is None:
+    coordinator = _coordinators.get(key)
+    if coordinator is None:
         settings = _producer_settings(options)
-        committer = _committers[key] = Committer(cluster_of(options.bootstrap_servers, settings), settings)
-    return committer
+        coordinator = _coordinators[key] = TransactionCoordinator(
+            cluster_of(options.bootstrap_servers, settings), settings
+        )
+    return coordinator

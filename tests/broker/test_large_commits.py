@@ -14,7 +14,7 @@ from broker.requests import transactions
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
-from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
 from kafkalog.client.transaction.stager import PartStager, StagedPartition
 from kafkalog.errors import StagedPartLost
 from kafkalog.wire import transactions_pb2 as pb
@@ -48,17 +48,17 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
     monkeypatch.setattr(Log, "append_decided", paced)  # 8 partitions of each of two brokers: 4 s at least
     settings = parse_producer({"request.timeout.ms": 3000, "transaction.commit.timeout.ms": 3500})
     cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))
-    committer = Committer(cluster, settings)
+    coordinator = TransactionCoordinator(cluster, settings)
     with PartStager(cluster, settings, "spark-batch-x", 0, 0) as stager:
         numbers = pa.array(range(PARTITIONS), pa.int32())
         stager.stage({"t": pa.table({"value": [f"{number}" for number in range(PARTITIONS)], "partition": numbers})})
         parts = stager.finish()
     began = time.monotonic()
-    assert committer.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED
+    assert coordinator.commit(CommitBatch("spark-batch-x", 0, "run", False, b"", parts)) is Outcome.COMMITTED
     assert time.monotonic() - began > 3.5
     hosted = [partition for broker in brokers for partition in broker.broker.host.hosted.values()]
     assert [partition.log.end_offset for partition in hosted] == [1] * PARTITIONS
-    committer.close()
+    coordinator.close()
     cluster.close()
 
 
@@ -67,17 +67,17 @@ def test_a_prepare_of_more_parts_than_a_message_holds_is_cut(start_broker: Start
     topic_id = broker.new_topic("t", 8)
     settings = parse_producer({"transaction.commit.timeout.ms": 60_000})
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", connection_settings(settings))
-    committer = Committer(cluster, settings)
+    coordinator = TransactionCoordinator(cluster, settings)
     parts = [
         StagedPartition("t", topic_id, number, part.to_bytes(16, "big"), part, 1, 1000, 1)
         for number in range(8)
         for part in range(number * 20_000, (number + 1) * 20_000)
     ]
     with pytest.raises(StagedPartLost):  # nothing of them is staged: the brokers have looked
-        committer.commit(CommitBatch("spark-batch-y", 0, "run", False, b"", parts))
+        coordinator.commit(CommitBatch("spark-batch-y", 0, "run", False, b"", parts))
     whole = pb.PrepareRequest()
     for part in parts:
         whole.partitions.add().parts.add(uuid=part.uuid, part=part.part, batches=part.batches, length=part.length)
     assert whole.ByteSize() > 2 << 20
-    committer.close()
+    coordinator.close()
     cluster.close()

@@ -13,7 +13,7 @@ import pytest
 
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
-from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
 from kafkalog.client.transaction.stager import PartStager
 from tests.broker.conftest import StartBroker
 from tests.broker.data_port_client import a_batch
@@ -89,13 +89,13 @@ def test_an_apply_passes_the_files_that_are_listed(start_broker: StartBroker, pa
 
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}")
     settings = parse_producer({})
-    committer = Committer(cluster)
+    coordinator = TransactionCoordinator(cluster)
     with PartStager(cluster, settings, "spark-stream-x", 0, 0) as stager:
         stager.stage({"t": pa.table({"value": [b"x"] * 10})})
         parts = stager.finish()
     passed.recording = within_apply
-    assert committer.commit(CommitBatch("spark-stream-x", 0, "run", True, b"", parts)) is Outcome.COMMITTED
+    assert coordinator.commit(CommitBatch("spark-stream-x", 0, "run", True, b"", parts)) is Outcome.COMMITTED
     passed.recording = lambda frame: False
-    committer.close()
+    coordinator.close()
     cluster.close()
     assert passed.files == listed("apply")

@@ -414,7 +414,7 @@ def forget(work: Staged, directory: LogDirectory) -> None:
 
 
 def apply_again(disk: MemoryDisk) -> None:
-    """A committer that was frozen asks once more: the set may be back, but what it wrote is not written twice."""
+    """A coordinator that was frozen asks once more: the set may be back, but what it wrote is not written twice."""
     partition = open_partition(open_directory(disk), leader_epoch=1)
     try:
         apply(partition, FIRST)

@@ -378,7 +378,7 @@ class Model:
         return (driver, batch, task, part) if self.has("fresh_uuid_per_attempt") else (0, batch, 0, part)
 
     def _read(self, state: State, number: int, driver: Driver, to: Any) -> tuple[str, State]:
-        """The rules of Decide, in the order of `Committer.commit`."""
+        """The rules of Decide, in the order of `TransactionCoordinator.commit`."""
         now, batch = state.znode, driver.batch
         mine = (now.uuid, now.batch) == (number, batch)
         run = self.run_of(number)

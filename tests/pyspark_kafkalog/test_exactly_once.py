@@ -25,7 +25,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
-from kafkalog.errors import RunSuperseded, VersionWrittenTwice
+from kafkalog.errors import RunFenced, VersionWrittenTwice
 from kafkalog.format.numbered import transactional_id as numbered_id
 from kafkalog.wire import transactions_pb2
 from pyspark_kafkalog.sink import BatchWriter, StreamWriter
@@ -239,7 +239,7 @@ def test_a_run_that_was_replaced_fails(
     late = [zombie.stage(1, "1 of the zombie"), zombie.stage(2, "2 of the zombie")]
     other.commit(other.stage(1, "1"))
     for message in late:
-        with pytest.raises(RunSuperseded, match="run zombie of transaction"):
+        with pytest.raises(RunFenced, match="run zombie of transaction"):
             zombie.commit(message)
     other.commit(other.stage(2, "2"))
     assert texts(messages_in(topic)) == ["0", "1", "2"]

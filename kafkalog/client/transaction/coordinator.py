@@ -28,7 +28,7 @@ from kafkalog.errors import (
     DecisionMoved,
     InvalidArgument,
     KafkalogError,
-    RunSuperseded,
+    RunFenced,
     StagedPartLost,
     UnknownTopicId,
     VersionOfAnother,
@@ -128,7 +128,7 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     or the first that was skipped for it. The decision names them, so that it does not matter which process commits.
 
     Raises:
-        RunSuperseded: another run has taken over from the batch's.
+        RunFenced: another run has taken over from the batch's.
         CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
         VersionOfAnother: another query, or none, has recorded the batch's number.
         VersionWrittenTwice: the batch's run has another write of that number.
@@ -137,7 +137,7 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     if decision.forgotten:
         raise CountMoved(transactional_id=batch.transactional_id, version=batch.batch_id)
     if batch.run_id and batch.run_id in decision.replaced_runs:
-        raise RunSuperseded(run_id=batch.run_id, transactional_id=batch.transactional_id, other=decision.run_id)
+        raise RunFenced(run_id=batch.run_id, transactional_id=batch.transactional_id, other=decision.run_id)
     if decision.is_open:
         return Step.ROLL_FORWARD
     if decision.batch_id < batch.batch_id:
@@ -277,7 +277,7 @@ class _Attempt:
     until: float = math.inf
 
 
-class Committer:
+class TransactionCoordinator:
     """Commits batches of staged parts. Thread-safe, for different transactions; `close` it after use.
 
     Args:
@@ -307,7 +307,7 @@ class Committer:
         """Have a batch in the log, whole and once; returns only when every partition has it.
 
         Raises:
-            RunSuperseded, CheckpointCopied, VersionOfAnother, VersionWrittenTwice, CountMoved: the batch is none that
+            RunFenced, CheckpointCopied, VersionOfAnother, VersionWrittenTwice, CountMoved: the batch is none that
                 may be written.
             StagedPartLost: a leader has not (any more) what was staged.
             UnknownTopicId: a topic was deleted before the batch was decided.

@@ -333,7 +333,7 @@ class Leaders:
     def _threads(self) -> Pool:
         with self._lock:
             if self._pool is None:
-                self._pool = Pool(_THREADS, process="this process", thread_name_prefix="committer")
+                self._pool = Pool(_THREADS, process="this process", thread_name_prefix="coordinator")
             return self._pool
 
     def close(self) -> None:

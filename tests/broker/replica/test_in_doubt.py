@@ -16,7 +16,7 @@ SET = PreparedSet("tx", 1, batch_id=7, commit_uuid=UUID, version=3, parts=())
     ("version", "batch_id", "commit_uuid", "done", "partition", "expected"),
     [
         (2, 7, UUID, False, 0, Resolution.WAIT),
-        (3, 7, UUID, False, 0, Resolution.WAIT),  # the committer may still decide for it
+        (3, 7, UUID, False, 0, Resolution.WAIT),  # the coordinator may still decide for it
         (3, 8, ANOTHER, True, 0, Resolution.WAIT),
         (4, 6, ANOTHER, True, 0, Resolution.WAIT),  # an abort: the version alone was raised, and this batch is to come
         (4, 7, UUID, False, 0, Resolution.APPLY),

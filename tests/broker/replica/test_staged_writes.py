@@ -167,7 +167,7 @@ def reopened(directory: LogDirectory) -> tuple[LogDirectory, Partition]:
 def test_a_set_prepared_again_after_a_drop_that_could_not_be_told_is_kept(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
-    other = prepared._replace(commit_uuid=b"o" * 16)  # another committer's: it keeps the parts
+    other = prepared._replace(commit_uuid=b"o" * 16)  # another coordinator's: it keeps the parts
     partition.prepare(other)
     with full_disk(partition):
         assert partition.drop(prepared.commit_uuid, 5)

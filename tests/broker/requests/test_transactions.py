@@ -31,7 +31,7 @@ from broker.storage.segment import LOG_SUFFIX
 from kafkalog import errors
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import parse_producer
-from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
 from kafkalog.client.transaction.stager import NumberedTransactions, PartStager
 from kafkalog.clock import Clock, ManualClock
 from kafkalog.format.batch import iter_batches
@@ -280,7 +280,7 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
 
     settings = parse_producer({"transaction.commit.timeout.ms": 1000, "retry.backoff.ms": 10})
     cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", retry_backoff_ms=10, retry_backoff_max_ms=50)
-    committer = Committer(cluster, settings)
+    coordinator = TransactionCoordinator(cluster, settings)
     with PartStager(cluster, settings, TRANSACTION, 0, 0) as stager:
         values = [b"%0700000d" % number for number in range(3 * partitions)]
         numbers = [number % partitions for number in range(3 * partitions)]
@@ -290,7 +290,7 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
         patched.setattr(disk, "write", full)
         patched.setattr(transactions, "apply", apply)
-        commit = thread.submit(committer.commit, batch)
+        commit = thread.submit(coordinator.commit, batch)
         try:
             with pytest.raises(errors.CommitTimedOut, match="no space left on the disk") as given_up:
                 commit.result(60)
@@ -301,9 +301,9 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
                 asked.notify_all()
     assert given_up.value.facts["decided"] == "yes"
     assert next(tries) >= 3
-    assert committer.commit(batch) is Outcome.ROLLED_FORWARD
+    assert coordinator.commit(batch) is Outcome.ROLLED_FORWARD
     assert [len(values_in(broker, topic, number)) for number in range(partitions)] == [3] * partitions
-    committer.close()
+    coordinator.close()
     cluster.close()
 
 
@@ -497,7 +497,7 @@ def test_a_discard_forgets_parts_but_no_prepared_one(broker: RunningBroker) -> N
 
 
 def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBroker) -> None:
-    """No committer comes back: the decision alone has the set applied, written done, and dropped."""
+    """No coordinator comes back: the decision alone has the set applied, written done, and dropped."""
     broker = start_broker()
     topic = broker.new_topic()
     write = Write(broker, topic)
@@ -804,8 +804,8 @@ def test_a_task_of_a_numbered_write_keeps_what_others_staged_for_topics_that_it_
             renewed.set()
         return reply
 
-    committer = Committer(spied, settings)
-    numbered = NumberedTransactions("etl", lambda topics: committer.numbered("etl", topics))
+    coordinator = TransactionCoordinator(spied, settings)
+    numbered = NumberedTransactions("etl", lambda topics: coordinator.numbered("etl", topics))
     [name] = numbered.of_topics(spied.describe_topics(["a"]))
     rows = pa.table({"value": [b"x"] * 10})
     with PartStager(spied, settings, numbered, 1, 0) as ended:
@@ -820,8 +820,8 @@ def test_a_task_of_a_numbered_write_keeps_what_others_staged_for_topics_that_it_
         clock.advance(20 * HOUR)
         broker.broker.in_doubt.resolve(0)
     batch = CommitBatch(name, 1, "run", True, b"", parts, skip_if_recorded=True)
-    assert committer.commit(batch) is Outcome.COMMITTED
-    committer.close()
+    assert coordinator.commit(batch) is Outcome.COMMITTED
+    coordinator.close()
     spied.close()
 
 

@@ -24,7 +24,7 @@ from kafkalog.errors import (
     CorruptBatch,
     OffsetOutOfRange,
     OutOfOrderSequence,
-    StaleProducerEpoch,
+    ProducerFenced,
     TooManyProducers,
 )
 from kafkalog.format.batch import check_batch
@@ -203,7 +203,7 @@ def test_producer_state_outlives_the_records_it_is_made_from(directory: LogDirec
     log.delete_before(log.end_offset)
     directory.close()
     log = open_log(LogDirectory(directory.path))
-    assert [type(o) for o in log.append([numbered(1, producer=(7, 0, 1))])] == [StaleProducerEpoch]
+    assert [type(o) for o in log.append([numbered(1, producer=(7, 0, 1))])] == [ProducerFenced]
     assert [type(o) for o in log.append([numbered(1, producer=(7, 1, 1))])] == [Appended]
 
 

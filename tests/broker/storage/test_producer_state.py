@@ -4,7 +4,7 @@ import pytest
 
 from broker.storage.producer_state import Producers, Remembered
 from kafkalog.clock import ManualClock
-from kafkalog.errors import OutOfOrderSequence, SequenceForgotten, StaleProducerEpoch, TooManyProducers
+from kafkalog.errors import OutOfOrderSequence, ProducerFenced, SequenceForgotten, TooManyProducers
 from kafkalog.format.batch import SEQUENCE_MODULUS, BatchHeader
 from tests.broker.storage.batches import make_batch, numbered
 
@@ -22,12 +22,12 @@ def after(*sequences: int, epoch: int = 0, remembered: int = 5) -> Producers:
 
 
 def test_sequence_in_order_is_taken() -> None:
-    assert after().verdict(header(0)) is None
-    assert after(0, 1).verdict(header(2)) is None
+    assert after().check(header(0)) is None
+    assert after(0, 1).check(header(2)) is None
 
 
 def test_unknown_producer_must_begin_at_zero() -> None:
-    refused = after().verdict(header(5))
+    refused = after().check(header(5))
     assert isinstance(refused, OutOfOrderSequence)
     assert str(refused) == "producer 7 sent sequence 5 to t-0 where 0 comes next"
 
@@ -36,57 +36,57 @@ def test_unknown_producer_must_begin_at_zero() -> None:
 def test_a_replayed_batch_is_known_again_the_first_producers_too(producer: int) -> None:
     producers = after()
     producers.replay(header(0, producer=producer)._replace(base_offset=40))
-    again = producers.verdict(header(0, producer=producer))
+    again = producers.check(header(0, producer=producer))
     assert isinstance(again, Remembered) and again.base_offset == 40
-    assert producers.verdict(header(1, producer=producer)) is None
+    assert producers.check(header(1, producer=producer)) is None
 
 
 def test_gap_is_refused_with_what_comes_next() -> None:
-    refused = after(0, 1).verdict(header(3))
+    refused = after(0, 1).check(header(3))
     assert isinstance(refused, OutOfOrderSequence)
     assert refused.facts["expected"] == 2
 
 
 def test_batch_sent_again_is_found_where_it_was() -> None:
-    assert after(0, 1, 2).verdict(header(1)) == Remembered(1, 1, 101, 102, 1)
+    assert after(0, 1, 2).check(header(1)) == Remembered(1, 1, 101, 102, 1)
 
 
 def test_batch_older_than_remembered_cannot_be_told() -> None:
     producers = after(*range(10))
-    assert producers.verdict(header(5)) == Remembered(5, 1, 105, 106, 5)
-    assert isinstance(producers.verdict(header(4)), SequenceForgotten)
-    assert isinstance(producers.verdict(header(8, count=2)), SequenceForgotten)  # never sent like that
+    assert producers.check(header(5)) == Remembered(5, 1, 105, 106, 5)
+    assert isinstance(producers.check(header(4)), SequenceForgotten)
+    assert isinstance(producers.check(header(8, count=2)), SequenceForgotten)  # never sent like that
 
 
 def test_newer_epoch_begins_at_zero_and_shuts_the_older_one_out() -> None:
     producers = after(0, 1)
-    assert isinstance(producers.verdict(header(2, epoch=1)), OutOfOrderSequence)
+    assert isinstance(producers.check(header(2, epoch=1)), OutOfOrderSequence)
     first = header(0, epoch=1)
-    assert producers.verdict(first) is None
+    assert producers.check(first) is None
     producers.record(first, 200, 9)
-    refused = producers.verdict(header(2))
-    assert isinstance(refused, StaleProducerEpoch)
+    refused = producers.check(header(2))
+    assert isinstance(refused, ProducerFenced)
     assert str(refused) == "producer 7 has epoch 0 on t-0 but 1 is in use"
-    assert producers.verdict(header(0, epoch=1)) == Remembered(0, 1, 200, 201, 9)
+    assert producers.check(header(0, epoch=1)) == Remembered(0, 1, 200, 201, 9)
 
 
 def test_sequence_wraps_to_zero() -> None:
     last = SEQUENCE_MODULUS - 1
     producers = Producers("t-0", 5, 1000, ManualClock())
     producers.record(header(last - 1), 1, 0)
-    assert producers.verdict(header(last, 2)) is None
+    assert producers.check(header(last, 2)) is None
     producers.record(header(last, 2), 2, 0)
-    assert producers.verdict(header(1)) is None
-    assert isinstance(producers.verdict(header(2)), OutOfOrderSequence)
-    assert producers.verdict(header(last, 2)) == Remembered(last, 2, 2, 4, 0)
-    assert isinstance(producers.verdict(header(last - 2)), SequenceForgotten)
+    assert producers.check(header(1)) is None
+    assert isinstance(producers.check(header(2)), OutOfOrderSequence)
+    assert producers.check(header(last, 2)) == Remembered(last, 2, 2, 4, 0)
+    assert isinstance(producers.check(header(last - 2)), SequenceForgotten)
 
 
 def test_silent_producer_is_forgotten() -> None:
     producers = after(0, 1)
     assert producers.forget_silent(before_us=1) == 0
     assert producers.forget_silent(before_us=2) == 1
-    assert isinstance(producers.verdict(header(2)), OutOfOrderSequence)
+    assert isinstance(producers.check(header(2)), OutOfOrderSequence)
 
 
 def test_of_several_producers_the_silent_ones_are_forgotten() -> None:
@@ -94,8 +94,8 @@ def test_of_several_producers_the_silent_ones_are_forgotten() -> None:
     for producer, append_us in ((8, 5), (9, 6)):
         producers.record(header(0, producer=producer), 10 + producer, append_us)
     assert producers.forget_silent(before_us=6) == 2
-    assert isinstance(producers.verdict(header(2)), OutOfOrderSequence)
-    assert producers.verdict(header(1, producer=9)) is None
+    assert isinstance(producers.check(header(2)), OutOfOrderSequence)
+    assert producers.check(header(1, producer=9)) is None
 
 
 def test_saved_state_comes_back_and_damage_is_refused() -> None:
@@ -118,9 +118,9 @@ def test_saved_state_comes_back_and_damage_is_refused() -> None:
 def test_saved_state_fits_a_smaller_window(fewer: int) -> None:
     loaded = Producers("t-0", fewer, 1000, ManualClock())
     assert loaded.load(after(*range(5)).snapshot(105).encode(), 105)
-    assert loaded.verdict(header(5)) is None
-    assert isinstance(loaded.verdict(header(4)), Remembered)
-    assert isinstance(loaded.verdict(header(4 - fewer)), SequenceForgotten)
+    assert loaded.check(header(5)) is None
+    assert isinstance(loaded.check(header(4)), Remembered)
+    assert isinstance(loaded.check(header(4 - fewer)), SequenceForgotten)
 
 
 def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_may_send_again() -> None:
@@ -128,26 +128,26 @@ def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_ma
     producers = Producers("t-0", 5, 3, clock)
 
     def append(producer: int, sequence: int = 0) -> None:
-        assert producers.verdict(header(sequence, producer=producer)) is None
+        assert producers.check(header(sequence, producer=producer)) is None
         producers.record(header(sequence, producer=producer), 0, clock.now_us())
 
     for producer in (1, 2, 3):
         append(producer)
         clock.advance(100)
     append(1, 1)
-    refused = producers.verdict(header(0, producer=4))
+    refused = producers.check(header(0, producer=4))
     assert isinstance(refused, TooManyProducers) and refused.retriable
     assert str(refused) == "t-0 keeps the state of 3 producers already, all active lately; raise producer.state.max"
     assert len(producers) == 3
     clock.advance(101)  # 2 appended last five minutes ago
     append(4)
     assert len(producers) == 3
-    assert isinstance(producers.verdict(header(1, producer=2)), OutOfOrderSequence)  # a gap: it starts an epoch
+    assert isinstance(producers.check(header(1, producer=2)), OutOfOrderSequence)  # a gap: it starts an epoch
     for producer, sequence in ((1, 2), (3, 1), (4, 1)):
-        assert producers.verdict(header(sequence, producer=producer)) is None
+        assert producers.check(header(sequence, producer=producer)) is None
     clock.jump(-86_400)
     clock.advance(98)
-    assert isinstance(producers.verdict(header(0, producer=5)), TooManyProducers)
+    assert isinstance(producers.check(header(0, producer=5)), TooManyProducers)
     clock.advance(1)
     append(5)  # whatever the wall clock says
     assert len(producers) == 3
@@ -161,15 +161,15 @@ def test_a_wall_clock_that_is_set_makes_no_producer_silent(seconds: int) -> None
         producers.record(header(0, producer=producer), producer, clock.now_us())
         clock.advance(1)
     clock.jump(seconds)
-    assert isinstance(producers.verdict(header(0, producer=4)), TooManyProducers)
+    assert isinstance(producers.check(header(0, producer=4)), TooManyProducers)
     producers.record(header(1, producer=3), 4, clock.now_us())
-    assert isinstance(producers.verdict(header(0, producer=1)), Remembered)
+    assert isinstance(producers.check(header(0, producer=1)), Remembered)
     clock.advance(297)
-    assert producers.verdict(header(0, producer=4)) is None
+    assert producers.check(header(0, producer=4)) is None
     producers.record(header(0, producer=4), 5, clock.now_us())
     assert len(producers) == 3
-    assert producers.verdict(header(2, producer=3)) is None  # who was silent longest is forgotten, and nobody else
-    assert isinstance(producers.verdict(header(1, producer=1)), OutOfOrderSequence)
+    assert producers.check(header(2, producer=3)) is None  # who was silent longest is forgotten, and nobody else
+    assert isinstance(producers.check(header(1, producer=1)), OutOfOrderSequence)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -187,9 +187,9 @@ def test_after_a_start_the_stamps_say_how_long_a_producer_was_silent(before: int
     newcomer = header(0, producer=2)
     if waits:
         clock.advance(waits - 0.5)
-        assert isinstance(producers.verdict(newcomer), TooManyProducers)
+        assert isinstance(producers.check(newcomer), TooManyProducers)
         clock.advance(0.5)
-    assert producers.verdict(newcomer) is None
+    assert producers.check(newcomer) is None
 
 
 def test_ids_that_clients_invent_take_no_more_than_the_limit() -> None:
@@ -221,7 +221,7 @@ def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     assert before.encode() == expected
     loaded = Producers("t-0", 5, 1000, ManualClock())
     assert loaded.load(expected, 300)
-    assert loaded.verdict(header(3)) == Remembered(3, 1, 103, 104, 3)
+    assert loaded.check(header(3)) == Remembered(3, 1, 103, 104, 3)
     progress = loaded.apply_progress.get(9)
     assert progress is not None and progress.has(0, 0) and not progress.has(0, 1)
 

@@ -61,12 +61,12 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     with monkeypatch.context() as patched:
         patched.setattr(Cluster, "call", counted)
         patched.setattr(connections, "_clusters", {})
-        patched.setattr(staged, "_committers", {})
+        patched.setattr(staged, "_coordinators", {})
         try:
             yield asked
         finally:
-            for committer in staged._committers.values():
-                committer.close()
+            for coordinator in staged._coordinators.values():
+                coordinator.close()
             for kept in connections._clusters.values():
                 kept.close()
 
@@ -123,13 +123,13 @@ def test_tasks_that_met_two_counts_of_a_topic_commit_nothing(cluster: LocalClust
     txn = {"txnAppId": topic, "txnVersion": "0"}
     options = parse_sink({"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": topic} | txn)
     assert options.txn is not None
-    committer = staged._committer(options)
+    coordinator = staged._coordinator(options)
     messages = []
     for part in range(2):
         rows = pa.RecordBatch.from_pydict({"value": ["v"]})
         messages.append(staged.stage_numbered(iter([rows]), options, ("value",), options.txn, MicroBatch(), part))
         [batch] = messages[-1].batches
-        committer.forget([committer.decision(batch.transaction.transactional_id)])  # between two tasks
+        coordinator.forget([coordinator.decision(batch.transaction.transactional_id)])  # between two tasks
     for each in (messages, messages[::-1]):
         with pytest.raises(CountMoved):
             staged.commit(each, options)
@@ -155,7 +155,7 @@ def test_a_write_without_rows_needs_no_checkpoint(caplog: pytest.LogCaptureFixtu
 
 
 class Committing:
-    """In the place of a Committer: keeps what it is to do, in order."""
+    """In the place of a TransactionCoordinator: keeps what it is to do, in order."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -179,7 +179,7 @@ def test_what_all_tasks_staged_is_committed_by_transaction_with_its_parts_in_ord
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     committing = Committing()
-    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    monkeypatch.setattr(staged, "_coordinator", lambda options: committing)
     options = parse_sink({"kafkalog.bootstrap.servers": "here:1", "txnAppId": "app", "txnVersion": "3"})
     ids = {topic: numbered_id("app", topic, topic.encode() * 16) for topic in "ab"}
     names = sorted(ids, key=lambda topic: ids[topic])
@@ -206,7 +206,7 @@ def test_what_all_tasks_staged_is_committed_by_transaction_with_its_parts_in_ord
 def test_tasks_that_met_two_counts_of_a_topic_commit_nothing_of_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forgotten count refuses its commit too, but only after those of topics whose names sort before."""
     committing = Committing()
-    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    monkeypatch.setattr(staged, "_coordinator", lambda options: committing)
     options = parse_sink({"kafkalog.bootstrap.servers": "here:1", "txnAppId": "app", "txnVersion": "3"})
 
     def staged_of(topic: str, part: int, generation: int) -> StagedBatch:
@@ -226,7 +226,7 @@ def test_tasks_that_met_two_counts_of_a_topic_commit_nothing_of_another_topic(mo
 
 def test_a_failed_write_has_all_parts_discarded_and_asks_nobody_about_none(monkeypatch: pytest.MonkeyPatch) -> None:
     committing = Committing()
-    monkeypatch.setattr(staged, "_committer", lambda options: committing)
+    monkeypatch.setattr(staged, "_coordinator", lambda options: committing)
     options = parse_sink({"kafkalog.bootstrap.servers": "here:1"})
     transaction = Transaction("spark-stream-q", 0, "run", stays=True)
     staged.discard([None, Staged((StagedBatch(transaction, ()),))], options)
@@ -265,7 +265,7 @@ def test_the_query_of_a_numbered_write_is_that_of_its_checkpoint_where_spark_doe
 def test_a_process_has_one_committer_for_the_same_servers_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     with new_process(monkeypatch):
         servers = {"kafkalog.bootstrap.servers": "here:1"}
-        one = staged._committer(parse_sink(servers))
-        assert staged._committer(parse_sink(servers | {"topic": "t"})) is one
-        assert staged._committer(parse_sink(servers | {"kafkalog.request.timeout.ms": "5"})) is not one
-        assert staged._committer(parse_sink({"kafkalog.bootstrap.servers": "there:1"})) is not one
+        one = staged._coordinator(parse_sink(servers))
+        assert staged._coordinator(parse_sink(servers | {"topic": "t"})) is one
+        assert staged._coordinator(parse_sink(servers | {"kafkalog.request.timeout.ms": "5"})) is not one
+        assert staged._coordinator(parse_sink({"kafkalog.bootstrap.servers": "there:1"})) is not one

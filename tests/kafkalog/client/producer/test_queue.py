@@ -63,11 +63,11 @@ class SimulatedLog:
 
     def append(self, frame: Frame) -> int | KafkalogError:
         header = frame.header
-        verdict = self.producers.verdict(header)
-        if isinstance(verdict, KafkalogError):
-            return verdict
-        if verdict is not None:
-            return verdict.base_offset
+        known = self.producers.check(header)
+        if isinstance(known, KafkalogError):
+            return known
+        if known is not None:
+            return known.base_offset
         base = self.end_offset
         self.producers.record(header, base, 0)
         self.batches.append(frame.batch)

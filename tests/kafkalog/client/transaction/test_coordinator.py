@@ -22,9 +22,9 @@ from kafkalog.client.config import ClientSettings, parse_producer
 from kafkalog.client.transaction import coordinator as transactions
 from kafkalog.client.transaction.coordinator import (
     CommitBatch,
-    Committer,
     Outcome,
     Step,
+    TransactionCoordinator,
     _Attempt,
     claimed,
     decided,
@@ -42,7 +42,7 @@ from kafkalog.errors import (
     InvalidArgument,
     KafkalogError,
     RequestTimedOut,
-    RunSuperseded,
+    RunFenced,
     StagedPartLost,
     UnknownTopicId,
     VersionOfAnother,
@@ -110,7 +110,7 @@ def test_the_same_batch_of_another_input_fails_the_commit() -> None:
 
 def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
     for decision in (replace(RECORDED, done=False), RECORDED, replace(RECORDED, batch_id=1)):
-        with pytest.raises(RunSuperseded, match="run run of transaction 'tx' was replaced by run older"):
+        with pytest.raises(RunFenced, match="run run of transaction 'tx' was replaced by run older"):
             next_step(replace(decision, replaced_runs=("a", "run")), BATCH, UUID)
 
 
@@ -278,8 +278,8 @@ class Registry:
         """At once."""
 
 
-def committer_over(registry: Registry) -> Any:
-    return Committer(cast(Cluster, registry))
+def coordinator_over(registry: Registry) -> Any:
+    return TransactionCoordinator(cast(Cluster, registry))
 
 
 OPEN = replace(RECORDED, done=False)
@@ -288,13 +288,13 @@ MOVED_ON = replace(RECORDED, version=12, batch_id=6, commit_uuid=b"n" * 16)
 
 def test_after_a_decision_was_refused_a_read_that_lags_is_read_again() -> None:
     registry = Registry(replace(OPEN, version=3), OPEN, version=9)
-    committer = committer_over(registry)
-    assert committer._write(replace(OPEN, version=4), Patience(30)) == OPEN
+    coordinator = coordinator_over(registry)
+    assert coordinator._write(replace(OPEN, version=4), Patience(30)) == OPEN
 
 
 def test_the_decision_that_somebody_made_after_a_batch_was_done_is_not_marked_done_with_it() -> None:
     registry = Registry(replace(MOVED_ON, done=False), version=12)
-    assert committer_over(registry)._write_done(OPEN, Patience(30)).is_open
+    assert coordinator_over(registry)._write_done(OPEN, Patience(30)).is_open
     assert registry.written == []
 
 
@@ -302,31 +302,31 @@ def test_the_decision_that_somebody_made_after_a_batch_was_done_is_not_marked_do
 def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost(now: Decision) -> None:
     """Whether it was this batch that was last decided, or one after it; and whichever server was read before."""
     registry = Registry(OPEN, replace(OPEN, version=7), now, version=now.version)
-    committer = committer_over(registry)
+    coordinator = coordinator_over(registry)
     lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
 
     def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
         assert settle(Place("t", b"t" * 16, 0), lost)
 
-    committer._leaders.ask = ask
-    assert committer.resolve("tx") == (now, [])
+    coordinator._leaders.ask = ask
+    assert coordinator.resolve("tx") == (now, [])
     assert registry.written == []
 
 
 @pytest.mark.parametrize("raised", [-1, 0], ids=["nothing", "a version that a leader raised since"])
 @pytest.mark.parametrize("parts_are_gone", [True, False])
 def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts_are_gone: bool, raised: int) -> None:
-    """Its committer slept for longer than it is kept; leaders may still know the batch."""
+    """Its coordinator slept for longer than it is kept; leaders may still know the batch."""
     mine = replace(OPEN, is_stream=False, version=3)
     registry = Registry(mine, Decision("tx", raised), version=raised)
-    committer = committer_over(registry)
+    coordinator = coordinator_over(registry)
     lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
 
     def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
         assert not parts_are_gone or settle(Place("t", b"t" * 16, 0), lost)
 
-    committer._leaders.ask = ask
-    decision, losses = committer.resolve("tx")
+    coordinator._leaders.ask = ask
+    decision, losses = coordinator.resolve("tx")
     assert (decision, losses) == (replace(mine, done=True), [])
     assert registry.written == []
 
@@ -340,16 +340,16 @@ def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts
     ids=["stream", "batch write"],
 )
 def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost(registry: Registry) -> None:
-    committer = committer_over(registry)
+    coordinator = coordinator_over(registry)
     lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="gone")
 
     def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
         assert not settle(Place("t", b"t" * 16, 0), lost)
         raise lost
 
-    committer._leaders.ask = ask
+    coordinator._leaders.ask = ask
     with pytest.raises(StagedPartLost):
-        committer.resolve("tx")
+        coordinator.resolve("tx")
 
 
 @pytest.mark.parametrize(
@@ -365,15 +365,15 @@ def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost(registry: Regi
 def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_same(
     over: Decision | None, now: Decision, recorded: bool | None
 ) -> None:
-    committer = committer_over(Registry(now, version=now.version))
-    assert committer._is_decided(_Attempt(BATCH, UUID, False, over)) is recorded
+    coordinator = coordinator_over(Registry(now, version=now.version))
+    assert coordinator._is_decided(_Attempt(BATCH, UUID, False, over)) is recorded
 
 
 def test_the_decision_of_a_batch_write_is_not_written_again_over_a_version_that_a_leader_raised_since() -> None:
     """Both are version 0: it would stand there, open, for good."""
     mine = replace(OPEN, is_stream=False, version=0)
     registry = Registry(Decision("tx", 0), version=0)
-    assert committer_over(registry)._now(mine, Patience(30)).done
+    assert coordinator_over(registry)._now(mine, Patience(30)).done
     assert registry.written == []
 
 
@@ -406,18 +406,18 @@ def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
     """Neither to be made a second time, nor to see whether it was made: its rows are in the topic."""
     registry = Forgetting(monkeypatch, slept, before)
     settings = parse_producer({"transaction.commit.timeout.ms": timeout_ms})
-    committer = Committer(cast(Cluster, registry), settings)
-    committer._leaders.ask = lambda *asked: None  # type: ignore[method-assign, assignment]
+    coordinator = TransactionCoordinator(cast(Cluster, registry), settings)
+    coordinator._leaders.ask = lambda *asked: None  # type: ignore[method-assign, assignment]
     part = StagedPartition("t", b"t" * 16, 0, b"u" * 16, 0, 1, 100, 1)
     batch = replace(BATCH, parts=(part,), is_stream=False)
     if slept > BATCH_WRITE_KEPT_SECONDS / 2:
         with pytest.raises(CommitTimedOut) as over:
-            committer.commit(batch)
+            coordinator.commit(batch)
         assert over.value.facts["decided"] == "unknown"
         assert len(registry.written) == 1
     else:
         with suppress(CommitTimedOut):
-            committer.commit(batch)
+            coordinator.commit(batch)
         assert len(registry.written) > 1
 
 
@@ -446,12 +446,12 @@ def test_what_was_prepared_long_ago_for_a_first_decision_is_prepared_again(
         if prepared == 2:
             raise StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="gone")
 
-    committer = committer_over(registry)
-    committer._prepare = prepare
-    committer._roll_forward = lambda decision, patience: replace(decision, done=True)
+    coordinator = coordinator_over(registry)
+    coordinator._prepare = prepare
+    coordinator._roll_forward = lambda decision, patience: replace(decision, done=True)
     part = StagedPartition("t", b"t" * 16, 0, UUID, 0, 1, 1, 1)
     with pytest.raises(StagedPartLost) if prepares == 2 else nullcontext():
-        committer.commit(replace(BATCH, parts=[part], is_stream=is_stream))
+        coordinator.commit(replace(BATCH, parts=[part], is_stream=is_stream))
     assert prepared == prepares
     assert len(registry.written) == 2 - prepares
 
@@ -459,37 +459,37 @@ def test_what_was_prepared_long_ago_for_a_first_decision_is_prepared_again(
 def test_a_decision_gives_what_follows_all_of_its_time() -> None:
     seconds = 0.0
     patience = Patience(10, lambda: seconds)
-    committer = committer_over(Registry(Decision("tx"), version=-1))
-    committer._patience = lambda: patience
-    committer._prepare = lambda *_: None
-    decide = committer._decide
+    coordinator = coordinator_over(Registry(Decision("tx"), version=-1))
+    coordinator._patience = lambda: patience
+    coordinator._prepare = lambda *_: None
+    decide = coordinator._decide
 
     def slowly(decision: Decision) -> int:
         nonlocal seconds
         seconds += 9
         return int(decide(decision))
 
-    committer._decide = slowly
+    coordinator._decide = slowly
 
     def roll_forward(decision: Decision, patience: Patience) -> Decision:
         patience.failed(BrokerUnreachable(address="b:1", reason="down"), pause=5)
         return replace(decision, done=True)
 
-    committer._roll_forward = roll_forward
+    coordinator._roll_forward = roll_forward
     part = StagedPartition("t", b"t" * 16, 0, UUID, 0, 1, 1, 1)
-    assert committer.commit(replace(BATCH, parts=[part])) is Outcome.COMMITTED
+    assert coordinator.commit(replace(BATCH, parts=[part])) is Outcome.COMMITTED
 
 
 def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_version_on() -> None:
     registry = Registry(RECORDED, version=9)
-    committer = committer_over(registry)
+    coordinator = coordinator_over(registry)
 
     def prepared(partition: int, commit_uuid: bytes) -> pb.StagedSet:
         return pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=partition, batch_id=6, commit_uuid=commit_uuid)
 
     sets = [prepared(0, OTHER), prepared(1, UUID), prepared(2, b"")]
-    committer.staged = lambda transactional_id: sets
-    assert committer.abort("tx") == [sets[1]]
+    coordinator.staged = lambda transactional_id: sets
+    assert coordinator.abort("tx") == [sets[1]]
     [told] = registry.released
     assert (told.commit_uuid, told.below_version, [each.partition for each in told.partitions]) == (UUID, 10, [1])
 
@@ -497,40 +497,40 @@ def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_vers
 def test_what_was_prepared_at_a_version_that_was_forgotten_is_aborted_with_a_later_one() -> None:
     """An abort raised version 0 of nothing, which was forgotten; what was prepared at it is not below the next 0."""
     registry = Registry(Decision("tx"), version=-1)
-    committer = committer_over(registry)
-    committer.staged = lambda transactional_id: [
+    coordinator = coordinator_over(registry)
+    coordinator.staged = lambda transactional_id: [
         pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=0, batch_id=6, commit_uuid=UUID, version=0)
     ]
-    committer.abort("tx")
+    coordinator.abort("tx")
     [told] = registry.released
     assert told.below_version == registry.version == 1
 
 
 def test_of_several_counts_none_is_forgotten_if_one_can_not_be() -> None:
     registry = Registry(RECORDED, version=9)
-    committer = committer_over(registry)
+    coordinator = coordinator_over(registry)
     with pytest.raises(InvalidArgument, match="is decided and not everywhere yet"):
-        committer.forget([RECORDED, replace(OPEN, transactional_id="other")])
+        coordinator.forget([RECORDED, replace(OPEN, transactional_id="other")])
     assert registry.written == []
-    committer._known["tx"] = RECORDED
-    committer.forget([RECORDED])
+    coordinator._known["tx"] = RECORDED
+    coordinator.forget([RECORDED])
     assert [each.forgotten for each in registry.written] == [True]
-    assert not committer._known
+    assert not coordinator._known
 
 
 def test_of_transactions_that_end_nothing_is_kept_in_memory() -> None:
-    committer = committer_over(Registry(replace(RECORDED, is_stream=False)))
-    committer.decision("tx")
-    assert committer._known == {}
+    coordinator = coordinator_over(Registry(replace(RECORDED, is_stream=False)))
+    coordinator.decision("tx")
+    assert coordinator._known == {}
 
 
 def test_a_count_that_was_forgotten_is_not_listed_as_recorded() -> None:
     name = NUMBERED.transactional_id
     forgotten = Decision(name, 4, is_stream=True, forgotten=True)
     again = replace(RECORDED, transactional_id=f"{name}:1")
-    committer = committer_over(Registry(forgotten, again, RECORDED))
-    assert committer.recorded("my app") == committer.recorded("my app", "out") == [again]
-    assert committer.recorded("my app", "other") == committer.recorded("my") == []
+    coordinator = coordinator_over(Registry(forgotten, again, RECORDED))
+    assert coordinator.recorded("my app") == coordinator.recorded("my app", "out") == [again]
+    assert coordinator.recorded("my app", "other") == coordinator.recorded("my") == []
 
 
 # --- end to end
@@ -546,7 +546,7 @@ class Query:
         self.settings = parse_producer(given)
         connections = {name: value for name, value in given.items() if not name.startswith(("transaction", "delivery"))}
         self.cluster = Cluster(servers, **connections)
-        self.committer = Committer(self.cluster, self.settings)
+        self.coordinator = TransactionCoordinator(self.cluster, self.settings)
         self.topic = topic
         self.transactional_id = transactional_id
         self.run_id = run_id
@@ -563,10 +563,10 @@ class Query:
     def write(self, batch_id: int, rows: list[str], fingerprint: bytes = b"") -> Outcome:
         half = len(rows) // 2 // PARTITIONS * PARTITIONS
         parts = self.stage(batch_id, rows[half:], 1) + self.stage(batch_id, rows[:half], 0)
-        return self.committer.commit(self.batch(batch_id, parts, fingerprint))
+        return self.coordinator.commit(self.batch(batch_id, parts, fingerprint))
 
     def close(self) -> None:
-        self.committer.close()
+        self.coordinator.close()
         self.cluster.close()
 
 
@@ -576,19 +576,19 @@ class _Died(Exception):
 
 def dies_before(query: Query, step: str) -> None:
     """Let a driver die before a step of its commit: prepare, decide, apply, or done."""
-    committer: Any = query.committer
+    coordinator: Any = query.coordinator
 
     def die(*_: Any, **__: Any) -> None:
         raise _Died
 
     if step == "done":
-        committer._write_done = die
+        coordinator._write_done = die
     elif step == "apply":
-        committer._roll_forward = die
+        coordinator._roll_forward = die
     elif step == "decide":
-        committer._decide = die
+        coordinator._decide = die
     else:
-        committer._prepare = die
+        coordinator._prepare = die
 
 
 StartQuery = Callable[..., Query]
@@ -635,7 +635,7 @@ def test_batches_are_read_whole_in_order_and_once(start_query: StartQuery, clust
     for batch_id in range(4):
         assert query.write(batch_id, rows(batch_id)) is Outcome.COMMITTED
     assert read(cluster.bootstrap_servers, topic) == expected(*(rows(number) for number in range(4)))
-    decision = query.committer.decision(query.transactional_id)
+    decision = query.coordinator.decision(query.transactional_id)
     assert (decision.batch_id, decision.done, decision.run_id) == (3, True, "run 1")
     assert [each.partitions for each in decision.topics] == [((0, 2),)]
 
@@ -647,7 +647,7 @@ def test_what_is_committed_is_found_by_its_time(start_query: StartQuery, cluster
         numbers = pa.array([0, 0], pa.int32())
         stager.stage({topic: pa.table({"value": ["a", "b"], "timestamp": times, "partition": numbers})})
         parts = stager.finish()
-    query.committer.commit(query.batch(0, parts))
+    query.coordinator.commit(query.batch(0, parts))
     at = TopicPartition(topic, 0)
     with Admin(cluster.bootstrap_servers) as admin:
         found = admin.list_offsets({at: AtTimestamp(5_000_000)})[at]
@@ -658,11 +658,11 @@ def test_nothing_is_read_of_what_is_not_committed(start_query: StartQuery, clust
     query = start_query()
     parts = query.stage(0, rows(0))
     assert read(cluster.bootstrap_servers, topic) == expected()
-    query.committer.discard(parts)
+    query.coordinator.discard(parts)
     with pytest.raises(StagedPartLost):
-        query.committer.commit(query.batch(0, parts))
+        query.coordinator.commit(query.batch(0, parts))
     assert read(cluster.bootstrap_servers, topic) == expected()
-    assert query.committer.staged(query.transactional_id) == []
+    assert query.coordinator.staged(query.transactional_id) == []
 
 
 @pytest.mark.parametrize(("step", "attempt"), [("prepare", "b"), ("decide", "b"), ("apply", "a"), ("done", "a")])
@@ -687,11 +687,11 @@ def test_a_run_that_was_replaced_fails(start_query: StartQuery, cluster: LocalCl
     zombie.write(0, rows(0))
     restarted = start_query("run 2")
     restarted.write(1, rows(1))
-    with pytest.raises(RunSuperseded) as superseded:
+    with pytest.raises(RunFenced) as superseded:
         zombie.write(2, rows(2))
     assert superseded.value.facts["other"] == "run 2"
     again = start_query("run 1")  # another process of the same run knows it too
-    with pytest.raises(RunSuperseded):
+    with pytest.raises(RunFenced):
         again.write(2, rows(2))
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
 
@@ -716,7 +716,7 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
     for version, outcome in ((7, Outcome.COMMITTED), (7, Outcome.SKIPPED), (3, Outcome.SKIPPED)):
         parts = query.stage(version, rows(version))
         batch = replace(query.batch(version, parts), skip_if_recorded=True, is_stream=False)
-        assert query.committer.commit(batch) is outcome
+        assert query.coordinator.commit(batch) is outcome
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
 
 
@@ -725,8 +725,8 @@ def test_what_was_staged_for_a_batch_that_is_there_already_is_thrown_away(start_
     assert query.write(0, rows(0)) is Outcome.COMMITTED
     assert again.write(0, rows(0, attempt="b")) is Outcome.ROLLED_FORWARD
     older = replace(again.batch(0, again.stage(0, rows(0, attempt="c"))), skip_if_recorded=True)
-    assert again.committer.commit(older) is Outcome.SKIPPED
-    waited_for(lambda: again.committer.staged(query.transactional_id) == [])
+    assert again.coordinator.commit(older) is Outcome.SKIPPED
+    waited_for(lambda: again.coordinator.staged(query.transactional_id) == [])
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -743,7 +743,7 @@ def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQue
 
     client.call = noted
     batch = query.batch(0, query.stage(0, rows(0)))
-    assert query.committer.commit(replace(batch, is_stream=is_stream)) is Outcome.COMMITTED
+    assert query.coordinator.commit(replace(batch, is_stream=is_stream)) is Outcome.COMMITTED
     waited_for(lambda: bool(told))
     assert set(told) == {not is_stream}
 
@@ -765,10 +765,10 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     [topic_info] = query.cluster.describe_topics([topic])
 
     def write(version: int, attempt: str, query_id: str = "q") -> Outcome:
-        [query.transactional_id] = query.committer.numbered(app_id, [topic_info])
+        [query.transactional_id] = query.coordinator.numbered(app_id, [topic_info])
         query.run_id = f"run {attempt}"
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
-        return query.committer.commit(replace(batch, skip_if_recorded=True, query_id=query_id))
+        return query.coordinator.commit(replace(batch, skip_if_recorded=True, query_id=query_id))
 
     code, _, error = ran(app_id, topic, "--yes")
     assert code == 1 and f"no writes of txnAppId '{app_id}' to topic '{topic}' are recorded" in error
@@ -787,7 +787,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     [told] = json.loads(out)
     assert (code, told["topic"], told["version"], told["query"]) == (0, topic, 7, "q")
     with pytest.raises(CountMoved):
-        query.committer.commit(replace(late, skip_if_recorded=True, query_id="q"))
+        query.coordinator.commit(replace(late, skip_if_recorded=True, query_id="q"))
     assert write(0, "d", query_id="with a new checkpoint") is Outcome.COMMITTED
     assert write(0, "e", query_id="with a new checkpoint") is Outcome.SKIPPED
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7), rows(0, attempt="d"))
@@ -796,19 +796,19 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
         write(1, "f", query_id="with a new checkpoint")
     code, _, error = ran(app_id, "--yes")
     assert code == 1 and "is decided and not everywhere yet, so it can not be forgotten" in error
-    del query.committer.__dict__["_roll_forward"]
-    query.committer.resolve(query.transactional_id)
+    del query.coordinator.__dict__["_roll_forward"]
+    query.coordinator.resolve(query.transactional_id)
     assert ran(app_id, "--yes")[1] == f"forgot that {app_id} wrote version 1 to topic {topic}\n"
     assert write(1, "g") is Outcome.COMMITTED
 
 
 def test_a_batch_without_parts_decides_nothing(start_query: StartQuery) -> None:
     query = start_query()
-    assert query.committer.commit(query.batch(0, [])) is Outcome.COMMITTED
-    assert query.committer.decision(query.transactional_id).version == -1
+    assert query.coordinator.commit(query.batch(0, [])) is Outcome.COMMITTED
+    assert query.coordinator.decision(query.transactional_id).version == -1
     query.write(2, rows(2))
     with pytest.raises(CheckpointCopied):
-        query.committer.commit(query.batch(1, []))
+        query.coordinator.commit(query.batch(1, []))
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -816,8 +816,8 @@ def test_a_decision_of_unknown_outcome_is_looked_up(
     start_query: StartQuery, cluster: LocalCluster, topic: str, landed: bool
 ) -> None:
     query = start_query()
-    committer: Any = query.committer
-    decide: Any = committer._decide
+    coordinator: Any = query.coordinator
+    decide: Any = coordinator._decide
     answers: list[Decision] = []
 
     def unanswered(decision: Decision) -> int:
@@ -828,7 +828,7 @@ def test_a_decision_of_unknown_outcome_is_looked_up(
             raise BrokerUnreachable(address="broker", reason="cut")
         return int(decide(decision))
 
-    committer._decide = unanswered
+    coordinator._decide = unanswered
     assert query.write(0, rows(0)) is Outcome.COMMITTED
     assert query.write(1, rows(1)) is Outcome.COMMITTED
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
@@ -838,17 +838,17 @@ def test_a_version_that_is_raised_amid_a_commit_makes_it_prepare_again(
     start_query: StartQuery, cluster: LocalCluster, topic: str
 ) -> None:
     query, other = start_query(), start_query()
-    committer: Any = query.committer
-    prepare, versions = committer._prepare, []
+    coordinator: Any = query.coordinator
+    prepare, versions = coordinator._prepare, []
 
     def raised(decision: Decision, *rest: Any) -> None:
         prepare(decision, *rest)
         versions.append(decision.version)
         if len(versions) == 1:
-            committer_of_other: Any = other.committer
+            committer_of_other: Any = other.coordinator
             committer_of_other._decide(decision)  # as a leader does that times a prepared set out
 
-    committer._prepare = raised
+    coordinator._prepare = raised
     assert query.write(0, rows(0)) is Outcome.COMMITTED
     assert versions == [-1, 0]
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
@@ -861,10 +861,10 @@ def test_what_is_prepared_and_undecided_is_aborted_for_good(
     dies_before(query, "decide")
     with pytest.raises(_Died):
         query.write(0, rows(0))
-    assert {each.partition for each in operator.committer.abort(query.transactional_id)} == {0, 1, 2}
-    assert operator.committer.staged(query.transactional_id) == []
-    assert operator.committer.abort(query.transactional_id) == []
-    late: Any = operator.committer
+    assert {each.partition for each in operator.coordinator.abort(query.transactional_id)} == {0, 1, 2}
+    assert operator.coordinator.staged(query.transactional_id) == []
+    assert operator.coordinator.abort(query.transactional_id) == []
+    late: Any = operator.coordinator
     with pytest.raises(KafkalogError):  # the late decision of the one that was aborted
         late._decide(Decision(query.transactional_id, -1, 0, UUID, "run 1"))
     assert start_query("run 2").write(0, rows(0, attempt="b")) is Outcome.COMMITTED
@@ -879,8 +879,8 @@ def test_what_is_decided_is_resolved_and_not_aborted(
     with pytest.raises(_Died):
         query.write(0, rows(0))
     with pytest.raises(InvalidArgument, match="is decided, so it can not be aborted"):
-        operator.committer.abort(query.transactional_id)
-    decision, lost = operator.committer.resolve(query.transactional_id)
+        operator.coordinator.abort(query.transactional_id)
+    decision, lost = operator.coordinator.resolve(query.transactional_id)
     assert decision.done and lost == []
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
@@ -889,22 +889,22 @@ def test_a_commit_that_wakes_up_after_its_batch_was_done_and_forgotten_has_succe
     start_query: StartQuery, cluster: LocalCluster, topic: str
 ) -> None:
     query, operator = start_query(), start_query()
-    committer: Any = query.committer
+    coordinator: Any = query.coordinator
     lost = StagedPartLost(
         transactional_id="x", batch_id=0, partition=f"{topic}-0", reason="nothing of it is prepared here"
     )
 
     def asleep(method: str, places: Any, request: Any, patience: Any, settle: Any, *more: Any) -> Any:
         if method == "Apply":  # meanwhile somebody else finished it; an hour later its leaders keep nothing of it
-            operator.committer.resolve(query.transactional_id)
+            operator.coordinator.resolve(query.transactional_id)
             for place in places:
                 if not settle(place, lost):
                     raise lost
             return {}
         return ask(method, places, request, patience, settle, *more)
 
-    ask = committer._leaders.ask
-    committer._leaders.ask = asleep
+    ask = coordinator._leaders.ask
+    coordinator._leaders.ask = asleep
     assert query.write(0, rows(0)) is Outcome.COMMITTED
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
@@ -914,13 +914,13 @@ def test_a_decision_whose_staged_parts_are_lost_closes_only_when_the_loss_is_acc
 ) -> None:
     query, operator = start_query(), start_query()
     parts = query.stage(0, rows(0))
-    committer: Any = query.committer
-    committer._decide(decided(Decision(query.transactional_id), query.batch(0, parts), UUID))  # never prepared
+    coordinator: Any = query.coordinator
+    coordinator._decide(decided(Decision(query.transactional_id), query.batch(0, parts), UUID))  # never prepared
     with pytest.raises(StagedPartLost):
         query.write(1, rows(1))
     with pytest.raises(StagedPartLost):
-        operator.committer.resolve(query.transactional_id)
-    decision, lost = operator.committer.resolve(query.transactional_id, accept_loss=True)
+        operator.coordinator.resolve(query.transactional_id)
+    decision, lost = operator.coordinator.resolve(query.transactional_id, accept_loss=True)
     assert decision.done
     assert len(lost) == PARTITIONS
     assert query.write(1, rows(1)) is Outcome.COMMITTED
@@ -939,8 +939,8 @@ def test_a_topic_deleted_before_the_decision_fails_the_batch_and_after_it_does_n
         admin.delete_topic(topic)
     restarted = start_query("run 2")
     with pytest.raises(UnknownTopicId):
-        restarted.committer.commit(restarted.batch(1, parts))
-    decision = restarted.committer.decision(query.transactional_id)
+        restarted.coordinator.commit(restarted.batch(1, parts))
+    decision = restarted.coordinator.decision(query.transactional_id)
     assert (decision.batch_id, decision.done) == (0, True)
 
 
@@ -1015,17 +1015,17 @@ def test_a_commit_given_up_after_its_decision_says_so_and_appears(
         query.write(0, rows(0))
     assert over.value.facts["decided"] == "yes"
     assert f"kafkalog transactions describe {query.transactional_id}" in str(over.value)
-    decision, lost = start_query().committer.resolve(query.transactional_id)
+    decision, lost = start_query().coordinator.resolve(query.transactional_id)
     assert decision.done and lost == []
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
 def raised_twice(query: Query) -> pb.Decisions:
     """Raise a transaction's version to 1; what a broker reads whose ZooKeeper server lags, so that it has 0."""
-    committer: Any = query.committer
-    assert committer._decide(Decision(query.transactional_id)) == 0
+    coordinator: Any = query.coordinator
+    assert coordinator._decide(Decision(query.transactional_id)) == 0
     old = query.cluster.call("ReadDecisions", pb.ReadDecisionsRequest(transactional_ids=[query.transactional_id]))
-    assert committer._decide(Decision(query.transactional_id, version=0)) == 1
+    assert coordinator._decide(Decision(query.transactional_id, version=0)) == 1
     return cast(pb.Decisions, old)
 
 
@@ -1035,9 +1035,9 @@ def test_a_commit_given_up_says_what_is_so_although_a_read_may_be_older(
 ) -> None:
     query = start_query(transaction_commit_timeout_ms=1000)
     old = raised_twice(query)
-    committer: Any = query.committer
+    coordinator: Any = query.coordinator
     client: Any = query.cluster
-    call, is_decided = client.call, committer._is_decided
+    call, is_decided = client.call, coordinator._is_decided
     asked = given_up = False
     stale = 3
 
@@ -1058,12 +1058,12 @@ def test_a_commit_given_up_says_what_is_so_although_a_read_may_be_older(
             return old
         return call(method, request, **more)
 
-    committer._is_decided, client.call = gives_up, answered
+    coordinator._is_decided, client.call = gives_up, answered
     with pytest.raises(CommitTimedOut) as over:
         query.write(0, rows(0))
     assert over.value.facts["decided"] == ("yes" if landed else "no")
     if landed:
-        start_query().committer.resolve(query.transactional_id)
+        start_query().coordinator.resolve(query.transactional_id)
     assert read(cluster.bootstrap_servers, topic) == expected(*[rows(0)] * landed)
 
 
@@ -1109,7 +1109,7 @@ def test_a_commit_given_up_while_another_attempt_at_its_batch_is_decided_says_so
     with pytest.raises(CommitTimedOut, match="it is decided: its rows are or will be in the topic, do not") as over:
         restarted.write(0, rows(0))
     assert over.value.facts["decided"] == "yes"
-    start_query().committer.resolve(dying.transactional_id)
+    start_query().coordinator.resolve(dying.transactional_id)
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
@@ -1118,9 +1118,9 @@ def test_a_commit_given_up_after_another_attempt_at_its_batch_was_decided_says_s
     start_query: StartQuery, cluster: LocalCluster, topic: str, method: str
 ) -> None:
     restarted, zombie = start_query("run 2", **IMPATIENT), start_query()
-    committer: Any = restarted.committer
+    coordinator: Any = restarted.coordinator
     cluster_of_restarted: Any = restarted.cluster
-    call, prepare, looks = cluster_of_restarted.call, committer._prepare, committer._is_decided
+    call, prepare, looks = cluster_of_restarted.call, coordinator._prepare, coordinator._is_decided
 
     def overtaken(*arguments: Any) -> None:
         if method == "Decide":
@@ -1135,7 +1135,7 @@ def test_a_commit_given_up_after_another_attempt_at_its_batch_was_decided_says_s
         cluster_of_restarted.call = call
         return cast(bool | None, looks(attempt))
 
-    committer._prepare, committer._is_decided = overtaken, reached
+    coordinator._prepare, coordinator._is_decided = overtaken, reached
     with pytest.raises(CommitTimedOut) as over:
         restarted.write(0, rows(0, attempt="b"))
     assert over.value.facts["decided"] == "yes"
@@ -1150,9 +1150,9 @@ def test_two_writes_of_one_version_fail_in_each_run_whichever_process_commits_th
     def write(run_id: str, version: int, attempt: str) -> Outcome:
         """As in a process of its own."""
         query = start_query(run_id)
-        [query.transactional_id] = query.committer.numbered("two writes", [info])
+        [query.transactional_id] = query.coordinator.numbered("two writes", [info])
         batch = query.batch(version, query.stage(version, rows(version, attempt=attempt)))
-        return query.committer.commit(replace(batch, skip_if_recorded=True, query_id="q"))
+        return query.coordinator.commit(replace(batch, skip_if_recorded=True, query_id="q"))
 
     assert write("run 1", 0, "late") is Outcome.COMMITTED
     for run_id in ("run 1", "run 2", "run 3"):
@@ -1179,11 +1179,11 @@ def test_of_two_writes_that_a_run_makes_at_once_one_is_skipped_and_the_other_fai
     before = start_query("run 1")
     [info] = before.cluster.describe_topics([topic])
     for query in (before, one, other):
-        [query.transactional_id] = query.committer.numbered("two at once", [info])
-    assert before.committer.commit(numbered(before, "a")) is Outcome.COMMITTED
-    read_first = other.committer._read(other.transactional_id, other.committer._patience())
-    assert one.committer.commit(numbered(one, "a")) is Outcome.SKIPPED
-    late: Any = other.committer
+        [query.transactional_id] = query.coordinator.numbered("two at once", [info])
+    assert before.coordinator.commit(numbered(before, "a")) is Outcome.COMMITTED
+    read_first = other.coordinator._read(other.transactional_id, other.coordinator._patience())
+    assert one.coordinator.commit(numbered(one, "a")) is Outcome.SKIPPED
+    late: Any = other.coordinator
     now, reads = late._read, [read_first]
     late._read = lambda *arguments: reads.pop() if reads else now(*arguments)
     with pytest.raises(VersionWrittenTwice):
@@ -1200,7 +1200,7 @@ def test_a_second_write_that_is_given_up_is_not_taken_for_the_first() -> None:
 
 def test_a_commit_whose_outcome_nobody_tells_says_that_it_is_not_known(start_query: StartQuery) -> None:
     query = start_query(**IMPATIENT)
-    decide: Any = query.committer
+    decide: Any = query.coordinator
     asks = decide._decide
 
     def unanswered(decision: Decision) -> int:
@@ -1219,22 +1219,22 @@ def test_a_commit_given_up_while_its_count_is_forgotten_says_that_it_is_not_know
     """It may have been decided and done before that: what is forgotten tells of no batch."""
     query, operator = start_query(**IMPATIENT), start_query()
     [info] = query.cluster.describe_topics([topic])
-    [query.transactional_id] = query.committer.numbered(topic, [info])
+    [query.transactional_id] = query.coordinator.numbered(topic, [info])
     assert query.write(0, rows(0)) is Outcome.COMMITTED
-    committer: Any = query.committer
+    coordinator: Any = query.coordinator
     client: Any = query.cluster
-    call, prepare, looks = client.call, committer._prepare, committer._is_decided
+    call, prepare, looks = client.call, coordinator._prepare, coordinator._is_decided
 
     def forgotten(*arguments: Any) -> None:
         prepare(*arguments)
-        operator.committer.forget([operator.committer.decision(query.transactional_id)])
+        operator.coordinator.forget([operator.coordinator.decision(query.transactional_id)])
         cut(query, "Decide", "ReadDecisions")
 
     def reached(attempt: Any) -> bool | None:
         client.call = call
         return cast("bool | None", looks(attempt))
 
-    committer._prepare, committer._is_decided = forgotten, reached
+    coordinator._prepare, coordinator._is_decided = forgotten, reached
     with pytest.raises(CommitTimedOut) as over:
         query.write(1, rows(1))
     assert over.value.facts["decided"] == "unknown"
@@ -1245,9 +1245,9 @@ def test_a_lookup_of_topics_that_fails_fails_no_commit(start_query: StartQuery, 
     parts = query.stage(0, rows(0))
     fresh = start_query()
     missed = cut(fresh, "DescribeTopics", times=1)
-    fresh.committer.look_up([topic])
+    fresh.coordinator.look_up([topic])
     assert missed
-    assert fresh.committer.commit(fresh.batch(0, parts)) is Outcome.COMMITTED
+    assert fresh.coordinator.commit(fresh.batch(0, parts)) is Outcome.COMMITTED
 
 
 # --- the command line
@@ -1278,7 +1278,7 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     producer = f"producer {producer_id_of(name)}"  # parts do not say of which transaction they are
     [staged] = [row for row in json.loads(ran("list", "--json")) if row["transaction"] == producer]
     assert (staged["state"], staged["batch"], staged["partitions"]) == ("staged", 0, 3)
-    query.committer.discard(late)
+    query.coordinator.discard(late)
     query = start_query("run 2")
     dies_before(query, "apply")
     with pytest.raises(_Died):
@@ -1292,7 +1292,7 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     assert [row["state"] for row in json.loads(ran("list", "--json")) if row["transaction"] == name] == ["done"]
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
     parts = query.stage(1, rows(1))
-    lost: Any = query.committer
+    lost: Any = query.coordinator
     del lost._roll_forward
     lost._decide(decided(lost.decision(name), query.batch(1, parts), UUID))  # never prepared
     assert run(["transactions", "resolve", name, "--bootstrap", cluster.bootstrap_servers]) == 1

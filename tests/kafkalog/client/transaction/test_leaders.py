@@ -377,7 +377,7 @@ def test_without_threads_leaders_are_asked_in_turn_and_a_hint_is_lost(
     asked = Leaders(cast(Cluster, script))
     if there_are:
         asked._threads().submit(int).result(30)
-    machine = NoThreads(monkeypatch, lambda name: name.startswith("committer"))
+    machine = NoThreads(monkeypatch, lambda name: name.startswith("coordinator"))
     answers = asked.ask(
         "Apply",
         PLACES,

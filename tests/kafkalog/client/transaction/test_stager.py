@@ -18,7 +18,7 @@ from kafkalog.client.admin import Admin
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import ClientSettings, parse_producer
 from kafkalog.client.transaction import stager as staging
-from kafkalog.client.transaction.coordinator import CommitBatch, Committer, Outcome
+from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
 from kafkalog.client.transaction.stager import NumberedTransactions, PartStager, discard_parts
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -86,9 +86,9 @@ def test_connections_cut_at_any_byte_stage_each_batch_once(cluster: LocalCluster
             task.stage({topic: table(each)})
             parts = task.finish()  # else one connection's end would cut several batches at once
         assert proxy.accepted > 15
-        committer = Committer(behind)
-        assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
-        committer.close()
+        coordinator = TransactionCoordinator(behind)
+        assert coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+        coordinator.close()
     assert read(cluster.bootstrap_servers, topic) == expected(*staged)
 
 
@@ -167,9 +167,9 @@ def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic:
         cut.start()
         parts = task.finish()
         cut.join()
-        committer = Committer(behind)
-        committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
-        committer.close()
+        coordinator = TransactionCoordinator(behind)
+        coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts))
+        coordinator.close()
     assert [part.batches for part in parts] == [2] * PARTITIONS
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0), rows(1))
 
@@ -180,7 +180,7 @@ def test_a_write_that_stages_for_longer_than_the_retention_commits(topic: str) -
     with LocalCluster(brokers=2, settings=settings) as brokers:
         name, abandoned = create(brokers, topic), f"spark-stream-{uuid.uuid4()}"
         with contextlib.closing(Cluster(brokers.bootstrap_servers, **FAST)) as cluster:
-            committer = Committer(cluster)
+            coordinator = TransactionCoordinator(cluster)
             with stager(cluster, abandoned) as task:
                 task.stage({topic: table(rows(0))})
                 task.finish()
@@ -191,13 +191,13 @@ def test_a_write_that_stages_for_longer_than_the_retention_commits(topic: str) -
             with stager(cluster, name, part=1) as task:
                 last = [f"{number:03}" for number in range(60, 90)]
                 task.stage({topic: pa.table({"value": last[:20], "partition": pa.array([1] * 20, pa.int32())})})
-                waited_for(lambda: not committer.staged(abandoned), 60)  # older than that, parts expire
+                waited_for(lambda: not coordinator.staged(abandoned), 60)  # older than that, parts expire
                 task.stage({topic: pa.table({"value": last[20:], "partition": pa.array([1] * 10, pa.int32())})})
                 parts += task.finish()
             leaders = [cluster.leader_of(TopicPartition(topic, number))[1].broker_id for number in (0, 1)]
             assert leaders[0] != leaders[1]
-            assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
-            committer.close()
+            assert coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+            coordinator.close()
         assert read(brokers.bootstrap_servers, topic) == [first, last, []]
 
 
@@ -207,7 +207,7 @@ def test_brokers_killed_after_any_step_lose_and_double_nothing(
 ) -> None:
     name = create(own_cluster, topic)
     cluster = Cluster(own_cluster.bootstrap_servers, **FAST)
-    committer: Any = Committer(cluster)
+    coordinator: Any = TransactionCoordinator(cluster)
     kills: list[str] = []
 
     def kill(*_: Any) -> None:
@@ -218,7 +218,7 @@ def test_brokers_killed_after_any_step_lose_and_double_nothing(
             broker.start()
 
     def then_kill(method: str) -> None:
-        original = getattr(committer, method)
+        original = getattr(coordinator, method)
 
         def wrapped(*arguments: Any) -> Any:
             result = original(*arguments)
@@ -226,11 +226,11 @@ def test_brokers_killed_after_any_step_lose_and_double_nothing(
                 kill()
             return result
 
-        setattr(committer, method, wrapped)
+        setattr(coordinator, method, wrapped)
 
     if step == "apply":
-        done = committer._write_done
-        committer._write_done = lambda *arguments: (kills or kill(), done(*arguments))[1]
+        done = coordinator._write_done
+        coordinator._write_done = lambda *arguments: (kills or kill(), done(*arguments))[1]
     elif step != "stage":
         then_kill({"prepare": "_prepare", "decide": "_decide", "done": "_write_done"}[step])
     with stager(cluster, name, 0) as task:
@@ -238,12 +238,12 @@ def test_brokers_killed_after_any_step_lose_and_double_nothing(
         if step == "stage":
             kill()
         parts = task.finish()
-    assert committer.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
+    assert coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts)) is Outcome.COMMITTED
     assert kills
     with stager(cluster, name, 1) as task:
         task.stage({topic: table(rows(1))})
-        assert committer.commit(CommitBatch(name, 1, "run", True, b"", task.finish())) is Outcome.COMMITTED
-    committer.close()
+        assert coordinator.commit(CommitBatch(name, 1, "run", True, b"", task.finish())) is Outcome.COMMITTED
+    coordinator.close()
     cluster.close()
     assert read(own_cluster.bootstrap_servers, topic) == expected(rows(0, 60), rows(1))
 
@@ -260,9 +260,9 @@ def test_rows_without_key_or_partition_are_spread_and_parts_ordered(cluster: Loc
         [(0, 2), (1, 2), (2, 2)],
         [(0, 2), (1, 2), (2, 2)],
     ]
-    committer = Committer(behind)
-    committer.commit(CommitBatch(name, 0, "run", True, b"", [*found[1], *found[0]]))
-    committer.close()
+    coordinator = TransactionCoordinator(behind)
+    coordinator.commit(CommitBatch(name, 0, "run", True, b"", [*found[1], *found[0]]))
+    coordinator.close()
     behind.close()
     first = producer_id_of(name) % PARTITIONS
     stored = read(cluster.bootstrap_servers, topic)
@@ -293,9 +293,9 @@ def test_rows_of_a_task_keep_their_order_whatever_they_name(cluster: LocalCluste
                     )
                     task.stage({topic: mixed, other: mixed})
                 parts += task.finish()
-        committer = Committer(behind)
-        committer.commit(CommitBatch(name, 0, "run", True, b"", parts))
-        committer.close()
+        coordinator = TransactionCoordinator(behind)
+        coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts))
+        coordinator.close()
     everything = [f"{part * 1000 + number:04}" for part in range(2) for number in range(150)]
     assert read(cluster.bootstrap_servers, other) == [everything]
     stored = read(cluster.bootstrap_servers, topic)
@@ -310,16 +310,16 @@ def test_topics_with_a_transaction_each_share_a_connection_to_each_broker(
     for each in topics:
         create(own_cluster, each)
     with contextlib.closing(Cluster(own_cluster.bootstrap_servers, **FAST)) as behind:
-        committer = Committer(behind)
+        coordinator = TransactionCoordinator(behind)
         infos = behind.describe_topics(topics)
-        names = committer.numbered(topic, infos)
-        committer.forget([committer.decision(names[1])])
+        names = coordinator.numbered(topic, infos)
+        coordinator.forget([coordinator.decision(names[1])])
         names[1] += ":1"
         asked: list[list[str]] = []
 
         def numbered(found: Sequence[TopicInfo]) -> list[str]:
             asked.append([each.name for each in found])
-            return committer.numbered(topic, found)
+            return coordinator.numbered(topic, found)
 
         with PartStager(behind, parse_producer({}), NumberedTransactions(topic, numbered), 0, 0) as task:
             task.stage({each: table(rows(0)) for each in topics[:3]})
@@ -330,8 +330,8 @@ def test_topics_with_a_transaction_each_share_a_connection_to_each_broker(
         assert [len(behind._idle[broker.broker_id]) for broker in behind.describe().brokers] == [1, 1]
         for each, name in zip(topics, names, strict=True):
             mine = [part for part in parts if part.topic == each]
-            assert committer.commit(CommitBatch(name, 0, "", True, b"", mine)) is Outcome.COMMITTED
-        committer.close()
+            assert coordinator.commit(CommitBatch(name, 0, "", True, b"", mine)) is Outcome.COMMITTED
+        coordinator.close()
     servers = own_cluster.bootstrap_servers
     assert [read(servers, each) for each in topics[:3]] == [expected(rows(0), rows(1))] * 3
     assert read(servers, topics[3]) == expected(rows(1))
@@ -353,21 +353,21 @@ def test_small_batches_of_one_task_fill_all_partitions_alike(cluster: LocalClust
 def test_what_cannot_be_staged_is_told_and_a_failed_task_leaves_nothing(cluster: LocalCluster, topic: str) -> None:
     name = create(cluster, topic)
     behind = Cluster(cluster.bootstrap_servers)
-    committer = Committer(behind)
+    coordinator = TransactionCoordinator(behind)
     with stager(behind, name) as task:
         task.stage({topic: table(rows(0))})
         task.finish()
-        assert len(committer.staged(name)) == PARTITIONS
+        assert len(coordinator.staged(name)) == PARTITIONS
         with pytest.raises(UnknownPartition):
             task.stage({topic: pa.table({"value": ["x"], "partition": pa.array([PARTITIONS], pa.int32())})})
     with pytest.raises(ZeroDivisionError), stager(behind, name, part=1) as task:
         fail_after_staging(task, topic)
-    assert {(each.parts, each.commit_uuid) for each in committer.staged(name)} == {(1, b"")}
+    assert {(each.parts, each.commit_uuid) for each in coordinator.staged(name)} == {(1, b"")}
     with pytest.raises(InvalidArgument), stager(behind, name) as task:
         task.stage({topic: pa.table({"value": [1]})})
     with pytest.raises(UnknownTopic), stager(behind, name) as task:
         task.stage({f"{topic}.none": pa.table({"value": ["x"]})})
-    committer.close()
+    coordinator.close()
     behind.close()
 
 
