@@ -12,7 +12,9 @@ from kafkalog.errors import KafkalogError, LeaderNotAvailable, NotLeader, OutOfO
 from kafkalog.events import EventLogger
 
 EVERY_SECONDS = 60.0
-_QUIET_SECONDS = 5.0  # without a failure: what comes then is a new trouble. Pauses between tries are shorter.
+_QUIET_SECONDS = 5.0
+"""After so long without a failure the next one is a new trouble, if it is given up later than the one before: a try may
+itself take that long, as a connection to a broker that hangs does."""
 _PASSING = (NotLeader, LeaderNotAvailable, OutOfOrderSequence)
 """Failures that a change of leaders brings with it; they are said only when they last."""
 _PASSING_SECONDS = 2.0
@@ -27,14 +29,14 @@ class Complaint:
         clock: seconds that never go back.
     """
 
-    __slots__ = ("_clock", "_event", "_last", "_log", "_said", "_since")
+    __slots__ = ("_clock", "_event", "_last", "_log", "_said", "_since", "_until")
 
     def __init__(self, log: EventLogger, event: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._event = event
         self._clock = clock
         self._since: float | None = None
-        self._last = 0.0
+        self._last = self._until = 0.0
         self._said: float | None = None
 
     def failed(self, error: KafkalogError, until: float, **facts: object) -> None:
@@ -45,9 +47,9 @@ class Complaint:
             **facts: said too.
         """
         now = self._clock()
-        if self._since is None or now - self._last > _QUIET_SECONDS:
+        if self._since is None or (now - self._last > _QUIET_SECONDS and until > self._until):
             self._since, self._said = now, None
-        self._last = now
+        self._last, self._until = now, until
         if self._said is None:
             if isinstance(error, _PASSING) and now - self._since < _PASSING_SECONDS:
                 return

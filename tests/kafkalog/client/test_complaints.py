@@ -31,12 +31,14 @@ class Failing:
         self._caplog = caplog
         self._complaint = Complaint(get_logger("kafkalog.test"), "held_up", self.clock.monotonic)
 
-    def failed(self, seconds: int, error: KafkalogError = GONE, **facts: Any) -> list[str]:
-        """What is said in so many seconds."""
+    def failed(
+        self, seconds: int, error: KafkalogError = GONE, until: float = 200.0, each: int = 1, **facts: Any
+    ) -> list[str]:
+        """What is said in so many seconds, of tries that take `each` seconds."""
         self._caplog.clear()
-        for _ in range(seconds):
-            self._complaint.failed(error, 200.0, **facts)
-            self.clock.advance(1)
+        for _ in range(0, seconds, each):
+            self._complaint.failed(error, until, **facts)
+            self.clock.advance(each)
         return [record.getMessage() for record in self._caplog.records]
 
 
@@ -56,9 +58,17 @@ def test_a_new_trouble_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None
     failing = Failing(caplog)
     assert len(failing.failed(3)) == 1
     failing.clock.advance(10)
-    assert len(failing.failed(3)) == 1
+    assert len(failing.failed(3, until=213.0)) == 1
     failing.clock.advance(3)  # a pause between two tries
-    assert failing.failed(3) == []
+    assert failing.failed(3, until=213.0) == []
+
+
+def test_tries_that_take_long_are_of_one_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Failing(caplog)
+    assert [line.partition(" failing")[2] for line in failing.failed(70, each=7)] == [
+        "_for_s=0 given_up_in_s=200",
+        "_for_s=63 given_up_in_s=137",
+    ]
 
 
 def test_what_a_change_of_leaders_brings_is_said_when_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
