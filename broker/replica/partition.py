@@ -16,12 +16,13 @@ from broker.replica.visibility import Visibility
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
 from broker.staging.staging import Staged, Staging
-from broker.storage.log import Appended, Batch, Log
+from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import reach
 from broker.storage.segment import FileSlice, Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
+from kafkalog.format.batch import Batch
 
 Wake = Callable[[], None]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
-from broker.storage.log import Appended, Batch
+from broker.storage.log import Appended
 from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog.errors import (
     BatchTooLarge,
@@ -28,7 +28,15 @@ from kafkalog.errors import (
     UnsupportedAcks,
 )
 from kafkalog.events import get_logger
-from kafkalog.format.batch import HEADER_SIZE, NO_PRODUCER, NO_TRANSACTION, BatchHeader, iter_batches, read_header
+from kafkalog.format.batch import (
+    HEADER_SIZE,
+    NO_PRODUCER,
+    NO_TRANSACTION,
+    Batch,
+    BatchHeader,
+    iter_batches,
+    read_header,
+)
 from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire

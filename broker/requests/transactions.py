@@ -19,9 +19,9 @@ from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition, wait_for
 from broker.requests.append import checked
 from broker.staging.format import PartSpec, PreparedSet
-from broker.storage.log import Batch
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.events import get_logger
+from kafkalog.format.batch import Batch
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb

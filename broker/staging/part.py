@@ -13,10 +13,9 @@ from pathlib import Path
 from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.disk import Buffer, Disk, append_all
-from broker.storage.log import Batch
 from broker.storage.segment import SharedFile
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, Batch, BatchHeader, body_fault, read_header
 from kafkalog.format.producer_ids import family_of
 
 STAGED_SUFFIX = ".staged"

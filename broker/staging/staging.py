@@ -53,11 +53,11 @@ from broker.staging.part import (
 )
 from broker.storage.disk import Buffer, TruncateFailed
 from broker.storage.disk_errors import DiskErrors
-from broker.storage.log import Batch
 from broker.storage.segment import base_offset_of
 from broker.storage.services import Services
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.events import get_logger
+from kafkalog.format.batch import Batch
 
 log = get_logger(__name__)
 

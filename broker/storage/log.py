@@ -37,7 +37,7 @@ from broker.storage.services import Services
 from broker.storage.snapshots import Snapshots
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
-from kafkalog.format.batch import BatchHeader, stamp
+from kafkalog.format.batch import Batch, stamp
 
 log = get_logger(__name__)
 
@@ -48,10 +48,6 @@ _FLUSH_AHEAD_DECIDED = 8 << 20
 _ROLLS_AHEAD_MAX = 8
 """Rolls that no flush has caught up with. With more, a segment grows beyond segment.bytes rather than wait: each of
 them keeps a file open, and a start reads all of them."""
-
-
-Batch = tuple[BatchHeader, memoryview]
-"""Header and bytes, checked by whoever brings them; the bytes are writable where they are to be stamped."""
 
 
 class Appended(NamedTuple):

@@ -94,6 +94,10 @@ class BatchHeader(NamedTuple):
         return (self.base_sequence + self.record_count) % SEQUENCE_MODULUS
 
 
+Batch = tuple[BatchHeader, memoryview]
+"""Header and bytes, checked by whoever brings them; the bytes are writable where they are to be stamped."""
+
+
 class EncodedBatch(NamedTuple):
     """A batch as its producer made it, in pieces for one vectored write; `length` is their sum."""
 

@@ -22,10 +22,10 @@ from broker.staging import part as staged_part
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.apply_progress import KEPT_US
-from broker.storage.log import Batch
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
+from kafkalog.format.batch import Batch
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import make_batch, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.storage.disk import Disk
-from broker.storage.log import Appended, Batch, Log
+from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull
-from kafkalog.format.batch import BatchHeader
+from kafkalog.format.batch import Batch, BatchHeader
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 

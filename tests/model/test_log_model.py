@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.storage.log import Appended, Batch
+from broker.storage.log import Appended
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import Hint
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
-from kafkalog.format.batch import iter_batches
+from kafkalog.format.batch import Batch, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import make_batch, topic, values_of
 from tests.crash.memory_disk import MemoryDisk

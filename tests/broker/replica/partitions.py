@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.log import Batch
 from broker.storage.log_dir import LogDirectory
+from kafkalog.format.batch import Batch
 from tests.broker.storage.batches import TOPIC_ID, topic
 
 

@@ -11,10 +11,10 @@ import pytest
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.staging.format import PartSpec, PreparedSet
-from broker.storage.log import Appended, Batch
+from broker.storage.log import Appended
 from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import NotLeader, StorageFailed
-from kafkalog.format.batch import BatchHeader, check_batch
+from kafkalog.format.batch import Batch, BatchHeader, check_batch
 from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.data_port_client import a_batch
 

@@ -17,10 +17,10 @@ from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet, scan_file
 from broker.storage.apply_progress import DONE_KEPT_US, KEPT_US, ApplyProgress
 from broker.storage.dump import dump, verify
-from broker.storage.log import Batch
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
+from kafkalog.format.batch import Batch
 from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.replica.partitions import append_part_of_a_batch, open_partition
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic

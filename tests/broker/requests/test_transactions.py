@@ -25,7 +25,6 @@ from broker.replica.partition import Partition
 from broker.requests import transactions
 from broker.staging import staging
 from broker.staging.format import PreparedSet
-from broker.storage.log import Batch
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import LOG_SUFFIX
 from kafkalog import errors
@@ -34,7 +33,7 @@ from kafkalog.client.config import parse_producer
 from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
 from kafkalog.client.transaction.stager import NumberedTransactions, PartStager
 from kafkalog.clock import Clock, ManualClock
-from kafkalog.format.batch import iter_batches
+from kafkalog.format.batch import Batch, iter_batches
 from kafkalog.format.columns import decode_columns
 from kafkalog.format.producer_ids import family_of, producer_id_of
 from kafkalog.wire import broker_pb2, frames

@@ -6,9 +6,9 @@ import functools
 
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
-from broker.storage.log import Batch, Log
+from broker.storage.log import Log
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch, iter_batches
+from kafkalog.format.batch import CODECS, Batch, BatchHeader, check_batch, encode_batch, iter_batches
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
 
 TOPIC_ID = bytes(range(16))

@@ -9,11 +9,10 @@ import pytest
 
 from broker.storage import scan as recovery
 from broker.storage.dump import dump, entries, verify
-from broker.storage.log import Batch
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import segment_path
 from kafkalog.errors import InvalidArgument
-from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch, read_header, stamp
+from kafkalog.format.batch import CODECS, HEADER_SIZE, Batch, encode_batch, read_header, stamp
 from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, columns_from_lists, encode_columns
 from tests.broker.storage.batches import TOPIC_ID, numbered, topic
 
