@@ -225,6 +225,12 @@ class Applier:
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
 
+    def close(self) -> None:
+        """Wait for the apply or drop that is under way: it ends when it next looks at the staging, which is closed. Who
+        owns the log after this must not append the same pieces beside it."""
+        with self._applying:
+            pass
+
 
 def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet | None) -> bool:
     """Whether the log holds a batch, as far as it ever will. Without a prepared set it does where anything of the

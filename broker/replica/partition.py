@@ -350,7 +350,9 @@ class Partition:
         self.log.update_settings(settings)
 
     def close(self) -> None:
-        """Refuse requests from now on, and let go who waits. The log is the directory's to close."""
+        """Refuse requests from now on, and let go who waits; an apply that is under way ends. The log is the
+        directory's to close, and may be opened by another Partition at once."""
         self._closed = True
         self.wake_waiters()
         self._staging.close()
+        self._applier.close()

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -393,6 +394,37 @@ def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along
     assert directory.failed is None
     other.append([numbered(0)])
     assert len(read_all(other)) == 1
+
+
+def test_an_apply_that_its_partition_s_end_meets_between_read_and_append_doubles_nothing(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log stays open, and its next partition applies the same set."""
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number) for number in range(3)])
+    real, appending, may_append = partition.log.append_decided, threading.Event(), threading.Event()
+
+    def append_decided(batches: list[Batch]) -> None:
+        appending.set()
+        assert may_append.wait(30)
+        real(batches)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(apply, partition, prepared)
+        assert appending.wait(30)
+        closing = threads.submit(partition.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.2)
+        monkeypatch.undo()
+        may_append.set()
+        closing.result(30)
+        following = open_partition(directory)
+        assert apply(following, prepared) == 3
+        with contextlib.suppress(NotLeader):
+            first.result(30)
+    assert len(read_all(following)) == following.end_offset == 3
+    following.close()
 
 
 def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
