@@ -95,6 +95,12 @@ class Partition:
         self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
         self._waiters: set[Wake] = set()
         self._reader = log.reader
+        if log.settings.given() != settings.given():  # it was open before
+            log.update_settings(settings)
+        if (
+            log.flushed_offset < log.end_offset
+        ):  # what another Partition of it knew is gone: what readers were shown ...
+            log.flush()  # ... and what they were not, a whole batch that was not synced
         self._staging = Staging(directory.services, log.directory, log.label)
         self._visibility = Visibility(log, settings)
         self._applier = Applier(log, self._staging, self._visibility)
@@ -281,8 +287,8 @@ class Partition:
 
     @contextmanager
     def _hosted(self) -> Iterator[None]:
-        """Raises NotLeader if the partition is closed here, or is closed meanwhile."""
-        if self._closed:
+        """Raises NotLeader if the partition is closed here, or is closed meanwhile; its log may be before it is."""
+        if self._closed or self._reader.closed:
             raise self._not_here()
         try:
             yield

@@ -62,9 +62,13 @@ class Visibility:
             )
 
     def truncated(self, end_offset: int) -> None:
-        """The log was cut to an offset: what readers were shown behind it is gone."""
+        """The log was cut to an offset: what readers were shown behind it is gone, and so is what was hidden there. A
+        batch of which a part is left is not whole any more."""
         with self._lock:
+            self._hidden = {batch: start for batch, start in self._hidden.items() if start < end_offset}
+            self._whole = {batch: end for batch, end in self._whole.items() if end <= end_offset}
             self._state = self._state._replace(shown_offset=min(self._state.shown_offset, end_offset))
+            self._publish()
 
     def hide(self, batch: TransactionalBatch, start_offset: int | None = None) -> None:
         """Show readers nothing from where a batch begins, until it is shown. A hidden one stays as it is.

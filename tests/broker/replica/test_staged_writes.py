@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -425,6 +426,23 @@ def test_an_apply_that_its_partition_s_end_meets_between_read_and_append_doubles
             first.result(30)
     assert len(read_all(following)) == following.end_offset == 3
     following.close()
+
+
+def test_nothing_is_staged_any_more_once_the_directory_has_closed_the_log(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    shutil.rmtree(partition.log.directory)
+    directory.tidy()
+    for ask in (
+        lambda: partition.stage(b"u" * 16, [batch(0, batch_id=1)]),
+        lambda: partition.prepare(prepared),
+        lambda: partition.keep_prepared(prepared.commit_uuid),
+        lambda: apply(partition, prepared),
+    ):
+        with pytest.raises(NotLeader):
+            ask()
+    assert directory.failed is None
+    partition.close()
 
 
 def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(

@@ -14,6 +14,7 @@ from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange
 from tests.broker.replica.partitions import open_partition
+from tests.broker.replica.test_staged_writes import batch, write
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 
 WAIT_SECONDS = 60.0
@@ -80,6 +81,43 @@ def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_bef
     fill(partition.log, 2)
     assert partition.readable_end_offset == 10
     partition.close()
+
+
+def test_a_truncation_takes_along_what_was_hidden_behind_it(log: Log) -> None:
+    visibility = Visibility(log, topic())
+    fill(log, 5)
+    visibility.hide(BATCH)
+    visibility.hide(OTHER, 3)
+    fill(log, 5)
+    visibility.show_once_flushed(BATCH, 10)
+    visibility.show_once_flushed(OTHER, 10)
+    log.truncate_to(4)
+    visibility.truncated(4)
+    fill(log, 10)
+    log.flush()
+    visibility.flushed()
+    assert visibility.readable_end(log.view) == 3, "of the other a record is left, and the rest of it is to come"
+    visibility.show(OTHER)
+    assert visibility.readable_end(log.view) == 14
+
+
+def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_is_not_synced(
+    directory: LogDirectory,
+) -> None:
+    first = open_partition(directory)
+    fill(first.log, 20)
+    flushed = topic(flush_ms=100_000, flush_visibility="flushed", retention_ms=1000)
+    first.update_settings(flushed)
+    prepared = write(first, 0, [batch(0)])
+    first.apply("x", prepared.producer_id, 0, prepared.commit_uuid)
+    assert first.readable_end_offset == 20
+    first.close()
+    altered = flushed.with_({"retention.ms": None})
+    second = open_partition(directory, altered)
+    assert second.log is first.log
+    assert second.readable_end_offset == second.log.flushed_offset == 21
+    assert second.log.settings.given() == altered.given()
+    second.close()
 
 
 def test_what_is_hidden_begins_where_the_first_hidden_batch_does(log: Log) -> None:
