@@ -53,6 +53,8 @@ def create(cluster: LocalCluster, *topics: str) -> None:
 def run(job: ModuleType, spark: SparkSession, *arguments: str) -> str:
     """Run a job with the arguments of its command line; the line that it prints."""
     line: str = job.main(spark, job.parse(arguments))
+    if "--checkpoint" in arguments:
+        assert job.main(spark, job.parse(arguments)).startswith("0 "), "a second run finds nothing new"
     return line
 
 

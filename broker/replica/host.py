@@ -239,6 +239,7 @@ class Host:
         """
         settings = topic_settings(topic)
         self._warn_of_refused(topic)
+        self._drop_closed(topic)
         wanted: dict[int, PartitionState] = {}
         to_write: dict[int, PartitionState] = {}
         lost_states: dict[int, PartitionState] = {}
@@ -307,6 +308,15 @@ class Host:
             for number, partition in opened.items():
                 if self._hosted.get((topic.topic_id, number)) is not partition:
                     partition.close()
+
+    def _drop_closed(self, topic: TopicRecord) -> None:
+        """Serve no longer what was closed under it, as by a recovery of what was not known here to be lost."""
+        keys = [(topic.topic_id, number) for number in range(len(topic.replicas))]
+        closed = {key: each for key in keys if (each := self._hosted.get(key)) is not None and not each.is_open}
+        if closed:
+            self._hosted = {key: partition for key, partition in self._hosted.items() if key not in closed}
+            for partition in closed.values():
+                partition.close()
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state that an open log without one gets."""

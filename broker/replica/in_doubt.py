@@ -150,6 +150,8 @@ class InDoubtRecovery:
             return
         self._tidy_at = now + _TIDY_EVERY_SECONDS
         for partition in list(self._host.hosted.values()):
+            if self._stopping:
+                return
             try:
                 partition.forget_silent_transactions()
             except KafkalogError:

@@ -95,12 +95,8 @@ class Partition:
         self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
         self._waiters: set[Wake] = set()
         self._reader = log.reader
-        if log.settings.given() != settings.given():  # it was open before
-            log.update_settings(settings)
-        if (
-            log.flushed_offset < log.end_offset
-        ):  # what another Partition of it knew is gone: what readers were shown ...
-            log.flush()  # ... and what they were not, a whole batch that was not synced
+        if log.flushed_offset < log.end_offset:
+            log.flush()  # which batches are not to be seen before they are synced, only the Partition before this knew
         self._staging = Staging(directory.services, log.directory, log.label)
         self._visibility = Visibility(log, settings)
         self._applier = Applier(log, self._staging, self._visibility)
@@ -130,9 +126,14 @@ class Partition:
         if self._closed:
             raise self._not_here()
         try:
-            return self._reader.read(offset, max_bytes, hint, self._visibility.readable_end)
+            return self._reader.read(offset, max_bytes, hint, self._visibility.look)
         except Closed:
             raise self._not_here() from None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are served; the directory may have closed the log."""
+        return not self._closed and not self._reader.closed
 
     @property
     def start_offset(self) -> int:
@@ -147,7 +148,7 @@ class Partition:
     @property
     def readable_end_offset(self) -> int:
         """Readers may read up to it; see `Visibility`."""
-        return self._visibility.readable_end(self._reader.view)
+        return self._visibility.look()[1]
 
     @property
     def size_bytes(self) -> int:
@@ -156,12 +157,12 @@ class Partition:
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
         """(offset, timestamp_us) of the first readable record at or after a timestamp; see Reader."""
         with self._hosted():
-            return self._reader.offset_for_timestamp(timestamp_us, self._visibility.readable_end)
+            return self._reader.offset_for_timestamp(timestamp_us, self._visibility.look)
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
         """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""
-        view = self._reader.view
-        return reach(view, offset, max_bytes, self._visibility.readable_end(view))
+        view, end_offset = self._visibility.look()
+        return reach(view, offset, max_bytes, end_offset)
 
     def delete_before(self, offset: int) -> int:
         """Delete every record before an offset, or all readable ones (-1); the start offset then.

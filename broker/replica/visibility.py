@@ -5,9 +5,8 @@ Before both it is where the first batch of a transaction begins that is not whol
 whatever others append behind it, so that what readers see is always a beginning of the log. The readable end never goes
 back: a reader whose end went back would take its range for lost.
 
-Threads: `_lock` guards all that changes; it comes after the log's. `readable_end` takes no lock. It is given a view of
-the log, and looks at the state after that: a batch is hidden before it is appended, so whatever a view holds of it is
-hidden by the state that is looked at.
+Threads: `_lock` guards all that changes; it comes after the log's. `look` takes no lock: it takes the log's view while
+the state stands still. A batch is hidden before it is appended, and shown after all of it is there.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ TransactionalBatch = tuple[int, int]
 
 
 class _State(NamedTuple):
-    """All that `readable_end` needs. `shown_offset`: with flush.visibility=flushed, what readers were shown before that
-    was set; `hidden_from`: where the first hidden batch begins."""
+    """All that `look` needs beside a view. `shown_offset`: with flush.visibility=flushed, what readers were shown
+    before that was set; `hidden_from`: where the first hidden batch begins."""
 
     when_flushed: bool
     shown_offset: int
@@ -43,20 +42,19 @@ class Visibility:
         self._whole: dict[TransactionalBatch, int] = {}  # of the hidden ones: where they end, to be flushed up to there
         self._state = _State(settings.flush_visibility == "flushed", 0, None)
 
-    def readable_end(self, view: View) -> int:
-        """The offset up to which readers may read, for a view that was taken before this call."""
-        when_flushed, shown_offset, hidden_from = self._state
-        end = view.end_offset
-        if when_flushed:
-            end = max(view.flushed_offset, min(shown_offset, end))
-        if hidden_from is not None and hidden_from < end:
-            return max(view.start_offset, hidden_from)
-        return end
+    def look(self) -> tuple[View, int]:
+        """What is there now, and the offset up to which readers may read. Both are of one moment: a view from amid a
+        batch would end there for a state in which the batch is whole, and shown."""
+        while True:
+            state = self._state
+            view = self._log.reader.view
+            if self._state is state:
+                return view, _readable_end(view, state)
 
     def update_settings(self, settings: TopicSettings) -> None:
         """Use other topic settings from now on. What readers were shown they keep."""
         with self._log.no_appends(), self._lock:
-            shown_offset = self.readable_end(self._log.view)
+            shown_offset = _readable_end(self._log.view, self._state)
             self._state = self._state._replace(
                 when_flushed=settings.flush_visibility == "flushed", shown_offset=shown_offset
             )
@@ -111,3 +109,13 @@ class Visibility:
 
     def _publish(self) -> None:
         self._state = self._state._replace(hidden_from=min(self._hidden.values(), default=None))
+
+
+def _readable_end(view: View, state: _State) -> int:
+    when_flushed, shown_offset, hidden_from = state
+    end = view.end_offset
+    if when_flushed:
+        end = max(view.flushed_offset, min(shown_offset, end))
+    if hidden_from is not None and hidden_from < end:
+        return max(view.start_offset, hidden_from)
+    return end

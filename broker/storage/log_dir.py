@@ -314,6 +314,8 @@ class LogDirectory:
             self._check_usable()
             found = self._logs.get(key)
             if found is not None:
+                if found.settings.given() != settings.given():
+                    found.update_settings(settings)
                 return found
             self._make_folders([folder_name(topic_id, partition)])
             folder = self.path / folder_name(topic_id, partition)

@@ -63,12 +63,8 @@ class View(NamedTuple):
         return number, min(entry[0], last_position)
 
 
-EndOf = Callable[[View], int]
-"""The end of what may be read, as an offset, for a view."""
-
-
-def log_end(view: View) -> int:
-    return view.end_offset
+Look = Callable[[], tuple[View, int]]
+"""What is there now, and the end of what of it may be read, as an offset."""
 
 
 def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
@@ -121,20 +117,20 @@ class Reader:
         self._errors = errors
         self._health = errors.health
 
-    def _usable_view(self) -> View:
+    def _look(self, look: Look | None) -> tuple[View, int]:
         if self.closed or self._health.failed is not None:
             self._errors.check()
             raise Closed(what=f"log of {self._label}")
-        return self.view
+        return look() if look is not None else (view := self.view, view.end_offset)
 
-    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, end_of: EndOf = log_end) -> FileSlice:
+    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, look: Look | None = None) -> FileSlice:
         """Where the batches from an offset on stand.
 
         Args:
             offset: the slice starts with the batch that holds it.
             max_bytes: the slice is at most that long, unless its first batch is longer.
             hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
-            end_of: what the end is for a view; no batch at or behind it is in the slice.
+            look: up to where may be read, else to the log's end; no batch at or behind it is in the slice.
 
         Returns:
             A slice of one segment; empty at the end.
@@ -145,26 +141,26 @@ class Reader:
             StorageFailed, Closed.
         """
         while True:
-            view = self._usable_view()
+            view, end = self._look(look)
             if not view.start_offset <= offset <= view.end_offset:
-                raise self.out_of_range(offset, view, end_of(view))
+                raise self.out_of_range(offset, view, end)
             try:
-                return self._read(view, offset, max_bytes, hint, end_of(view))
+                return self._read(view, offset, max_bytes, hint, end)
             except FileNotFoundError:
                 self._check_moved(view, offset)
             except OSError as error:
                 self._failed(error)
 
-    def offset_for_timestamp(self, timestamp_us: int, end_of: EndOf = log_end) -> tuple[int, int] | None:
+    def offset_for_timestamp(self, timestamp_us: int, look: Look | None = None) -> tuple[int, int] | None:
         """(offset, timestamp_us) of the first record at or after a timestamp; None if there is none before the end.
 
         Raises:
             CorruptBatch: it may lie in a damaged range. StorageFailed, Closed.
         """
         while True:
-            view = self._usable_view()
+            view, end = self._look(look)
             try:
-                return self._search(view, timestamp_us, end_of(view))
+                return self._search(view, timestamp_us, end)
             except FileNotFoundError:
                 self._check_moved(view, view.start_offset)
             except OSError as error:
@@ -175,7 +171,7 @@ class Reader:
 
     def _check_moved(self, view: View, offset: int) -> None:
         """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
-        if self._usable_view() is view:
+        if self._look(None)[0] is view:
             raise CorruptBatch(partition=self._label, offset=offset, reason="its segment's file is gone")
 
     def out_of_range(self, offset: int, view: View, end_offset: int) -> OffsetOutOfRange:

@@ -78,7 +78,8 @@ def main(spark: SparkSession, given: argparse.Namespace) -> str:
         .start()
     )
     query.awaitTermination()
-    written = sum(progress.observedMetrics["written"]["records"] for progress in query.recentProgress)
+    observed = [progress.observedMetrics.get("written") for progress in query.recentProgress]
+    written = sum(each["records"] for each in observed if each is not None)  # None: nothing was new
     return f"{written:,} flights are new in {given.target}"
 
 

@@ -6,7 +6,7 @@ Times, headers and NAME=VALUE pairs are read by click callbacks, so that a wrong
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,8 +25,13 @@ bootstrap_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-_SECONDS = range(10**9, 10**11)
-"""Numbers that are seconds since 1970 from 2001 on: as milliseconds they would be in 1970 to 1973."""
+_OTHERWISE = {
+    "a date": range(19000101, 21001232),
+    "seconds": range(10**9, 10**11),
+    "microseconds": range(10**14, 10**17),
+}
+"""Numbers that are hardly meant as milliseconds since 1970, and what is."""
+_MILLISECONDS_MAX = 10**14
 
 
 class Command(click.Command):
@@ -119,11 +124,13 @@ def timestamp_us(context: click.Context, parameter: click.Parameter, text: str |
     if text is None:
         return None
     if text.strip().isdecimal():
-        if int(text) in _SECONDS:
-            day, meant = (datetime.fromtimestamp(seconds, UTC) for seconds in (int(text) / 1000, int(text)))
+        number = int(text)
+        meant = next((what for what, numbers in _OTHERWISE.items() if number in numbers), None)
+        if meant or number > _MILLISECONDS_MAX:
+            hint = f", but looks like {meant}" if meant else ""
             raise click.BadParameter(
-                f"{text.strip()} milliseconds since 1970 are only {day:%Y-%m-%d}: write {text.strip()}000 for "
-                f"{meant:%Y-%m-%d}, or {day:%Y-%m-%dT%H:%M:%S} if that is meant",
+                f"{text.strip()} is read as milliseconds since 1970{hint}: write milliseconds, such as 1370044800000, "
+                "or a time, such as 2013-06-01T00:00:00",
                 context,
                 parameter,
             )
@@ -145,3 +152,12 @@ def partitions_named(text: str) -> tuple[str, list[int]]:
     if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
         raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
     return topic, sorted({int(number) for number in numbers.split(",")}) if colon else []
+
+
+def merged(named: Iterable[tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """The partitions of each topic that several `partitions_named` name; none: all of them."""
+    found: dict[str, list[int]] = {}
+    for topic, numbers in named:
+        every = not numbers or found.get(topic) == []
+        found[topic] = [] if every else sorted({*found.get(topic, []), *numbers})
+    return found

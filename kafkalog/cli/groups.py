@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.command import CommandGroup, bootstrap_option, confirm, json_option, partitions_named, timestamp_us
+from kafkalog.cli.command import (
+    CommandGroup,
+    bootstrap_option,
+    confirm,
+    json_option,
+    merged,
+    partitions_named,
+    timestamp_us,
+)
 from kafkalog.cli.extents import extent_rows
 from kafkalog.cli.output import admin_of, end_with, print_json, print_rows, print_table
 
@@ -198,7 +206,7 @@ def reset(
     ]
     if len(places) != 1:
         raise click.UsageError("say where to: one of --to, --to-offset, --to-timestamp and --shift-by")
-    named = dict(partitions_named(text) for text in topics)
+    named = merged(partitions_named(text) for text in topics)
     with admin_of(bootstrap) as admin:
         try:
             described = admin.describe_group(group)

@@ -384,7 +384,7 @@ def consume(
         # at the ends, and was shown nothing, has not begun: it may be told to begin elsewhere the next time.
         offsets = {partition: consumer.position(partition) for partition in ends}
         if exit_at_end:
-            consumer.unassign([partition for partition, end in ends.items() if offsets[partition] >= end])
+            consumer.unassign([partition for partition, end in ends.items() if offsets[partition] == end])
 
         def commit() -> int:
             if group and offsets and (shown or from_beginning):

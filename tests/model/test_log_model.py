@@ -152,7 +152,7 @@ class LogMachine(RuleBasedStateMachine):
         read = (
             self.partition.read(offset, max_bytes, hint)
             if end is None
-            else self.log.reader.read(offset, max_bytes, hint, lambda view: end)
+            else self.log.reader.read(offset, max_bytes, hint, lambda: (self.log.view, end))
         )
         with read as found:
             data = found.read()

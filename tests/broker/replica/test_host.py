@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -14,7 +15,6 @@ from typing import Any
 
 import grpc
 import pytest
-from kazoo.client import KazooClient
 
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.host import Host
@@ -117,12 +117,13 @@ def test_logs_of_a_topic_that_nobody_deleted_are_kept_and_told(
     broker = start_broker()
     topic = broker.new_topic()
     folder = broker.broker.host.leader_of(topic, 0).log.directory
-    address = broker.broker.host.metadata.session.address
-    client = KazooClient(hosts=address.hosts)
-    client.start(timeout=60)
-    client.delete(address.chroot + paths.topic("t"), recursive=True)  # as if ZooKeeper's data were an old backup
-    client.stop()
-    client.close()
+    session = broker.broker.host.metadata.session
+
+    def tree(path: str) -> list[Operation]:
+        below = [tree(f"{path}/{name}") for name in session.children(path)]
+        return [*itertools.chain.from_iterable(below), Delete(path)]
+
+    session.multi(tree(paths.topic("t")))  # as if ZooKeeper's data were an old backup; at once, or a state is made anew
     until(broker, lambda: not broker.broker.host.hosted)
     broker.stop()
     start_broker()
@@ -343,6 +344,27 @@ def test_a_topic_made_while_another_ones_logs_are_being_opened_does_not_wait_for
     assert host.leader_of(made.topic_id, 599).label == "many-599"
 
 
+def test_a_state_that_another_writes_while_a_topics_logs_are_being_opened_is_read_once_they_are(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, open_for_a_turn = broker.broker.host, Host.open_for_a_turn
+    made = registry.TopicRecord("many", b"m" * 16, {}, [(0,)] * 100 + [(1,)], 0)
+    changes = {paths.partition_state(made.name, made.topic_id, number) for number in range(101)}
+    theirs = registry.PartitionState(1, 0, (1,), "another")
+
+    def turn(self: Host) -> None:
+        open_for_a_turn(self)
+        if self.is_opening("many"):  # one partition is left, which is not ours
+            registry.write_states(self.metadata.session, made, {100: theirs})
+            waited_for(lambda: changes <= self.metadata.dirty)  # none is left to come once no log is being opened
+
+    monkeypatch.setattr("broker.replica.host._TURN_SECONDS", 0.0)
+    monkeypatch.setattr(Host, "open_for_a_turn", turn)
+    registry.create_topic(host.metadata.session, made)
+    until(broker, lambda: "many" in host.metadata.topics and len(host.metadata.topic("many").states) == 101)
+    assert host.metadata.leader_id(host.metadata.topic("many"), 100) == 1
+
+
 # --- one bad topic ---------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +464,14 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_
     broker.broker.host.metadata.session.set(paths.topic("a"), good)
     until(broker, lambda: len(broker.broker.host.hosted) == 3)
     assert caplog.text.count("not_followed path=/brokers/topics/a") == 2  # once by each
+
+
+def test_a_topic_that_could_not_be_read_is_tried_no_more_once_it_is_gone(broker: RunningBroker) -> None:
+    host, path = broker.broker.host, paths.topic("bad")
+    host.metadata.session.create(path, b"{")
+    until(broker, lambda: path in host._undone.reasons)
+    host.metadata.session.delete(path)
+    until(broker, lambda: path not in broker.broker.watcher._to_retry())
 
 
 # --- trying again ----------------------------------------------------------------------------------------------------
@@ -626,7 +656,7 @@ def removals_that_fail(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(host._directory, "remove_log", remove_log)
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=60)
-    until(broker, lambda: bool(host._undone))
+    until(broker, lambda: bool(host._undone.reasons))
 
 
 def test_a_deletion_that_could_not_be_done_is_left_to_the_next_start_once_the_directory_has_failed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from broker.replica.watcher import Watcher
 from broker.requests.topics import OFFSETS_SKIPPED
 from kafkalog import Admin, Consumer, Producer, TopicPartition, errors
 from kafkalog.wire import broker_pb2 as bpb
@@ -21,6 +22,7 @@ from kafkalog.zk import registry
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -599,3 +601,30 @@ def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: Runnin
     registry.write_states(host.metadata.session, record, {0: replace(record.states[0], leader_epoch=3)})
     until(broker, lambda: host.metadata.topic("t").states[0].leader_epoch == 3)
     assert host.leader_of(topic, 0).log.leader_epoch == 3
+
+
+def test_a_partition_that_is_recovered_before_its_loss_was_seen_is_served(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start_broker()
+    topic = broker.new_topic()
+    host = broker.broker.host
+    old = host.leader_of(topic, 0)
+    may_look, sync = threading.Event(), Watcher._sync
+
+    def late(self: Watcher, dirty: Collection[str]) -> None:
+        assert may_look.wait(60)
+        sync(self, dirty)
+
+    monkeypatch.setattr(Watcher, "_sync", late)
+    record = broker.record("t")
+    elsewhere = replace(record.states[0], directory="f" * 32)
+    registry.write_states(host.metadata.session, record, {0: elsewhere})
+    recovering = threading.Thread(target=host.recover, args=(topic, 0, 1000, 30.0))
+    recovering.start()
+    waited_for(lambda: not old.is_open)
+    may_look.set()
+    recovering.join(60)
+    until(broker, lambda: host.hosted.get((topic, 0)) not in (old, None))
+    with broker.client() as client:
+        assert client.append(topic, a_batch()).base_offset == 1000

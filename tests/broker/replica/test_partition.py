@@ -11,7 +11,7 @@ import pytest
 from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.staging.format import PartSpec, PreparedSet
-from broker.storage.log import Appended
+from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import NotLeader, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader, check_batch
@@ -155,3 +155,22 @@ def test_a_deleted_partition_is_no_ones_and_holds_up_no_ack(partition: Partition
         partition.read(0, 100, None)
     with pytest.raises(NotLeader):
         partition.append_as_leader([checked(a_batch())])
+
+
+def test_an_ack_that_is_asked_for_as_a_clean_close_flushes_is_asked_for_again_and_given(
+    partition: Partition, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition.append_as_leader([checked(a_batch())])
+    closed = threading.Event()
+
+    def flushed_offset(log: Log) -> int:
+        found = log._flushed_offset
+        if not closed.is_set():  # the stop of a broker comes just behind this look
+            closed.set()
+            partition.close()
+            directory.close()
+        return found
+
+    monkeypatch.setattr(Log, "flushed_offset", property(flushed_offset))
+    assert not partition.is_flushed_to(1)  # and no NotLeader: the record outlives a power cut
+    assert partition.is_flushed_to(1)

@@ -11,6 +11,7 @@ import pytest
 from broker.replica.visibility import Visibility
 from broker.storage.log import Log
 from broker.storage.log_dir import LogDirectory
+from broker.storage.reader import Reader, View
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange
 from tests.broker.replica.partitions import open_partition
@@ -66,11 +67,11 @@ def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(log: Log)
     visibility = Visibility(log, topic())
     fill(log, 20)
     visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
-    assert (visibility.readable_end(log.view), log.flushed_offset) == (20, 0)
+    assert (visibility.look()[1], log.flushed_offset) == (20, 0)
     fill(log, 2)
-    assert visibility.readable_end(log.view) == 20  # the rule holds for what comes since
+    assert visibility.look()[1] == 20  # the rule holds for what comes since
     log.flush()
-    assert visibility.readable_end(log.view) == 22
+    assert visibility.look()[1] == 22
 
 
 def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_before(directory: LogDirectory) -> None:
@@ -96,9 +97,9 @@ def test_a_truncation_takes_along_what_was_hidden_behind_it(log: Log) -> None:
     fill(log, 10)
     log.flush()
     visibility.flushed()
-    assert visibility.readable_end(log.view) == 3, "of the other a record is left, and the rest of it is to come"
+    assert visibility.look()[1] == 3, "of the other a record is left, and the rest of it is to come"
     visibility.show(OTHER)
-    assert visibility.readable_end(log.view) == 14
+    assert visibility.look()[1] == 14
 
 
 def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_is_not_synced(
@@ -127,11 +128,11 @@ def test_what_is_hidden_begins_where_the_first_hidden_batch_does(log: Log) -> No
     visibility.hide(OTHER, 1)  # as one that a start finds half there
     fill(log, 3)
     visibility.hide(BATCH, 0)  # it is hidden already, and stays where it is
-    assert visibility.readable_end(log.view) == 1
+    assert visibility.look()[1] == 1
     visibility.show(OTHER)
-    assert visibility.readable_end(log.view) == 2
+    assert visibility.look()[1] == 2
     visibility.show(BATCH)
-    assert visibility.readable_end(log.view) == 5
+    assert visibility.look()[1] == 5
 
 
 def test_nothing_before_the_start_is_read_where_retention_took_the_beginning_of_a_hidden_batch(log: Log) -> None:
@@ -139,7 +140,7 @@ def test_nothing_before_the_start_is_read_where_retention_took_the_beginning_of_
     visibility.hide(BATCH)
     fill(log, 3)
     log.delete_before(2)
-    assert visibility.readable_end(log.view) == 2
+    assert visibility.look()[1] == 2
 
 
 def test_a_whole_batch_is_shown_by_the_flush_that_reaches_its_end_and_not_by_one_before(log: Log) -> None:
@@ -151,12 +152,48 @@ def test_a_whole_batch_is_shown_by_the_flush_that_reaches_its_end_and_not_by_one
     fill(log, 1)
     visibility.show_once_flushed(BATCH, 2)
     visibility.flushed()  # of a flush that began before
-    assert visibility.readable_end(log.view) == 0
+    assert visibility.look()[1] == 0
     log.flush()
-    assert visibility.readable_end(log.view) == 2
+    assert visibility.look()[1] == 2
     visibility.hide(OTHER, 0)
     visibility.show_once_flushed(OTHER, 2)  # it is flushed already
-    assert visibility.readable_end(log.view) == 2
+    assert visibility.look()[1] == 2
+
+
+class LateView:
+    """In the place of a log's reader: whoever asks for its view gets the one before something happens."""
+
+    def __init__(self, reader: Reader, happens: Callable[[], None]) -> None:
+        self._reader = reader
+        self._happens: list[Callable[[], None]] = [happens]
+
+    @property
+    def view(self) -> View:
+        view = self._reader.view
+        while self._happens:
+            self._happens.pop()()
+        return view
+
+    @view.setter
+    def view(self, view: View) -> None:
+        self._reader.view = view
+
+
+def test_a_look_amid_a_batch_that_is_shown_meanwhile_does_not_end_amid_it(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visibility = Visibility(log, topic())
+    fill(log, 1)
+    visibility.hide(BATCH)
+    fill(log, 2)  # of the batch's four records
+
+    def finish() -> None:
+        fill(log, 2)
+        log.flush()
+        visibility.show(BATCH)
+
+    monkeypatch.setattr(log, "reader", LateView(log.reader, finish))
+    assert visibility.look()[1] == 5
 
 
 class BetweenLocks:
@@ -184,7 +221,7 @@ def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(log: L
     def append_and_look() -> None:
         appending.start()
         appending.join(0.2)
-        seen.append(visibility.readable_end(log.view))
+        seen.append(visibility.look()[1])
 
     visibility._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
     if change == "hide":
@@ -193,4 +230,4 @@ def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(log: L
         visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
     appending.join(WAIT_SECONDS)
     assert log.end_offset == 4
-    assert visibility.readable_end(log.view) >= seen[0] == 3
+    assert visibility.look()[1] >= seen[0] == 3

@@ -10,7 +10,7 @@ import pytest
 from broker.requests import fetch as fetching
 from broker.requests.fetch import Answer, fetch, hosted
 from broker.storage.log_dir import LogDirectory
-from broker.storage.reader import EndOf
+from broker.storage.reader import Look
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
 from kafkalog.format.batch import check_batch
 from kafkalog.wire import dataport_pb2 as pb
@@ -128,9 +128,9 @@ def test_a_hint_is_handed_to_the_log(host: Hosted, monkeypatch: pytest.MonkeyPat
     reader = host.partitions[0].log.reader
     read = reader.read
 
-    def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None, end_of: EndOf) -> object:
+    def reading(offset: int, max_bytes: int, hint: tuple[int, int] | None, look: Look) -> object:
         hints.append(hint)
-        return read(offset, max_bytes, hint, end_of)  # type: ignore[arg-type]
+        return read(offset, max_bytes, hint, look)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reader, "read", reading)
     hinted = part(offset=2)

@@ -123,3 +123,23 @@ def test_a_time_is_utc_unless_it_says_otherwise(text: str, expected: int, monkey
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("20130601", ", but looks like a date"),
+        ("1370044800", ", but looks like seconds"),
+        ("1370044800000000", ", but looks like microseconds"),
+        ("99999999999999999999", ""),
+    ],
+)
+def test_a_number_that_is_hardly_meant_as_milliseconds_is_refused(text: str, meant: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{text} is read as milliseconds since 1970{meant}: write"):
+        command.timestamp_us(CONTEXT, OPTION, text)
+    assert command.timestamp_us(CONTEXT, OPTION, "1370044800000") == 1_370_044_800_000_000
+
+
+def test_partitions_of_a_topic_that_is_named_twice_are_all_of_them() -> None:
+    named = [("t", [1]), ("u", []), ("t", [0, 1]), ("u", [3]), ("v", [2]), ("v", [])]
+    assert command.merged(named) == {"t": [0, 1], "u": [], "v": []}

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, lag, leave_group
 from kafkalog.errors import GroupIsLive
+from tests.kafkalog.cli.command_line import Ran
 
 ME = GroupMember("me-1", "subscribe flights", "here", "")
 Run = Callable[..., str]
@@ -358,3 +361,27 @@ def test_wrong_usage_is_2(arguments: list[str], done: Run) -> None:
 @pytest.mark.parametrize("command", [[], ["list"], ["describe"], ["reset"], ["delete"]], ids=" ".join)
 def test_every_command_explains_itself(command: list[str], done: Run) -> None:
     assert done(*command, "--help").startswith("Usage: kafkalog groups")
+
+
+def test_a_partition_that_is_not_served_is_named_and_the_group_described_without_it(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(data=tmp_path) as running:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", running.bootstrap_servers)
+        with Admin(running.bootstrap_servers) as admin, Producer(running.bootstrap_servers) as producer:
+            topic_id = admin.create_topic("t", partitions=2).topic_id
+            producer.send("t", b"v", partition=0).result(60)
+            admin.commit("readers", {TopicPartition("t", number): 0 for number in (0, 1)})
+        [broker] = running.brokers
+        broker.stop()
+        shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-1")
+        broker.start()
+        text = Ran(capfdbinary, "groups", "describe", "readers")
+        told = Ran(capfdbinary, "groups", "describe", "readers", "--json")
+    for ran in (text, told):
+        assert ran.code == 1
+        assert "partition t-1 is lost" in ran.err
+    assert "\nlag 1, of " in text.out
+    found = json.loads(told.out)
+    assert found["lag"] == 1
+    assert [row["error"] is None for row in found["partitions"]] == [True, False]

@@ -521,6 +521,14 @@ def test_consume_starts_where_it_is_told_and_exits_at_the_end(
     assert (ran.code, ran.err, "".join(sorted(ran.out.split()))) == (0, "", expected)
 
 
+def test_a_place_beyond_the_end_is_an_error_also_where_the_end_is_the_limit(
+    filled: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    ran = Ran(capfdbinary, "consume", filled, "--exit-at-end", "--offset", "99", "--partition", "0")
+    assert (ran.code, ran.out) == (1, "")
+    assert f"offset 99 of {filled}-0 is outside [0, 5]" in ran.err
+
+
 def test_the_end_is_where_partitions_ended_as_consume_started(
     filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

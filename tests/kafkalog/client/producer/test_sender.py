@@ -582,3 +582,15 @@ def test_what_was_told_of_the_topics_grows_old(senders: Senders) -> None:
             sender.has_work(queue, 0.0)
         sender._turn()
         assert len(asked) == times
+
+
+def test_a_stop_wakes_a_sender_that_sleeps_with_nothing_to_do(senders: Senders) -> None:
+    sender, lock = senders.start(Part()), senders.accumulator.lock
+    waited_for(lambda: sender._sleeps)
+    with lock:
+        sender.stop()
+    sender.join(10)
+    has_ended = not sender._thread.is_alive()
+    with lock:
+        sender._work.notify()  # or this fixture's end would wait for it
+    assert has_ended
