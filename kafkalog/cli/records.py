@@ -328,7 +328,8 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--group",
     callback=not_empty,
     help="Go on where this consumer group has committed, and commit what was shown. It wins over --from-beginning; "
-    "--offset and --timestamp are refused beside it.",
+    "--offset and --timestamp are refused beside it. What was written into a pipe counts as shown: a reader that ends "
+    "before it has read all of that loses the rest.",
 )
 @click.option(
     "--format",
