@@ -34,6 +34,10 @@ _OTHERWISE = {
 _MILLISECONDS_MAX = 10**14
 
 
+_HELP = ("-h", "--help")
+"""Of every command, whoever makes its context: click remembers the option of the first one."""
+
+
 class Command(click.Command):
     """A command with examples, which --help shows; documents can be made from them.
 
@@ -44,6 +48,9 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]] = (), **given: Any) -> None:
         super().__init__(*arguments, **given)
         self.examples = examples
+
+    def get_help_option_names(self, context: click.Context) -> list[str]:
+        return list(_HELP)
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
@@ -62,6 +69,9 @@ class CommandGroup(click.Group):
     """
 
     command_class = Command
+
+    def get_help_option_names(self, context: click.Context) -> list[str]:
+        return list(_HELP)
 
     def __init__(self, *arguments: Any, **given: Any) -> None:
         super().__init__(*arguments, **given)

@@ -69,7 +69,7 @@ class _Commands(CommandGroup):
             raise _ReaderGone from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Commands, context_settings={"max_content_width": 100})
 @click.version_option(package_name="pyspark-kafkalog", prog_name="kafkalog")
 def kafkalog() -> None:
     """A partitioned append-only log for Spark: run a cluster, look into it, write to it and read from it."""
