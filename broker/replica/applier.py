@@ -2,9 +2,10 @@
 
 A set is checked as a whole when it is prepared, and again by an apply that comes later, before it appends anything.
 Then what the log does not hold yet of the set is appended, piece by piece; appends of others may come between the
-pieces. Readers see nothing of the batch until all of it stands in the log and is synced: from before its first record
-on the log is hidden (`visibility.py`), with whatever others append behind it. The flush that syncs its end shows it,
-whole. A start that finds a batch half there hides it too, until the apply is gone on with.
+pieces. Readers see nothing of the batch until all of it stands in the log and is synced: the log is hidden from its
+first record on, with whatever others append after it, so that what readers see is always a beginning of the log. The
+flush that syncs the batch's end shows it, whole. A start that finds half of a batch hides it too, until an apply
+appends the rest.
 
 A set that is damaged is lost, and hides nothing. The check finds damage before a record is appended. Damage that comes
 later, between the check and the append or while the broker is down, leaves half a batch in the log: it is shown as it
@@ -12,15 +13,16 @@ stands, for what is missing of it cannot come any more, and each apply of it is 
 
 How far an apply came is read off the log itself (`apply_progress.py`), so it can stop anywhere and be asked for again.
 
-Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging.
+Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging. `_lock` guards
+what is hidden; it comes after the log's. Readers take neither: they look at `hidden`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from broker.replica.visibility import Visibility
 from broker.staging.format import PreparedSet
 from broker.staging.staging import Staging
 from broker.storage.apply_progress import Progress
@@ -30,6 +32,16 @@ from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
 _SYNC_BYTES = 64 << 20
+
+
+TransactionalBatch = tuple[int, int]
+"""Producer id and batch id of a transaction's batch."""
+
+
+class Hidden(NamedTuple):
+    """Readers see nothing from an offset on, where the first hidden batch begins. None: nothing is hidden."""
+
+    from_offset: int | None
 
 
 class Applied(NamedTuple):
@@ -48,16 +60,21 @@ class Applier:
 
     Attributes:
         applied_bytes: appended and synced, since the start.
+        hidden: what readers do not see yet. Another object after each change: who takes a view of the log and finds the
+            same object before and after has both of one moment.
     """
 
-    def __init__(self, log: Log, staging: Staging, visibility: Visibility) -> None:
+    def __init__(self, log: Log, staging: Staging) -> None:
         self.applied_bytes = 0
+        self.hidden = Hidden(None)
         self._log = log
         self._staging = staging
-        self._visibility = visibility
         self._applying = threading.Lock()
+        self._lock = threading.Lock()  # guards all below
+        self._starts: dict[TransactionalBatch, int] = {}  # of hidden batches
+        self._ends: dict[TransactionalBatch, int] = {}  # of those that are whole, and shown once flushed up to there
         for producer_id, progress in self._half_applied().items():
-            visibility.hide((producer_id, progress.batch_id), progress.start_offset)
+            self.hide((producer_id, progress.batch_id), progress.start_offset)
 
     def _half_applied(self) -> dict[int, Progress]:
         """The progress of batches of which a part stands in the log, and the rest is to come."""
@@ -67,9 +84,7 @@ class Applier:
             if prepared is None or staged.lost is not None or progress is None or progress.batch_id != staged.batch_id:
                 continue
             # Other coordinators may have prepared the same batch; what they did is in no log.
-            if not progress.has_all(prepared.counts()) and self._staging.may_hold(
-                prepared.commit_uuid, *progress.first
-            ):
+            if not _has_all(progress, prepared) and self._staging.may_hold(prepared.commit_uuid, *progress.first):
                 half[staged.producer_id] = progress
         return half
 
@@ -121,7 +136,7 @@ class Applier:
             count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
             progress = self._log.apply_progress(producer_id)
         assert progress is not None
-        self._visibility.show_once_flushed((producer_id, batch_id), progress.end_offset)
+        self._show_once_flushed((producer_id, batch_id), progress.end_offset)
         end_offset = progress.end_offset if progress.batch_id == batch_id else 0
         return Applied(producer_id, batch_id, end_offset, progress.end_offset, count)
 
@@ -134,7 +149,7 @@ class Applier:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
             # With progress it goes on, as after a restart, and where a full disk stopped it.
             batch = prepared.producer_id, prepared.batch_id
-            self._visibility.hide(batch, progress.start_offset if progress is not None else None)
+            self.hide(batch, progress.start_offset if progress is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 self._log.append_decided(batches)
                 count += len(batches)
@@ -156,7 +171,7 @@ class Applier:
         """Show what others appended behind a batch that did not begin."""
         progress = self._log.apply_progress(prepared.producer_id)
         if progress is None or progress.batch_id != prepared.batch_id:
-            self._visibility.show((prepared.producer_id, prepared.batch_id))
+            self._show((prepared.producer_id, prepared.batch_id))
 
     def _synced_to(self, producer_id: int, behind: int) -> int:
         """Wait for the sync of what was appended a while ago, not for the last of it: the disk and this thread work at
@@ -170,12 +185,63 @@ class Applier:
     def _show_unless_half(self, prepared: PreparedSet) -> None:
         """Show what the log has of a batch, unless the rest of it is to come."""
         if prepared.producer_id not in self._half_applied():
-            self._visibility.show((prepared.producer_id, prepared.batch_id))
+            self._show((prepared.producer_id, prepared.batch_id))
 
     def finish(self, applied: Applied) -> None:
         """Wait until what `apply` appended is synced, and shown with it. Raises StorageFailed, Closed."""
         self._log.flush_to(applied.sync_to)
-        self._visibility.show((applied.producer_id, applied.batch_id))  # the flush did, and may still be at it
+        self._show((applied.producer_id, applied.batch_id))  # the flush did, and may still be at it
+
+    # --- hiding --------------------------------------------------------------------------------------------------
+
+    def hide(self, batch: TransactionalBatch, start_offset: int | None = None) -> None:
+        """Show readers nothing from where a batch begins, until it is shown. A hidden one stays as it is.
+
+        Args:
+            start_offset: where it begins; None: it will be appended, and nothing of it is there.
+        """
+        with self._log.no_appends() as end_offset, self._lock:
+            self._starts.setdefault(batch, end_offset if start_offset is None else start_offset)
+            self._publish()
+
+    def _show(self, *batches: TransactionalBatch) -> None:
+        """Show readers what was hidden of some batches: no more of them will come."""
+        with self._lock:
+            self._forget_hidden(batches)
+
+    def _show_once_flushed(self, batch: TransactionalBatch, end_offset: int) -> None:
+        """Show a batch that is whole as soon as everything before an offset is flushed: now, or by the flush that gets
+        there, which is asked for."""
+        with self._lock:
+            if self._log.flushed_offset >= end_offset:
+                self._forget_hidden([batch])
+                return
+            self._ends[batch] = end_offset
+        self._log.request_flush()
+
+    def flushed(self) -> None:
+        """A flush of the log is over: show the batches that are whole and durable."""
+        if self._ends:
+            with self._lock:
+                flushed_offset = self._log.flushed_offset
+                self._forget_hidden([batch for batch, end in self._ends.items() if end <= flushed_offset])
+
+    def truncated(self, end_offset: int) -> None:
+        """The log was cut to an offset: what was hidden after it is gone, and a batch that reached over it is not whole
+        any more."""
+        with self._lock:
+            self._starts = {batch: start for batch, start in self._starts.items() if start < end_offset}
+            self._ends = {batch: end for batch, end in self._ends.items() if end <= end_offset}
+            self._publish()
+
+    def _forget_hidden(self, batches: Iterable[TransactionalBatch]) -> None:
+        for batch in batches:
+            self._starts.pop(batch, None)
+            self._ends.pop(batch, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        self.hidden = Hidden(min(self._starts.values(), default=None))
 
     # --- forgetting ----------------------------------------------------------------------------------------------
 
@@ -237,4 +303,8 @@ def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet 
     batch is there: the set was dropped once the batch was done."""
     if progress is None or progress.batch_id < batch_id:
         return False
-    return progress.batch_id > batch_id or prepared is None or progress.has_all(prepared.counts())
+    return progress.batch_id > batch_id or prepared is None or _has_all(progress, prepared)
+
+
+def _has_all(progress: Progress, prepared: PreparedSet) -> bool:
+    return progress.has_all((each.part, each.batches) for each in prepared.parts)

@@ -1,5 +1,9 @@
-"""One replica of a partition on this broker: its log, what is staged beside it, what of both readers see, who waits for
-it. Knows no sockets, no ZooKeeper.
+"""One replica of a partition on this broker: its log, what is staged beside it, up to where readers may read, and who
+waits for a change. Knows no sockets, no ZooKeeper.
+
+The readable end is the log's end or, with flush.visibility=flushed, what is flushed (the paper's rule, section 3.1);
+in both cases it is before the first batch that is hidden (`applier.py`). It never goes back: a reader whose end went
+back would take its range for lost.
 
 Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and a registration is good for one.
 """
@@ -9,16 +13,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from broker.config import TopicSettings
 from broker.replica.applier import Applied, Applier
-from broker.replica.visibility import Visibility
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
 from broker.staging.staging import Staged, Staging
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
-from broker.storage.reader import reach
+from broker.storage.reader import View, reach
 from broker.storage.segment import FileSlice, Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
@@ -57,6 +61,13 @@ def wait_for(
     finally:
         for partition in partitions:
             partition.unregister(changed.set)
+
+
+class _FlushRule(NamedTuple):
+    """Whether readers see only what is flushed, and up to where they see what is not: it came before the rule."""
+
+    flushed_only: bool
+    shown_offset: int
 
 
 class Partition:
@@ -98,8 +109,8 @@ class Partition:
         if log.flushed_offset < log.end_offset:
             log.flush()  # which batches are not to be seen before they are synced, only the Partition before this knew
         self._staging = Staging(directory.services, log.directory, log.label)
-        self._visibility = Visibility(log, settings)
-        self._applier = Applier(log, self._staging, self._visibility)
+        self._applier = Applier(log, self._staging)
+        self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", 0)
         log.on_flushed = self._flushed
 
     # --- what requests do ----------------------------------------------------------------------------------------
@@ -126,7 +137,7 @@ class Partition:
         if self._closed:
             raise self._not_here()
         try:
-            return self._reader.read(offset, max_bytes, hint, self._visibility.look)
+            return self._reader.read(offset, max_bytes, hint, self._look)
         except Closed:
             raise self._not_here() from None
 
@@ -147,8 +158,20 @@ class Partition:
 
     @property
     def readable_end_offset(self) -> int:
-        """Readers may read up to it; see `Visibility`."""
-        return self._visibility.look()[1]
+        """Readers may read up to it."""
+        return self._look()[1]
+
+    def _look(self) -> tuple[View, int]:
+        """What is there now, and the readable end. Both are of one moment: a view from amid a batch that is hidden
+        would end within that batch, once it is shown."""
+        while True:
+            rule, hidden = self._flush_rule, self._applier.hidden
+            view = self._reader.view
+            if self._applier.hidden is hidden and self._flush_rule is rule:
+                break
+        end = _flushed_end(view, rule)
+        from_offset = hidden.from_offset
+        return view, end if from_offset is None or end <= from_offset else max(view.start_offset, from_offset)
 
     @property
     def size_bytes(self) -> int:
@@ -157,11 +180,11 @@ class Partition:
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
         """(offset, timestamp_us) of the first readable record at or after a timestamp; see Reader."""
         with self._hosted():
-            return self._reader.offset_for_timestamp(timestamp_us, self._visibility.look)
+            return self._reader.offset_for_timestamp(timestamp_us, self._look)
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
         """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""
-        view, end_offset = self._visibility.look()
+        view, end_offset = self._look()
         return reach(view, offset, max_bytes, end_offset)
 
     def delete_before(self, offset: int) -> int:
@@ -182,7 +205,9 @@ class Partition:
         """Cut off every batch that holds an offset at or behind the one given; see Log.truncate_to."""
         with self._hosted():
             end_offset = self.log.truncate_to(offset)
-        self._visibility.truncated(end_offset)
+        self._applier.truncated(end_offset)
+        rule = self._flush_rule
+        self._flush_rule = rule._replace(shown_offset=min(rule.shown_offset, end_offset))
         return end_offset
 
     # --- staged writes -------------------------------------------------------------------------------------------
@@ -230,8 +255,7 @@ class Partition:
 
     def prepared_bytes(self, commit_uuid: bytes) -> int:
         """The size of a prepared set, 0 if there is none."""
-        prepared = self._staging.prepared(commit_uuid)
-        return prepared.length if prepared is not None else 0
+        return self._staging.prepared_bytes(commit_uuid)
 
     @property
     def staged_work(self) -> int:
@@ -297,7 +321,7 @@ class Partition:
             raise self._not_here() from None
 
     def _flushed(self) -> None:
-        self._visibility.flushed()
+        self._applier.flushed()
         self.wake_waiters()
 
     # --- acks ----------------------------------------------------------------------------------------------------
@@ -352,8 +376,11 @@ class Partition:
     # --- what the host does -----------------------------------------------------------------------------------
 
     def update_settings(self, settings: TopicSettings) -> None:
+        """Use other settings from now on. Readers still see what they could see before."""
         self.settings = settings
-        self._visibility.update_settings(settings)
+        with self.log.no_appends():
+            shown_offset = _flushed_end(self.log.view, self._flush_rule)
+            self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", shown_offset)
         self.log.update_settings(settings)
 
     def close(self) -> None:
@@ -363,3 +390,10 @@ class Partition:
         self.wake_waiters()
         self._staging.close()
         self._applier.close()
+
+
+def _flushed_end(view: View, rule: _FlushRule) -> int:
+    """Up to where readers see a view, whatever is hidden."""
+    if not rule.flushed_only:
+        return view.end_offset
+    return max(view.flushed_offset, min(rule.shown_offset, view.end_offset))

@@ -158,7 +158,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
         with _errors_in(answer):
             partition = host.leader_of(wanted.topic_id, wanted.partition)
             left -= partition.prepared_bytes(request.commit_uuid)
-            if left >= 0 and not jobs.applies.is_busy(partition):
+            if left >= 0:
                 small.append((answer, partition))
             else:
                 ask(answer, partition)
@@ -166,7 +166,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
     for answer, partition in small:
         with _errors_in(answer):
             applied = partition.try_apply(*batch)
-            if applied is None:  # a job began meanwhile
+            if applied is None:  # a job is at work there
                 ask(answer, partition)
             else:
                 at_once.append((answer, partition, applied))

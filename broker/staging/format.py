@@ -79,14 +79,6 @@ class PreparedSet(NamedTuple):
     version: int
     parts: tuple[PartSpec, ...]
 
-    @property
-    def length(self) -> int:
-        return sum(part.length for part in self.parts)
-
-    def counts(self) -> Iterator[tuple[int, int]]:
-        """(part, number of batches) of each part."""
-        return ((part.part, part.batches) for part in self.parts)
-
 
 class UnreadableFile(Exception):
     """The first 16 bytes of a file are damaged, or of a newer version: what it holds is not known."""

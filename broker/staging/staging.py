@@ -53,6 +53,7 @@ from broker.staging.part import (
 )
 from broker.storage.disk import Buffer, TruncateFailed
 from broker.storage.disk_errors import DiskErrors
+from broker.storage.flusher import FlushTask
 from broker.storage.segment import base_offset_of
 from broker.storage.services import Services
 from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
@@ -78,10 +79,11 @@ class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
     applied; `told`: the log says that."""
 
-    __slots__ = ("checked", "counted", "files", "lost", "parts", "prepared", "renewed", "staged_us", "told")
+    __slots__ = ("checked", "counted", "files", "length", "lost", "parts", "prepared", "renewed", "staged_us", "told")
 
     def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
+        self.length = sum(part.length for part in prepared.parts)
         self.parts = parts
         self.staged_us = staged_us
         self.renewed = now
@@ -132,7 +134,7 @@ class Staging:
         self._disk = services.disk
         self._clock = services.clock
         self._errors = DiskErrors(services.health, label)
-        self._sync_task = services.flusher.task(label, self.sync)
+        self._sync_task = FlushTask(label, self.sync)
         self._folder = folder / STAGING
         self._lock = threading.Lock()  # guards all below
         self._sync_lock = threading.Lock()  # one sync at a time; before _lock
@@ -240,6 +242,12 @@ class Staging:
             known = self._sets.get(commit_uuid)
             return known.prepared if known is not None else None
 
+    def prepared_bytes(self, commit_uuid: bytes) -> int:
+        """The size of a prepared set, 0 if there is none."""
+        with self._lock:
+            known = self._sets.get(commit_uuid)
+            return known.length if known is not None else 0
+
     def may_hold(self, commit_uuid: bytes, number: int, batch: int, crc: int) -> bool:
         """Whether a batch of a part, with that checksum, is one of a set's, as far as is known."""
         with self._lock:
@@ -261,7 +269,7 @@ class Staging:
         with self._lock:
             found = [
                 Staged(known.prepared.producer_id, known.prepared.batch_id, known.prepared, len(known.prepared.parts),
-                       known.prepared.length, known.staged_us, known.renewed, known.lost)
+                       known.length, known.staged_us, known.renewed, known.lost)
                 for known in self._sets.values()
             ]  # fmt: skip
             loose: dict[Write, list[Part]] = {}
@@ -646,7 +654,7 @@ class Staging:
     def _ask_sync_ahead(self, file: StagedFile) -> None:
         if not self._sync_asked and file.size - file.synced >= _SYNC_AHEAD_BYTES:
             self._sync_asked = True
-            self._sync_task.soon()
+            self._services.flusher.soon(self._sync_task)
 
     @property
     def unsynced_bytes(self) -> int:
@@ -659,7 +667,7 @@ class Staging:
         with self._lock:
             if not self._sync_asked:
                 self._sync_asked = True
-                self._sync_task.soon()
+                self._services.flusher.soon(self._sync_task)
 
     def sync(self, *, drops_too: bool = False) -> None:
         """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed.

@@ -35,48 +35,37 @@ class _Deadline:
     task: FlushTask | None = field(compare=False)
 
 
+@dataclass(eq=False, slots=True)
 class FlushTask:
     """Something of a partition that is flushed in the background.
 
-    Args:
+    Attributes:
         label: the partition, as errors and events name it.
         flush: does it; what fails with DiskFull is tried again a second later.
     """
 
-    def __init__(self, flusher: Flusher, label: str, flush: Callable[[], object]) -> None:
-        self.label = label
-        self.flush = flush
-        self._flusher = flusher
-
-    def soon(self) -> None:
-        """Have it done by the next thread that is free."""
-        self._flusher.put(self)
-
-    def within(self, seconds: float) -> None:
-        """Have it done that much later, or earlier if that was asked for already."""
-        self._flusher.put_within(self, seconds)
-
-    def cancel(self) -> None:
-        """Forget what `within` asked for: it was done, or there is nothing to flush any more."""
-        self._flusher.cancel(self)
+    label: str
+    flush: Callable[[], object]
 
 
 class Flusher:
-    """Thread-safe. What is asked for before `start` is done then."""
+    """Thread-safe. What is asked for before `start` is done then.
+
+    Attributes:
+        soon: have a task done by the next thread that is free.
+    """
 
     def __init__(self, health: DirectoryHealth, clock: Clock) -> None:
         self._health = health
         self._clock = clock
         self._due: queue.SimpleQueue[FlushTask | None] = queue.SimpleQueue()
+        self.soon: Callable[[FlushTask], None] = self._due.put
         self._changed = threading.Condition()  # guards all below; after any log's locks
         self._timed: dict[FlushTask, _Deadline] = {}
         self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a task that passed early
         self._ticket = itertools.count()
         self._stopping = False
         self._threads: list[threading.Thread] = []
-
-    def task(self, label: str, flush: Callable[[], object]) -> FlushTask:
-        return FlushTask(self, label, flush)
 
     def start(self) -> None:
         self._threads = [
@@ -96,12 +85,8 @@ class Flusher:
         for thread in self._threads:
             thread.join()
 
-    def put(self, task: FlushTask) -> None:
-        """`FlushTask.soon`."""
-        self._due.put(task)
-
-    def put_within(self, task: FlushTask, seconds: float) -> None:
-        """`FlushTask.within`."""
+    def within(self, task: FlushTask, seconds: float) -> None:
+        """Have a task done that much later, or earlier if that was asked for already."""
         deadline = self._clock.monotonic() + seconds
         with self._changed:
             known = self._timed.get(task)
@@ -115,7 +100,7 @@ class Flusher:
                 self._changed.notify_all()
 
     def cancel(self, task: FlushTask) -> None:
-        """`FlushTask.cancel`."""
+        """Forget what `within` asked for: the task was done, or there is nothing to flush any more."""
         with self._changed:
             known = self._timed.pop(task, None)
             if known is not None:
@@ -129,7 +114,7 @@ class Flusher:
                 pass  # the failure was reported, and a closed log is flushed
             except DiskFull as full:
                 self._health.log_full(full, task.label)
-                task.within(_FULL_RETRY_SECONDS)
+                self.within(task, _FULL_RETRY_SECONDS)
             except Exception:
                 log.exception("flush_failed", partition=task.label)
 
@@ -149,5 +134,5 @@ class Flusher:
             due = heapq.heappop(self._deadlines).task
             if due is not None:
                 del self._timed[due]
-                self._due.put(due)
+                self.soon(due)
         return min(self._deadlines[0].at - now, WAIT_SECONDS_MAX) if self._deadlines else None

@@ -28,6 +28,7 @@ from broker.storage.apply_progress import Progress
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
+from broker.storage.flusher import FlushTask
 from broker.storage.loader import open_folder, open_producers
 from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
 from broker.storage.reader import UNKNOWN, Reader, View
@@ -37,7 +38,7 @@ from broker.storage.services import Services
 from broker.storage.snapshots import Snapshots
 from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
-from kafkalog.format.batch import Batch, stamp
+from kafkalog.format.batch import NO_TRANSACTION, Batch, stamp
 
 log = get_logger(__name__)
 
@@ -106,11 +107,13 @@ class Log:
         self._closes = False  # `close` was called
         self._flush_asked = False
         self._flush_timed = False
-        self._flush_task = services.flusher.task(label, self.flush)
+        self._flusher = services.flusher
+        self._flush_task = FlushTask(label, self.flush)
         self.reader = Reader(services.disk, label, self._errors)
         self._producers = Producers(
             label, services.producer_batches_remembered, services.producer_state_max, services.clock
         )
+        self._apply_progress = self._producers.apply_progress
         try:
             opened = open_folder(
                 self._disk, folder, label, settings.index_interval_bytes, self._producers, self._errors
@@ -291,7 +294,11 @@ class Log:
         for header, _ in run:
             active.note(header, active.end_offset, position, now_us)
             if header.producer_id >= 0:
-                self._producers.record(header, active.end_offset - header.last_offset_delta - 1, now_us)
+                base_offset = active.end_offset - header.last_offset_delta - 1
+                if header.transaction_batch_id == NO_TRANSACTION:
+                    self._producers.record(header, base_offset, now_us)
+                else:
+                    self._apply_progress.record(header, base_offset, now_us)
             position += header.length
         active.leader_epoch = epoch
         results.extend(appended)
@@ -305,7 +312,7 @@ class Log:
             self._ask_flush()
         elif self._flush_ms is not None and not self._flush_timed:
             self._flush_timed = True
-            self._flush_task.within(self._flush_ms / 1000)
+            self._flusher.within(self._flush_task, self._flush_ms / 1000)
 
     def append_decided(self, batches: Sequence[Batch]) -> None:
         """Append batches of one transaction. Their order, and who may see them, is the caller's business.
@@ -328,12 +335,12 @@ class Log:
     def transaction_done(self, producer_id: int, batch_id: int) -> None:
         """Forget how far a transaction came in a while: that was its last batch, and it is done everywhere."""
         with self._lock:
-            self._producers.apply_progress.done(producer_id, batch_id)
+            self._apply_progress.done(producer_id, batch_id)
 
     def apply_progress(self, producer_id: int) -> Progress | None:
         """How far a transaction's last batch came into the log."""
         with self._lock:
-            return self._producers.apply_progress.get(producer_id)
+            return self._apply_progress.get(producer_id)
 
     def _roll(self) -> None:
         """Start a segment at the end offset; a flush is to sync the one before it, and to name this one.
@@ -376,7 +383,7 @@ class Log:
     def _ask_flush(self) -> None:
         if not self._flush_asked:
             self._flush_asked = True
-            self._flush_task.soon()
+            self._flusher.soon(self._flush_task)
 
     def flush_to(self, offset: int) -> None:
         """`flush`, unless everything before an offset is, or is once the flush under way is over."""
@@ -635,7 +642,7 @@ class Log:
         if self._snapshots.producers_at >= self._segment_of(offset).base_offset:
             return
         with self._lock:
-            if not self._producers and not self._producers.apply_progress:
+            if not self._producers and not self._apply_progress:
                 return
             producers = self._producers.snapshot(self._end_offset)
         self._flush()
@@ -719,19 +726,19 @@ class Log:
     @property
     def knows_transactions(self) -> bool:
         """Whether the progress of any transaction is kept."""
-        return bool(self._producers.apply_progress)
+        return bool(self._apply_progress)
 
     def has_silent_transactions(self, keep: Collection[int]) -> bool:
         """Whether the progress of some transactions is old enough to be forgotten, but for some producers'."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
-            return bool(self._producers.apply_progress.silent(now_us, keep))
+            return bool(self._apply_progress.silent(now_us, keep))
 
     def forget_silent_transactions(self, keep: Collection[int]) -> None:
         """Forget it."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
-            self._producers.apply_progress.forget_silent(now_us, keep)
+            self._apply_progress.forget_silent(now_us, keep)
 
     def close(self, clean: bool = True) -> None:
         """Stop appending and reading; slices that are out stay good.
@@ -750,6 +757,6 @@ class Log:
             with self._save_lock, self._flush_lock, self._lock:
                 if not self._closed:
                     self._closed = self.reader.closed = True
-                    self._flush_task.cancel()
+                    self._flusher.cancel(self._flush_task)
                     for segment in self._segments:
                         segment.close()

@@ -181,13 +181,10 @@ class Producers:
         )
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
-        """Take in a batch that was appended just now."""
+        """Take in a batch of an idempotent producer that was appended just now."""
         self._record(header, base_offset, append_us, self._clock.monotonic())
 
     def _record(self, header: BatchHeader, base_offset: int, append_us: int, append: float) -> None:
-        if header.transaction_batch_id != NO_TRANSACTION:
-            self.apply_progress.record(header, base_offset, append_us)
-            return
         producer = self._by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch:
             if producer is None and len(self._by_id) >= self._state_max and self._oldest_may_go():
@@ -214,9 +211,13 @@ class Producers:
 
     def replay(self, header: BatchHeader) -> None:
         """Take in a batch that stands in the log."""
-        if header.producer_id >= 0:
-            append_us = header.append_timestamp_us
+        if header.producer_id < 0:
+            return
+        append_us = header.append_timestamp_us
+        if header.transaction_batch_id == NO_TRANSACTION:
             self._record(header, header.base_offset, append_us, self._monotonic(append_us))
+        else:
+            self.apply_progress.record(header, header.base_offset, append_us)
 
     def forget_silent(self, before_us: int) -> int:
         """Forget the producers whose last append is older; returns how many."""

@@ -33,9 +33,8 @@ from broker.requests import append as appends
 from broker.requests import fetch as fetches
 from broker.requests import transactions
 from broker.storage.segment import FileSlice
-from broker.transport.intake import Intake
+from broker.transport.intake import Frame, Intake, OversizedBody, OversizedHeader
 from broker.transport.memory_pool import MemoryPools
-from broker.transport.receive_buffer import Frame, OversizedBody, OversizedHeader
 from kafkalog.clock import Clock
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, ProtocolError, RequestTooLarge
 from kafkalog.events import get_logger

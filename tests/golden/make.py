@@ -104,7 +104,7 @@ def make_producers_with_marks() -> Producers:
     producers = make_producers()
     header = read_header(make_batch(**BATCHES["staged"]))
     for number in (0, 1, 3):
-        producers.record(header._replace(base_sequence=number), 1200 + 2 * number, TIME + number)
+        producers.apply_progress.record(header._replace(base_sequence=number), 1200 + 2 * number, TIME + number)
     return producers
 
 

@@ -20,5 +20,5 @@ def open_partition(directory: LogDirectory, settings: TopicSettings | None = Non
 def append_part_of_a_batch(partition: Partition, batches: Sequence[Batch]) -> None:
     """As an apply does that stops behind them."""
     header, _ = batches[0]
-    partition._visibility.hide((header.producer_id, header.transaction_batch_id))
+    partition._applier.hide((header.producer_id, header.transaction_batch_id))
     partition.log.append_decided(batches)

@@ -102,7 +102,7 @@ def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition)
     data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
     partition.stage(b"u" * 16, [checked(data)])
     partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (PartSpec(b"u" * 16, 0, 1, len(data)),)))
-    partition._visibility.hide((producer, 0), 0)  # as where half of the batch stood in the log
+    partition._applier.hide((producer, 0), 0)  # as where half of the batch stood in the log
     partition.append_as_leader([checked(a_batch())])
     assert partition.readable_end_offset == 0
     woken = threading.Event()

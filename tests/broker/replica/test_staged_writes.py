@@ -374,7 +374,7 @@ def test_a_batch_is_shown_by_the_flush_that_reaches_its_end(directory: LogDirect
     assert partition.readable_end_offset == 0
     partition.log.flush()
     assert partition.readable_end_offset == partition.end_offset == 3
-    assert not partition._visibility._whole  # nothing is kept of the batches of a stream
+    assert not partition._applier._ends  # nothing is kept of the batches of a stream
 
 
 def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along(

@@ -117,7 +117,7 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(host: Hosted) -> 
 
 
 def test_what_is_hidden_is_neither_given_nor_told(host: Hosted) -> None:
-    host.partitions[0]._visibility.hide((1, 0), 2)
+    host.partitions[0]._applier.hide((1, 0), 2)
     answer = fetched(host, part())
     assert lengths(answer) == [2 * SIZE]
     assert answer.reply.partitions[0].end_offset == 2

@@ -61,7 +61,7 @@ def test_every_place_is_listed_with_the_size_of_the_log(host: Hosted) -> None:
 
 
 def test_what_is_hidden_is_not_listed_and_not_deleted(host: Hosted) -> None:
-    host.partitions[0]._visibility.hide((1, 0), HIDDEN_FROM)
+    host.partitions[0]._applier.hide((1, 0), HIDDEN_FROM)
     latest, beyond = listed(host, at(pb.ListOffset.LATEST), at(pb.ListOffset.TIMESTAMP, timestamp_us=104))
     assert latest.offset == HIDDEN_FROM
     assert not beyond.found
@@ -91,7 +91,7 @@ def test_there_is_news_where_an_end_moved_either_way_or_a_partition_fails(host: 
     assert news(known, at(pb.ListOffset.LATEST, number=1, known_offset=1))  # a log that was made anew
     assert news(at(pb.ListOffset.LATEST, known_offset=4))
     assert news(known, pb.ListOffset(topic_id=bytes(16)))
-    host.partitions[0]._visibility.hide((1, 0), 5)
+    host.partitions[0]._applier.hide((1, 0), 5)
     view = memoryview(bytearray(a_batch()))
     host.partitions[0].append_as_leader([(check_batch(view), view)])
     assert not news(known)  # hidden

@@ -691,7 +691,7 @@ def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) ->
         for value in range(3):
             client.append(topic, a_batch([b"%d" % value]))
     partition = broker.broker.host.leader_of(topic, 0)
-    partition._visibility.hide((PRODUCER, 0), 2)  # as a start that finds half a batch there
+    partition._applier.hide((PRODUCER, 0), 2)  # as a start that finds half a batch there
     for offset in range(4):
         wanted = broker_pb2.ListOffset(
             topic_id=topic, partition=0, at=broker_pb2.ListOffset.AFTER_BYTES, from_offset=offset, max_bytes=1 << 62

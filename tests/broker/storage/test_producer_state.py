@@ -207,13 +207,13 @@ def test_ids_that_clients_invent_take_no_more_than_the_limit() -> None:
 
 def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     producers = after(*range(4))
-    producers.record(transactional(0), 200, 5)
+    producers.apply_progress.record(transactional(0), 200, 5)
     before = producers.snapshot(300)
     expected = before.encode()
     for sequence in range(4, 9):
         producers.record(header(sequence), 300 + sequence, sequence)
     producers.record(header(0, producer=8), 310, 9)
-    producers.record(transactional(1), 311, 9)
+    producers.apply_progress.record(transactional(1), 311, 9)
     producers.forget_silent(before_us=100)
     producers.apply_progress.done(9, 1)
     producers.apply_progress.forget_silent(1 << 60, ())

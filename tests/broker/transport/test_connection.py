@@ -646,7 +646,7 @@ def test_a_flush_that_ends_between_a_look_and_the_registration_to_wait_is_not_mi
     topic = broker.new_topic(flush_messages=1)
     partition = broker.broker.host.leader_of(topic, 0)
     register = partition.register
-    monkeypatch.setattr(partition.log._flush_task, "soon", lambda: None)
+    monkeypatch.setattr(partition.log._flusher, "soon", lambda task: None)
 
     def flush_and_register(wake: Callable[[], None]) -> None:
         partition.log.flush()  # and nothing flushes, or wakes, after it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.transport.receive_buffer import BASE_CAPACITY, OversizedBody, OversizedHeader, ReceiveBuffer
+from broker.transport.intake import BASE_CAPACITY, OversizedBody, OversizedHeader, ReceiveBuffer
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, frame_start
 
 

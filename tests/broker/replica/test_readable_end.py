@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.replica.visibility import Visibility
+from broker.replica.partition import Partition
 from broker.storage.log import Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import Reader, View
@@ -16,7 +16,7 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange
 from tests.broker.replica.partitions import open_partition
 from tests.broker.replica.test_staged_writes import batch, write
-from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.broker.storage.batches import numbered, read_all, topic
 
 WAIT_SECONDS = 60.0
 BATCH, OTHER = (1 << 62, 0), (1 << 62 | 1, 0)
@@ -30,8 +30,10 @@ def directory(tmp_path: Path) -> Iterator[LogDirectory]:
 
 
 @pytest.fixture
-def log(directory: LogDirectory) -> Log:
-    return directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+def partition(directory: LogDirectory) -> Iterator[Partition]:
+    opened = open_partition(directory)
+    yield opened
+    opened.close()
 
 
 def fill(log: Log, count: int) -> None:
@@ -63,15 +65,15 @@ def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: 
     partition.close()
 
 
-def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(log: Log) -> None:
-    visibility = Visibility(log, topic())
+def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(partition: Partition) -> None:
+    log = partition.log
     fill(log, 20)
-    visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
-    assert (visibility.look()[1], log.flushed_offset) == (20, 0)
+    partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+    assert (partition.readable_end_offset, log.flushed_offset) == (20, 0)
     fill(log, 2)
-    assert visibility.look()[1] == 20  # the rule holds for what comes since
+    assert partition.readable_end_offset == 20  # the rule holds for what comes since
     log.flush()
-    assert visibility.look()[1] == 22
+    assert partition.readable_end_offset == 22
 
 
 def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_before(directory: LogDirectory) -> None:
@@ -84,22 +86,21 @@ def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_bef
     partition.close()
 
 
-def test_a_truncation_takes_along_what_was_hidden_behind_it(log: Log) -> None:
-    visibility = Visibility(log, topic())
+def test_a_truncation_takes_along_what_was_hidden_behind_it(partition: Partition) -> None:
+    log, applier = partition.log, partition._applier
     fill(log, 5)
-    visibility.hide(BATCH)
-    visibility.hide(OTHER, 3)
+    applier.hide(BATCH)
+    applier.hide(OTHER, 3)
     fill(log, 5)
-    visibility.show_once_flushed(BATCH, 10)
-    visibility.show_once_flushed(OTHER, 10)
-    log.truncate_to(4)
-    visibility.truncated(4)
+    applier._show_once_flushed(BATCH, 10)
+    applier._show_once_flushed(OTHER, 10)
+    partition.truncate_to(4)
     fill(log, 10)
     log.flush()
-    visibility.flushed()
-    assert visibility.look()[1] == 3, "of the other a record is left, and the rest of it is to come"
-    visibility.show(OTHER)
-    assert visibility.look()[1] == 14
+    applier.flushed()
+    assert partition.readable_end_offset == 3, "of the other a record is left, and the rest of it is to come"
+    applier._show(OTHER)
+    assert partition.readable_end_offset == 14
 
 
 def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_is_not_synced(
@@ -121,43 +122,44 @@ def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_
     second.close()
 
 
-def test_what_is_hidden_begins_where_the_first_hidden_batch_does(log: Log) -> None:
-    visibility = Visibility(log, topic())
+def test_what_is_hidden_begins_where_the_first_hidden_batch_does(partition: Partition) -> None:
+    log, applier = partition.log, partition._applier
     fill(log, 2)
-    visibility.hide(BATCH)
-    visibility.hide(OTHER, 1)  # as one that a start finds half there
+    applier.hide(BATCH)
+    applier.hide(OTHER, 1)  # as one that a start finds half there
     fill(log, 3)
-    visibility.hide(BATCH, 0)  # it is hidden already, and stays where it is
-    assert visibility.look()[1] == 1
-    visibility.show(OTHER)
-    assert visibility.look()[1] == 2
-    visibility.show(BATCH)
-    assert visibility.look()[1] == 5
+    applier.hide(BATCH, 0)  # it is hidden already, and stays where it is
+    assert partition.readable_end_offset == 1
+    applier._show(OTHER)
+    assert partition.readable_end_offset == 2
+    applier._show(BATCH)
+    assert partition.readable_end_offset == 5
 
 
-def test_nothing_before_the_start_is_read_where_retention_took_the_beginning_of_a_hidden_batch(log: Log) -> None:
-    visibility = Visibility(log, topic())
-    visibility.hide(BATCH)
+def test_nothing_before_the_start_is_read_where_retention_took_the_beginning_of_a_hidden_batch(
+    partition: Partition,
+) -> None:
+    log, applier = partition.log, partition._applier
+    applier.hide(BATCH)
     fill(log, 3)
     log.delete_before(2)
-    assert visibility.look()[1] == 2
+    assert partition.readable_end_offset == 2
 
 
-def test_a_whole_batch_is_shown_by_the_flush_that_reaches_its_end_and_not_by_one_before(log: Log) -> None:
-    visibility = Visibility(log, topic())
-    log.on_flushed = visibility.flushed
-    visibility.hide(BATCH)
+def test_a_whole_batch_is_shown_by_the_flush_that_reaches_its_end_and_not_by_one_before(partition: Partition) -> None:
+    log, applier = partition.log, partition._applier
+    applier.hide(BATCH)
     fill(log, 1)
     log.flush()
     fill(log, 1)
-    visibility.show_once_flushed(BATCH, 2)
-    visibility.flushed()  # of a flush that began before
-    assert visibility.look()[1] == 0
+    applier._show_once_flushed(BATCH, 2)
+    applier.flushed()  # of a flush that began before
+    assert partition.readable_end_offset == 0
     log.flush()
-    assert visibility.look()[1] == 2
-    visibility.hide(OTHER, 0)
-    visibility.show_once_flushed(OTHER, 2)  # it is flushed already
-    assert visibility.look()[1] == 2
+    assert partition.readable_end_offset == 2
+    applier.hide(OTHER, 0)
+    applier._show_once_flushed(OTHER, 2)  # it is flushed already
+    assert partition.readable_end_offset == 2
 
 
 class LateView:
@@ -179,25 +181,52 @@ class LateView:
         self._reader.view = view
 
 
+class EarlyChange:
+    """In the place of a log's reader: something happens before the first view is taken."""
+
+    def __init__(self, reader: Reader, happens: Callable[[], None]) -> None:
+        self._reader = reader
+        self._happens = [happens]
+
+    @property
+    def view(self) -> View:
+        while self._happens:
+            self._happens.pop()()
+        return self._reader.view
+
+
 def test_a_look_amid_a_batch_that_is_shown_meanwhile_does_not_end_amid_it(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visibility = Visibility(log, topic())
+    log, applier = partition.log, partition._applier
     fill(log, 1)
-    visibility.hide(BATCH)
+    applier.hide(BATCH)
     fill(log, 2)  # of the batch's four records
 
     def finish() -> None:
         fill(log, 2)
         log.flush()
-        visibility.show(BATCH)
+        applier._show(BATCH)
 
-    monkeypatch.setattr(log, "reader", LateView(log.reader, finish))
-    assert visibility.look()[1] == 5
+    monkeypatch.setattr(partition, "_reader", LateView(log.reader, finish))
+    assert partition.readable_end_offset == 5
+
+
+def test_a_look_amid_the_change_to_flushed_visibility_shows_nothing_that_came_after_it(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(partition.log, 1)
+
+    def change() -> None:
+        partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+        fill(partition.log, 1)
+
+    monkeypatch.setattr(partition, "_reader", EarlyChange(partition.log.reader, change))
+    assert partition.readable_end_offset == 1
 
 
 class BetweenLocks:
-    """In the place of the visibility's lock: something happens just before it is taken."""
+    """In the place of a lock: something happens just before it is taken."""
 
     def __init__(self, happens: Callable[[], None]) -> None:
         self._happens = happens
@@ -212,8 +241,10 @@ class BetweenLocks:
 
 
 @pytest.mark.parametrize("change", ["hide", "flushed visibility is set"])
-def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(log: Log, change: str) -> None:
-    visibility = Visibility(log, topic())
+def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(
+    partition: Partition, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, applier = partition.log, partition._applier
     fill(log, 3)
     seen: list[int] = []
     appending = threading.Thread(target=fill, args=(log, 1))
@@ -221,13 +252,14 @@ def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(log: L
     def append_and_look() -> None:
         appending.start()
         appending.join(0.2)
-        seen.append(visibility.look()[1])
+        seen.append(partition.readable_end_offset)
 
-    visibility._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
     if change == "hide":
-        visibility.hide(BATCH)
+        applier._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
+        applier.hide(BATCH)
     else:
-        visibility.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
+        monkeypatch.setattr(log, "reader", LateView(log.reader, append_and_look))
+        partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
     appending.join(WAIT_SECONDS)
     assert log.end_offset == 4
-    assert visibility.look()[1] >= seen[0] == 3
+    assert partition.readable_end_offset >= seen[0] == 3
