@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from broker.config import BrokerSettings, TopicSettings
 from broker.replica.metadata import Metadata, topic_settings
@@ -43,6 +43,22 @@ _OPENED_TOGETHER = 100
 """Of a topic's logs, so many share a sync of their folders' names and a write of their states."""
 _EVERY_DELETED = paths.DELETED_TOPICS + "/"
 PartitionKey = tuple[bytes, int]
+
+
+@dataclass
+class _Turn:
+    """What is to be done for some partitions of a topic, up to one.
+
+    Attributes:
+        wanted: those to open, and the states that they are to have.
+        lost_states: the states of open partitions that have none in ZooKeeper any more.
+        failed: why some are not served.
+    """
+
+    end: int
+    wanted: dict[int, PartitionState] = field(default_factory=dict)
+    lost_states: dict[int, PartitionState] = field(default_factory=dict)
+    failed: dict[int, KafkalogError] = field(default_factory=dict)
 
 
 class Host:
@@ -231,23 +247,43 @@ class Host:
 
     def _open_some(self, topic: TopicRecord, start: int) -> tuple[TopicRecord, int]:
         """Open the logs of a topic's partitions that are ours and not open yet, from a partition on, no more than
-        `_OPENED_TOGETHER`; the topic with their states, and the first partition that is left.
-
-        A partition without a state was never opened, unless its log is open here, or stands here with records: then the
-        state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
-        start would begin anew.
-        """
+        `_OPENED_TOGETHER`; the topic with their states, and the first partition that is left."""
         settings = topic_settings(topic)
-        self._warn_of_refused(topic)
-        self._drop_closed(topic)
-        wanted: dict[int, PartitionState] = {}
-        to_write: dict[int, PartitionState] = {}
-        lost_states: dict[int, PartitionState] = {}
-        failed: dict[int, KafkalogError] = {}
-        end = len(topic.replicas)
-        for number in range(start, end):
-            if len(wanted) == _OPENED_TOGETHER:
-                end = number
+        if not start:
+            self._warn_of_refused(topic)
+            self._drop_closed(topic)
+        turn = self._look_through(topic, start, settings)
+        opened = self._open_all(topic, settings, turn)
+        try:
+            states = self._write_states(topic, opened, turn)
+            hosted = dict(self._hosted)
+            for number, partition in opened.items():
+                if number not in states:  # the topic was deleted meanwhile
+                    continue
+                lost = self._loss(topic, number, states[number])
+                if lost is not None:  # another one was faster to write the state
+                    turn.failed[number] = lost
+                    continue
+                partition.leader_epoch = states[number].leader_epoch
+                hosted[topic.topic_id, number] = partition
+            for number in turn.failed:
+                fenced = hosted.pop((topic.topic_id, number), None)
+                if fenced is not None:
+                    fenced.close()
+            self._hosted = hosted
+            self._take_in_failures(topic, turn.failed, range(start, turn.end))
+            return replace(topic, states=states), turn.end
+        finally:
+            for number, partition in opened.items():
+                if self._hosted.get((topic.topic_id, number)) is not partition:
+                    partition.close()
+
+    def _look_through(self, topic: TopicRecord, start: int, settings: TopicSettings) -> _Turn:
+        """Which partitions from one on are to be opened; those that are open get their epoch and settings."""
+        turn = _Turn(len(topic.replicas))
+        for number in range(start, turn.end):
+            if len(turn.wanted) == _OPENED_TOGETHER:
+                turn.end = number
                 break
             if topic.preferred_leader(number) != self.broker_id:
                 continue
@@ -255,59 +291,49 @@ class Host:
             try:
                 lost = self._loss(topic, number, state) if state is not None else None
             except KafkalogError as error:
-                failed[number] = error
+                turn.failed[number] = error
                 continue
             partition = self._hosted.get((topic.topic_id, number))
             if lost is not None:
-                failed[number] = lost
+                turn.failed[number] = lost
             elif partition is not None:
                 if state is not None:
-                    partition.log.leader_epoch = state.leader_epoch
+                    partition.leader_epoch = state.leader_epoch
                 else:
-                    lost_states[number] = self._state_of(partition)
+                    turn.lost_states[number] = self._state_of(partition)
                 if partition.settings.given() != settings.given():
                     partition.update_settings(settings)
             elif state is None:
-                wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,), self._directory_id)
+                turn.wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,), self._directory_id)
             elif self._directory.was_clean:
-                wanted[number] = state
+                turn.wanted[number] = state
             else:
-                wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
-        opened = self._open_all(topic, settings, wanted, failed)
-        try:
-            for number, partition in opened.items():
-                state = topic.states.get(number)
-                if state is None and partition.log.end_offset > 0:
-                    lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
-                elif wanted[number] != state:
-                    to_write[number] = wanted[number]
-            states = dict(topic.states)
-            if to_write := to_write | lost_states:
-                states |= registry.write_states(self._session, topic, to_write)
-            for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
-                epoch = states[number].leader_epoch
-                log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
-            hosted = dict(self._hosted)
-            for number, partition in opened.items():
-                if number not in states:  # the topic was deleted meanwhile
-                    continue
-                lost = self._loss(topic, number, states[number])
-                if lost is not None:  # another one was faster to write the state
-                    failed[number] = lost
-                    continue
-                partition.log.leader_epoch = states[number].leader_epoch
-                hosted[topic.topic_id, number] = partition
-            for number in failed:
-                fenced = hosted.pop((topic.topic_id, number), None)
-                if fenced is not None:
-                    fenced.close()
-            self._hosted = hosted
-            self._take_in_failures(topic, failed, range(start, end))
-            return replace(topic, states=states), end
-        finally:
-            for number, partition in opened.items():
-                if self._hosted.get((topic.topic_id, number)) is not partition:
-                    partition.close()
+                turn.wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
+        return turn
+
+    def _write_states(
+        self, topic: TopicRecord, opened: Mapping[int, Partition], turn: _Turn
+    ) -> dict[int, PartitionState]:
+        """Write the states that are new; all of the topic's states then.
+
+        A partition without a state was never opened, unless its log is open here, or stands here with records: then the
+        state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
+        start would begin anew.
+        """
+        new, lost_states = {}, turn.lost_states
+        for number, partition in opened.items():
+            state = topic.states.get(number)
+            if state is None and partition.end_offset > 0:
+                lost_states[number] = self._state_of(partition, raised=not self._directory.was_clean)
+            elif turn.wanted[number] != state:
+                new[number] = turn.wanted[number]
+        states = dict(topic.states)
+        if to_write := new | lost_states:
+            states |= registry.write_states(self._session, topic, to_write)
+        for number in sorted(lost_states.keys() & states.keys()):  # else the topic was deleted meanwhile
+            epoch = states[number].leader_epoch
+            log.warning("partition_state_missing", partition=f"{topic.name}-{number}", leader_epoch=epoch)
+        return states
 
     def _drop_closed(self, topic: TopicRecord) -> None:
         """Serve no longer what was closed under it, as by a recovery of what was not known here to be lost."""
@@ -320,7 +346,7 @@ class Host:
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state that an open log without one gets."""
-        epoch = partition.log.leader_epoch + raised
+        epoch = partition.leader_epoch + raised
         return PartitionState(self.broker_id, epoch, (self.broker_id,), self._directory_id)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
@@ -347,25 +373,19 @@ class Host:
             number=number,
         )
 
-    def _open_all(
-        self,
-        topic: TopicRecord,
-        settings: TopicSettings,
-        wanted: Mapping[int, PartitionState],
-        failed: dict[int, KafkalogError],
-    ) -> dict[int, Partition]:
-        """Open the logs of partitions; why those failed that could not be opened is put into `failed`."""
+    def _open_all(self, topic: TopicRecord, settings: TopicSettings, turn: _Turn) -> dict[int, Partition]:
+        """Open the logs of the wanted partitions, as far as they can be."""
         opened = {}
-        if wanted:
+        if turn.wanted:
             try:
-                self._directory.make_folders(topic.topic_id, wanted)
+                self._directory.make_folders(topic.topic_id, turn.wanted)
             except KafkalogError:
                 pass  # opening tells why
-        for number, state in wanted.items():
+        for number, state in turn.wanted.items():
             try:
                 opened[number] = self._open(topic, number, settings, state.leader_epoch)
             except KafkalogError as error:
-                failed[number] = error
+                turn.failed[number] = error
         return opened
 
     def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError], among: Container[int]) -> None:

@@ -147,6 +147,15 @@ class Partition:
         return not self._closed and not self._reader.closed
 
     @property
+    def leader_epoch(self) -> int:
+        """Batches are stamped with it."""
+        return self.log.leader_epoch
+
+    @leader_epoch.setter
+    def leader_epoch(self, epoch: int) -> None:
+        self.log.leader_epoch = epoch
+
+    @property
     def start_offset(self) -> int:
         """The first offset that may be read."""
         return self._reader.view.start_offset
