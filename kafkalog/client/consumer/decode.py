@@ -141,7 +141,8 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
 
 def _offsets(pieces: Sequence[Decoded], rows: int) -> pa.Array:
     first, last = pieces[0].first_offset, pieces[-1]
-    if last.first_offset + last.columns.num_rows - first == rows:  # no gap between the first and the last
+    has_gap = last.first_offset + last.columns.num_rows - first != rows
+    if not has_gap and not last.header.attributes & HAS_OFFSET:  # one in the last batch would not show
         return pa.array(np.arange(first, first + rows))
     return _joined(
         [
