@@ -186,10 +186,10 @@ class Partition:
     def size_bytes(self) -> int:
         return self._reader.view.size_bytes
 
-    def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, int] | None:
-        """(offset, timestamp_us) of the first readable record at or after a timestamp; see Reader."""
+    def offset_for_timestamp(self, timestamp_us: int, from_offset: int = 0) -> tuple[int, int | None] | None:
+        """Up to which batch the readable records are older than a timestamp; see Reader."""
         with self._hosted():
-            return self._reader.offset_for_timestamp(timestamp_us, self._look)
+            return self._reader.offset_for_timestamp(timestamp_us, from_offset, self._look)
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
         """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""

@@ -5,7 +5,7 @@ asks `ack_reply` once the call `is_acked`.
 
 A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`). A compressed body is
 not inflated here, so that an append makes the broker hold no more than its own bytes. Its record count is bounded by
-what max.message.bytes would hold uncompressed, for a lookup by timestamp inflates 8 bytes a record (`timestamps.py`).
+what max.message.bytes would hold uncompressed, for a consumer inflates what is of a few kilobytes to all its records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended
-from broker.storage.timestamps import COMPRESSED_RECORDS_MAX
 from kafkalog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -215,7 +214,7 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
             raise CorruptBatch(partition=label, offset="?", reason=fault)
         if header.codec == 0:
             _BODIES.check(header, batch, label)
-        elif header.record_count > min(COMPRESSED_RECORDS_MAX, limit // _RECORD_MIN):
+        elif header.record_count > limit // _RECORD_MIN:
             reason = f"a compressed batch of {header.record_count} records for {label}: no {limit} bytes hold as many"
             raise InvalidRequest(reason=reason)
         batches.append((header, batch))

@@ -23,10 +23,14 @@ def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsRe
             elif wanted.at == pb.ListOffset.LATEST:
                 listed.found, listed.offset = True, partition.readable_end_offset
             elif wanted.at == pb.ListOffset.TIMESTAMP:
-                found = partition.offset_for_timestamp(wanted.timestamp_us)
+                found = partition.offset_for_timestamp(wanted.timestamp_us, wanted.from_offset)
                 if found is not None:
                     listed.found = True
-                    listed.offset, listed.timestamp_us = found
+                    listed.offset, timestamp_us = found
+                    if timestamp_us is None:
+                        listed.in_batch = True
+                    else:
+                        listed.timestamp_us = timestamp_us
             elif wanted.at == pb.ListOffset.AFTER_BYTES:
                 listed.found = True
                 listed.offset, listed.size_bytes = partition.reach(wanted.from_offset, wanted.max_bytes)

@@ -11,10 +11,10 @@ from broker.storage.disk import Disk
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.index import Damage
 from broker.storage.segment import BadHeader, FileSlice, Hint, Segment, SharedFile
-from broker.storage.timestamps import first_record_at
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange
 from kafkalog.events import get_logger
 from kafkalog.format.batch import body_fault
+from kafkalog.format.columns import HAS_TIMESTAMP
 
 log = get_logger(__name__)
 
@@ -151,16 +151,27 @@ class Reader:
             except OSError as error:
                 self._failed(error)
 
-    def offset_for_timestamp(self, timestamp_us: int, look: Look | None = None) -> tuple[int, int] | None:
-        """(offset, timestamp_us) of the first record at or after a timestamp; None if there is none before the end.
+    def offset_for_timestamp(
+        self, timestamp_us: int, from_offset: int = 0, look: Look | None = None
+    ) -> tuple[int, int | None] | None:
+        """Up to which batch the records are older than a timestamp, by the batches' headers: no body is decoded.
+
+        Args:
+            from_offset: records before it do not count.
+
+        Returns:
+            (offset, timestamp_us) of the first record at or after the timestamp; or, of the first batch that says it
+            has one, the first offset that counts, and None: the batch has a timestamp for each record, and the one
+            looked for may be at that offset, after it, or in a later batch. None: there is none before the end.
 
         Raises:
             CorruptBatch: it may lie in a damaged range. StorageFailed, Closed.
         """
         while True:
             view, end = self._look(look)
+            start_offset = max(view.start_offset, from_offset)
             try:
-                return self._search(view, timestamp_us, end)
+                return self._search(view, timestamp_us, start_offset, end)
             except FileNotFoundError:
                 self._check_moved(view, view.start_offset)
             except OSError as error:
@@ -292,24 +303,28 @@ class Reader:
         finally:
             file.release()
 
-    def _search(self, view: View, timestamp_us: int, end_offset: int) -> tuple[int, int] | None:
+    def _search(
+        self, view: View, timestamp_us: int, start_offset: int, end_offset: int
+    ) -> tuple[int, int | None] | None:
         for number, segment in enumerate(view.segments):
-            if segment.max_timestamp_us < timestamp_us or view.limit(number)[1] <= view.start_offset:
+            if segment.max_timestamp_us < timestamp_us or view.limit(number)[1] <= start_offset:
                 continue
-            found = self._search_segment(view, number, timestamp_us)
+            found = self._search_segment(view, number, timestamp_us, start_offset)
             if found is not None:
                 return found if found[0] < end_offset else None
         return None
 
-    def _search_segment(self, view: View, number: int, timestamp_us: int) -> tuple[int, int] | None:
-        """Its first record at or after a timestamp, if it has one; damage on the way is found out."""
+    def _search_segment(
+        self, view: View, number: int, timestamp_us: int, start_offset: int
+    ) -> tuple[int, int | None] | None:
+        """`_search` in one segment; damage on the way is found out."""
         segment = view.segments[number]
         limit, limit_offset = view.limit(number)
         file = segment.share_file()
         try:
             while True:
                 try:
-                    return self._search_file(view, segment, file, timestamp_us, limit, limit_offset)
+                    return self._search_file(segment, file, timestamp_us, start_offset, limit, limit_offset)
                 except BadHeader as bad:  # as whoever comes later finds it
                     if not self._examine(segment, file, bad.position, limit, limit_offset):
                         raise CorruptBatch(
@@ -321,22 +336,22 @@ class Reader:
             file.release()
 
     def _search_file(
-        self, view: View, segment: Segment, file: SharedFile, timestamp_us: int, limit: int, limit_offset: int
-    ) -> tuple[int, int] | None:
+        self, segment: Segment, file: SharedFile, timestamp_us: int, start_offset: int, limit: int, limit_offset: int
+    ) -> tuple[int, int | None] | None:
         """`_search_segment`, with what is known of its damage. Raises BadHeader."""
         position, offset = segment.index.before_time(timestamp_us)
-        if offset < view.start_offset:
-            first = max(view.start_offset, segment.base_offset)
+        if offset < start_offset:
+            first = max(start_offset, segment.base_offset)
             position, _ = self._locate(segment, file, first, limit, limit_offset)
-        damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > view.start_offset}
+        damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > start_offset}
         for at, header, batch in segment.batches(file, position, limit):
             if position in damaged:  # and jumped over
                 raise self._corrupt(damaged[position])
-            if body_fault(header, batch):
+            if body_fault(header, batch):  # its timestamps are believed only if its checksum holds
                 raise BadHeader(at)
-            found = first_record_at(header, batch, timestamp_us, view.start_offset, self._label)
-            if found is not None:
-                return found
+            if header.max_timestamp_us >= timestamp_us:
+                is_exact = not header.attributes & HAS_TIMESTAMP
+                return max(header.base_offset, start_offset), header.min_timestamp_us if is_exact else None
             position = at + header.length
         if position in damaged:
             raise self._corrupt(damaged[position])

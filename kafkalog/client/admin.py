@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
@@ -31,6 +32,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.records import TopicPartition
+from kafkalog.retry import Retry
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
@@ -88,7 +90,8 @@ def list_offsets(
     wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
     failed: dict[TopicPartition, KafkalogError] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Where partitions start or end now, or reach a timestamp or size; one request to each leader.
+    """Where partitions start or end now, or reach a timestamp or size; one request to each leader, and one more for the
+    batches in which a timestamp is looked for.
 
     Args:
         failed: takes in why partitions cannot be asked for good, as a lost one; the others are answered. None: that is
@@ -100,38 +103,86 @@ def list_offsets(
         BrokerUnreachable, LeaderNotAvailable: a leader did not answer in time.
     """
 
+    def refused(partition: TopicPartition, error: KafkalogError) -> None:
+        if failed is None or error.retriable:
+            raise error
+        failed[partition] = error
+
     def attempt() -> dict[TopicPartition, ListedOffset]:
-        by_leader: dict[int, list[TopicPartition]] = {}
-        topic_ids = {}
-        for partition in wanted:
-            if failed and partition in failed:
-                continue
-            topic, leader = cluster.leader_of(partition)
-            topic_ids[partition] = topic.topic_id
-            by_leader.setdefault(leader.broker_id, []).append(partition)
-        found = {}
-        for broker_id, partitions in by_leader.items():
-            request = pb.ListOffsetsRequest()
-            for partition in partitions:
-                each = request.partitions.add(topic_id=topic_ids[partition], partition=partition.partition)
-                _say_where(each, wanted[partition])
-            reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id)
-            for partition, listed in zip(partitions, reply.partitions, strict=True):
+        found: dict[TopicPartition, ListedOffset] = {}
+        from_offsets = {partition: 0 for partition in wanted if not failed or partition not in failed}
+        retry = Retry(cluster.settings.backoff(), cluster.settings.retry_timeout_ms / 1000)
+        while from_offsets:
+            batches = {}
+            for partition, topic_id, listed in _ask(cluster, wanted, from_offsets):
+                spec = wanted[partition]
                 if listed.HasField("error"):
-                    error = error_from_wire(listed.error)
-                    if failed is None or error.retriable:
-                        raise error
-                    failed[partition] = error
-                    continue
-                by_time = isinstance(wanted[partition], AtTimestamp)
-                found[partition] = ListedOffset(
-                    listed.offset if listed.found else None,
-                    listed.timestamp_us if by_time and listed.found else None,
-                    listed.size_bytes,
-                )
+                    refused(partition, error_from_wire(listed.error))
+                elif isinstance(spec, AtTimestamp) and listed.in_batch:
+                    batches[partition] = topic_id, spec.timestamp_us, listed
+                else:
+                    timestamp_us = listed.timestamp_us if isinstance(spec, AtTimestamp) and listed.found else None
+                    offset = listed.offset if listed.found else None
+                    found[partition] = ListedOffset(offset, timestamp_us, listed.size_bytes)
+            from_offsets = look_into(batches, found, retry) if batches else {}
         return {partition: found[partition] for partition in wanted if partition in found}
 
+    def look_into(
+        batches: Mapping[TopicPartition, tuple[bytes, int, pb.ListedOffset]],
+        found: dict[TopicPartition, ListedOffset],
+        retry: Retry,
+    ) -> dict[TopicPartition, int]:
+        """Find the records in their batches. Returns those to ask for again, and from which offset on: the batch has no
+        such record, or is gone."""
+        # It loads Arrow, which most callers can do without.
+        from kafkalog.client.timestamps import BatchAt, RecordAt, first_records
+
+        places = {
+            partition: BatchAt(topic_id, listed.offset, timestamp_us)
+            for partition, (topic_id, timestamp_us, listed) in batches.items()
+        }
+        again: dict[TopicPartition, int] = {}
+        gone: OffsetOutOfRange | None = None
+        for partition, outcome in first_records(cluster, places).items():
+            if isinstance(outcome, RecordAt):
+                found[partition] = ListedOffset(*outcome, batches[partition][2].size_bytes)
+            elif isinstance(outcome, int):
+                again[partition] = outcome
+            elif isinstance(outcome, OffsetOutOfRange):
+                again[partition] = 0
+                gone = outcome
+            else:
+                refused(partition, outcome)
+        if gone is not None:
+            pause = retry.failed(time.monotonic())
+            if pause is None:
+                raise gone
+            cluster.pause(pause)
+        return again
+
     return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, attempt)
+
+
+def _ask(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
+    from_offsets: Mapping[TopicPartition, int],
+) -> Iterator[tuple[TopicPartition, bytes, pb.ListedOffset]]:
+    """What the leaders answer for some partitions: (partition, topic's id, answer)."""
+    by_leader: dict[int, list[tuple[TopicPartition, bytes]]] = {}
+    for partition in from_offsets:
+        topic, leader = cluster.leader_of(partition)
+        by_leader.setdefault(leader.broker_id, []).append((partition, topic.topic_id))
+    for broker_id, partitions in by_leader.items():
+        request = pb.ListOffsetsRequest()
+        for partition, topic_id in partitions:
+            each = request.partitions.add(
+                topic_id=topic_id, partition=partition.partition, from_offset=from_offsets[partition]
+            )
+            _say_where(each, wanted[partition])
+        reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id)
+        for (partition, topic_id), listed in zip(partitions, reply.partitions, strict=True):
+            yield partition, topic_id, listed
 
 
 def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> None:

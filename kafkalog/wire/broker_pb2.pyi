@@ -256,18 +256,20 @@ class ListOffsetsReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[ListedOffset, _Mapping]]] = ...) -> None: ...
 
 class ListedOffset(_message.Message):
-    __slots__ = ("error", "found", "offset", "timestamp_us", "size_bytes")
+    __slots__ = ("error", "found", "offset", "timestamp_us", "size_bytes", "in_batch")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IN_BATCH_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     found: bool
     offset: int
     timestamp_us: int
     size_bytes: int
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., found: _Optional[bool] = ..., offset: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    in_batch: bool
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., found: _Optional[bool] = ..., offset: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., size_bytes: _Optional[int] = ..., in_batch: _Optional[bool] = ...) -> None: ...
 
 class InitProducerRequest(_message.Message):
     __slots__ = ()

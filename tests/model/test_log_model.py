@@ -12,9 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.storage.log import Appended
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import Hint
+from kafkalog.client.consumer.partition_fetch import FetchedBatch
+from kafkalog.client.timestamps import first_record_at
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import Batch, iter_batches
+from kafkalog.records import TopicPartition
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import make_batch, topic, values_of
 from tests.crash.memory_disk import MemoryDisk
@@ -195,7 +198,13 @@ class LogMachine(RuleBasedStateMachine):
         )
         if expected is not None and expected[0] >= self.visible:
             expected = None
-        assert self.partition.offset_for_timestamp(timestamp) == expected
+        found = self.partition.offset_for_timestamp(timestamp)
+        while found is not None and found[1] is None:  # it is looked for in the batch, as a client does
+            with self.partition.read(found[0], 1, None) as whole:
+                [(header, batch)] = iter_batches(memoryview(whole.read()))
+            record = first_record_at(FetchedBatch(header, batch, found[0]), timestamp, TopicPartition("t", 0))
+            found = record or self.partition.offset_for_timestamp(timestamp, header.end_offset)
+        assert found == expected
 
     # --- cutting -------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
+from tests.broker.storage.batches import make_batch
 
 HIDDEN_FROM = 3
 
@@ -55,9 +56,26 @@ def test_every_place_is_listed_with_the_size_of_the_log(host: Hosted) -> None:
     assert (found.found, found.offset, found.timestamp_us) == (True, 3, 103)
     assert (none.found, none.offset) == (False, 0)
     assert {each.size_bytes for each in (earliest, latest, found, none)} == {log.view.size_bytes}
+    assert not found.in_batch
     [reached] = listed(host, at(pb.ListOffset.AFTER_BYTES, from_offset=1, max_bytes=1 << 20))
     assert (reached.found, reached.offset) == (True, 5)
     assert 0 < reached.size_bytes <= log.view.size_bytes
+
+
+def test_of_a_batch_whose_times_differ_the_offset_to_look_from_is_listed(host: Hosted) -> None:
+    header, data = make_batch([b"a", b"b", b"c"], [200, 400, 300])
+    for _ in range(2):
+        host.partitions[1].append_as_leader([(header, memoryview(bytearray(data)))])
+    host.partitions[1].log.delete_before(1)
+
+    def found(**more: int) -> tuple[bool, int, bool]:
+        [each] = listed(host, at(pb.ListOffset.TIMESTAMP, 1, **more))
+        assert each.timestamp_us == 0
+        return each.found, each.offset, each.in_batch
+
+    assert found(timestamp_us=250) == (True, 1, True)
+    assert found(timestamp_us=250, from_offset=3) == (True, 3, True)
+    assert found(timestamp_us=401) == (False, 0, False)
 
 
 def test_what_is_hidden_is_not_listed_and_not_deleted(host: Hosted) -> None:

@@ -326,17 +326,33 @@ def test_slice_of_a_deleted_segment_still_has_its_bytes(directory: LogDirectory)
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def test_time_is_found_to_the_record_and_not_before_the_start(directory: LogDirectory) -> None:
+def test_time_is_found_to_the_batch_and_not_before_the_start(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(0, 60, 3):
         log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
-    assert log.reader.offset_for_timestamp(-1) == (0, 0)
-    assert log.reader.offset_for_timestamp(324) == (31, 325)
-    assert log.reader.offset_for_timestamp(325) == (31, 325)
-    assert log.reader.offset_for_timestamp(326) == (33, 330)
-    assert log.reader.offset_for_timestamp(596) is None
+    log.append([numbered(60, 3, timestamps_us=700)])
+    find = log.reader.offset_for_timestamp
+    assert find(-1) == (0, None)
+    assert find(324) == find(325) == (30, None)
+    assert find(326) == (33, None)
+    assert find(596) == find(700) == (60, 700)  # one time for all of them: there is nothing to look for
+    assert find(701) is None
     log.delete_before(41)
-    assert log.reader.offset_for_timestamp(0) == (41, 400)
+    assert find(0) == (41, None)
+    log.delete_before(61)
+    assert find(0) == (61, 700)
+
+
+def test_time_is_looked_for_from_an_offset_on(directory: LogDirectory) -> None:
+    log = open_log(directory)
+    for offset in range(0, 60, 3):
+        log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
+    find = log.reader.offset_for_timestamp
+    assert find(0, 31) == (31, None)
+    assert find(0, 33) == (33, None)
+    assert find(500, 33) == (48, None)
+    assert find(500, 60) is find(500, 1 << 62) is None
+    assert find(500, -1 << 62) == (48, None)
 
 
 # --- flushing --------------------------------------------------------------------------------------------------------

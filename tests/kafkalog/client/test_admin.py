@@ -14,6 +14,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
 from kafkalog.client.admin import AfterBytes, ListedOffset, list_offsets, wait_for_records
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.config import ClientSettings
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import (
     BrokerBusy,
@@ -240,6 +241,7 @@ class Leading:
 
     def __init__(self, *answers: dict[int, int | KafkalogError]) -> None:
         self._answers = list(answers)
+        self.settings = ClientSettings.parse({})
         self.asked: list[list[int]] = []
         self.refreshed: list[list[str]] = []
 

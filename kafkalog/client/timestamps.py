@@ -1,0 +1,138 @@
+"""The first record at or after a timestamp. A broker names its batch, by the headers; the record is found here.
+
+One request to a leader brings the batches of all its partitions, one of each, checked and decoded as consumers have
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.consumer.decode import ArrowBuilder, Decoded
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode, split_body
+from kafkalog.client.link import Link
+from kafkalog.errors import CorruptBatch, KafkalogError, OffsetOutOfRange, ProtocolError
+from kafkalog.records import TopicPartition
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_from_wire, frame_start
+
+_BATCHES_AT_ONCE = 500  # that a broker puts into one answer
+
+
+class BatchAt(NamedTuple):
+    """A batch that a broker named: the one that holds an offset. A timestamp is looked for at that offset or after."""
+
+    topic_id: bytes
+    offset: int
+    timestamp_us: int
+
+
+class RecordAt(NamedTuple):
+    """Where a record is, and when."""
+
+    offset: int
+    timestamp_us: int
+
+
+def first_records(
+    cluster: Cluster, batches: Mapping[TopicPartition, BatchAt]
+) -> dict[TopicPartition, RecordAt | int | KafkalogError]:
+    """The first record of each batch that is at or after the timestamp; or the offset where the batch ends, if it has
+    none; or the partition's error, which is OffsetOutOfRange where the batch is not there any more.
+
+    Raises:
+        LeaderNotAvailable, UnknownTopicId: a partition has no leader, or is another topic's by now.
+        BrokerUnreachable, RequestTimedOut: a leader did not answer. It is asked once.
+    """
+    by_leader: dict[int, list[PartitionFetch]] = {}
+    for partition, at in batches.items():
+        _, leader = cluster.leader_of(partition, at.topic_id)
+        by_leader.setdefault(leader.broker_id, []).append(PartitionFetch(partition, at.topic_id, at.offset))
+    found: dict[TopicPartition, RecordAt | int | KafkalogError] = {}
+    for broker_id, left in by_leader.items():
+        while left:  # what had no room in one answer is asked for again
+            for partition, taken in _fetch(cluster, broker_id, left[:_BATCHES_AT_ONCE]).items():
+                found[partition] = _first_record(taken, batches[partition].timestamp_us, partition)
+            left = [fetch for fetch in left if fetch.topic_partition not in found]
+    return found
+
+
+def _first_record(
+    batch: FetchedBatch | KafkalogError, timestamp_us: int, partition: TopicPartition
+) -> RecordAt | int | KafkalogError:
+    if isinstance(batch, KafkalogError):
+        return batch
+    try:
+        record = first_record_at(batch, timestamp_us, partition)
+    except CorruptBatch as error:
+        return error
+    return batch.header.end_offset if record is None else record
+
+
+def first_record_at(batch: FetchedBatch, timestamp_us: int, partition: TopicPartition) -> RecordAt | None:
+    """The first of a batch's records that are wanted which is at or after a timestamp, or None.
+
+    Raises:
+        CorruptBatch: the body is not what the header says.
+    """
+    columns = decode(batch, partition)
+    records = ArrowBuilder(partition).build([Decoded(batch.header, columns, batch.start_offset)])
+    timestamps = records.column("timestamp").view(pa.int64())
+    number: int = pc.greater_equal(timestamps, timestamp_us).index(True).as_py()
+    if number < 0:
+        return None
+    return RecordAt(records.column("offset")[number].as_py(), timestamps[number].as_py())
+
+
+def _fetch(
+    cluster: Cluster, broker_id: int, fetches: Sequence[PartitionFetch]
+) -> dict[TopicPartition, FetchedBatch | KafkalogError]:
+    """The batches that fetches of one leader ask for, or errors: those that one answer has room for, at least one."""
+    link: Link[None] = Link(cluster.borrow_data(broker_id))
+    try:
+        header = pb.RequestHeader(correlation_id=link.next_id())
+        for fetch in fetches:
+            fetch.ask(header.fetch, 1)  # a whole batch comes, and no more
+        link.sends(header.correlation_id, None)
+        link.connection.send([frame_start(header.SerializeToString(), 0)])
+        reply, body = link.connection.receive()
+        link.asked(reply)
+        if reply.HasField("error"):
+            raise error_from_wire(reply.error)
+        answers = reply.fetch.partitions
+        found = {
+            fetch.topic_partition: taken
+            for fetch, answer, data in zip(fetches, answers, split_body(reply.fetch, body), strict=True)
+            if (taken := _taken(fetch, answer, data)) is not None
+        }
+        if not found:
+            raise ProtocolError(address=link.connection.address, reason="an answer without a batch")
+    except BaseException:
+        link.lose()
+        raise
+    cluster.give_back(broker_id, link.connection)
+    return found
+
+
+def _taken(fetch: PartitionFetch, answer: pb.FetchedPartition, data: memoryview) -> FetchedBatch | KafkalogError | None:
+    """A partition's part of an answer; None: there was no room for its batch."""
+    offset = fetch.offset
+    try:
+        batches = fetch.take(answer, data)
+    except KafkalogError as error:
+        return error
+    if batches:
+        return batches[0]
+    if offset < answer.end_offset:
+        return None
+    return OffsetOutOfRange(
+        offset=offset,
+        partition=str(fetch.topic_partition),
+        start_offset=answer.log_start_offset,
+        end_offset=answer.end_offset,
+    )
