@@ -7,7 +7,7 @@ One thread looks every few seconds, and at once after a start and when ZooKeeper
 `_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, but after a start. Ages are by the monotonic clock.
 
 A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of all
-topics of a numbered one, and its tasks renew them on every broker (`requests/transactions.py:renew`).
+topics of a numbered one, and its tasks renew them on every broker (`requests/staging.py:renew`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.wire.decisions import DecidedTopic, Decision, with_applied
-from kafkalog.zk import registry, transactions
+from kafkalog.zk import decisions, registry
 
 log = get_logger(__name__)
 
@@ -136,7 +136,7 @@ class InDoubtRecovery:
         now = self._clock.monotonic()
         if now >= self._forget_at:
             self._forget_at = now + _FORGET_EVERY_SECONDS
-            self._forgetting = transactions.forget_expired(self._host.metadata.session, self._clock.now_us())
+            self._forgetting = decisions.forget_expired(self._host.metadata.session, self._clock.now_us())
         for forgotten in self._forgetting:
             if forgotten:
                 log.info("transactions_forgotten", count=len(forgotten))
@@ -161,7 +161,7 @@ class InDoubtRecovery:
         """One round over all partitions: sets prepared at least so many seconds ago, and what nobody prepares any more.
         Raises ZooKeeperUnreachable."""
         now = self._clock.monotonic()
-        decisions: dict[str, Decision] = {}
+        known: dict[str, Decision] = {}
         failed: dict[_Key, str] = {}
         not_closed: dict[str, str] = {}
         renewed: dict[Write, float] = {}
@@ -175,7 +175,7 @@ class InDoubtRecovery:
                     renewed[staged.write] = max(renewed.get(staged.write, staged.renewed), staged.renewed)
                 elif now - staged.renewed >= least_age:
                     try:
-                        if self._resolve(partition, staged, staged.prepared, decisions, now):
+                        if self._resolve(partition, staged, staged.prepared, known, now):
                             name = staged.prepared.transactional_id
                             applied.setdefault(name, set()).add((partition.topic_id, partition.number))
                     except ZooKeeperUnreachable:
@@ -187,7 +187,7 @@ class InDoubtRecovery:
                     except Exception as error:  # it keeps no other set from being resolved
                         failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
                         self._tell(partition, staged.prepared, error)
-        for decision in [decisions[name] for name in applied if name in decisions]:
+        for decision in [known[name] for name in applied if name in known]:
             try:
                 self._add_applied(decision, applied[decision.transactional_id])
             except ZooKeeperUnreachable:
@@ -223,13 +223,13 @@ class InDoubtRecovery:
              batch_id=prepared.batch_id, commit=prepared.commit_uuid.hex(), reason=str(error))  # fmt: skip
 
     def _resolve(
-        self, partition: Partition, staged: Staged, prepared: PreparedSet, decisions: dict[str, Decision], now: float
+        self, partition: Partition, staged: Staged, prepared: PreparedSet, known: dict[str, Decision], now: float
     ) -> bool:
         """Do with a set what its decision says; whether the partition has all of an open one, for good."""
         name = prepared.transactional_id
-        if name not in decisions:
-            decisions[name] = transactions.read_decision(self._host.metadata.session, name)
-        decision = decisions[name]
+        if name not in known:
+            known[name] = decisions.read_decision(self._host.metadata.session, name)
+        decision = known[name]
         what = resolution(decision, prepared, partition.topic_id, partition.number)
         version = decision.version
         if what is Resolution.WAIT:
@@ -238,10 +238,10 @@ class InDoubtRecovery:
             if version <= prepared.version:
                 # From now on its coordinator can not decide for it without preparing it again.
                 try:
-                    version = transactions.raise_version(self._host.metadata.session, decision)
+                    version = decisions.raise_version(self._host.metadata.session, decision)
                 except DecisionMoved:
                     return False  # to be looked at anew
-                del decisions[name]
+                del known[name]
         if what is Resolution.APPLY:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
             applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
@@ -269,9 +269,7 @@ class InDoubtRecovery:
         if told == decision:
             return
         try:
-            transactions.write_decision(
-                self._host.metadata.session, replace(told, decided_us=self._host.clock.now_us())
-            )
+            decisions.write_decision(self._host.metadata.session, replace(told, decided_us=self._host.clock.now_us()))
         except DecisionMoved:
             return  # to be looked at anew
         if told.done:

@@ -11,7 +11,7 @@ from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import NO_BATCH, NO_VERSION, Decision, decision_from_wire, decision_to_wire
-from kafkalog.zk import transactions
+from kafkalog.zk import decisions
 
 ID_LENGTH_MAX = 1000
 _UUID_SIZE = 16
@@ -21,7 +21,7 @@ def read_decisions(request: pb.ReadDecisionsRequest, host: Host) -> pb.Decisions
     """The last decisions of transactions. Raises InvalidRequest, ZooKeeperUnreachable."""
     for transactional_id in request.transactional_ids:
         _check_id(transactional_id)
-    found = transactions.read_decisions(host.metadata.session, request.transactional_ids)
+    found = decisions.read_decisions(host.metadata.session, request.transactional_ids)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
@@ -31,12 +31,12 @@ def decide(request: pb.DecideRequest, host: Host) -> pb.DecideReply:
     decision = decision_from_wire(request.decision)
     _check(decision)
     decision = replace(decision, decided_us=host.clock.now_us())
-    return pb.DecideReply(version=transactions.write_decision(host.metadata.session, decision))
+    return pb.DecideReply(version=decisions.write_decision(host.metadata.session, decision))
 
 
 def list_decisions(request: pb.ListDecisionsRequest, host: Host) -> pb.Decisions:
     """The decisions of all transactions, by id. Raises ZooKeeperUnreachable."""
-    found = transactions.list_decisions(host.metadata.session)
+    found = decisions.list_decisions(host.metadata.session)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 

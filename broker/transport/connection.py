@@ -31,7 +31,7 @@ from broker.replica.host import Host
 from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
-from broker.requests import transactions
+from broker.requests import staging
 from broker.storage.segment import FileSlice
 from broker.transport.intake import Frame, Intake, OversizedBody, OversizedHeader
 from broker.transport.memory_pool import MemoryPools
@@ -447,7 +447,7 @@ class Connection:
             self._refuse_partitions(request, named, _WRITTEN_PARTITIONS_MAX)
             return None
         try:
-            call = transactions.StageCall(request.stage, body, self._host)
+            call = staging.StageCall(request.stage, body, self._host)
         except KafkalogError as error:
             self._hold(_Refusal(request.correlation_id, error))
             return None

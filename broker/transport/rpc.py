@@ -26,7 +26,7 @@ from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import wait_for
-from broker.requests import append, cluster, decisions, fetch, groups, offsets, topics, transactions
+from broker.requests import append, cluster, decisions, fetch, groups, offsets, staging, topics
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
@@ -143,7 +143,7 @@ class BrokerService:
             zookeeper_connected=self._host.metadata.session.connected,
             counters=self._counters()
             | {
-                "staged.bytes": transactions.staged_bytes(self._host),
+                "staged.bytes": staging.staged_bytes(self._host),
                 "disk.full": int(self._host.is_full),
                 "partitions.served": len(self._host.hosted),
                 "partitions.unserved": len(self._host.unserved()),
@@ -212,22 +212,22 @@ class BrokerService:
         return groups.leave_group(request, self._host)
 
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
-        return transactions.prepare(request, self._host, self._staged_jobs, _seconds_left(context))
+        return staging.prepare(request, self._host, self._staged_jobs, _seconds_left(context))
 
     def Apply(self, request: transactions_pb2.ApplyRequest, context: Any) -> Any:
-        return transactions.apply(request, self._host, self._staged_jobs, _seconds_left(context))
+        return staging.apply(request, self._host, self._staged_jobs, _seconds_left(context))
 
     def Renew(self, request: transactions_pb2.RenewRequest, context: Any) -> Any:
-        return transactions.renew(request, self._host)
+        return staging.renew(request, self._host)
 
     def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
-        return transactions.release(request, self._host)
+        return staging.release(request, self._host)
 
     def Discard(self, request: transactions_pb2.DiscardRequest, context: Any) -> Any:
-        return transactions.discard(request, self._host)
+        return staging.discard(request, self._host)
 
     def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
-        return transactions.list_staged(request, self._host)
+        return staging.list_staged(request, self._host)
 
     def ReadDecisions(self, request: transactions_pb2.ReadDecisionsRequest, context: Any) -> Any:
         return decisions.read_decisions(request, self._host)

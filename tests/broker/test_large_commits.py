@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from broker.replica.host import Host
-from broker.requests import transactions
+from broker.requests import staging
 from broker.storage.log import Log
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
@@ -28,7 +28,7 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
 ) -> None:
     brokers = [start_broker(number) for number in range(2)]
     brokers[0].new_topic("t", PARTITIONS)
-    append, apply = Log.append_decided, transactions.apply
+    append, apply = Log.append_decided, staging.apply
     permits = {broker.broker.settings.log_dir: threading.Semaphore(0) for broker in brokers}
 
     def paced(self: Log, *arguments: Any) -> None:
@@ -42,9 +42,9 @@ def test_a_commit_that_takes_longer_than_its_timeout_and_its_requests_ends_and_i
             permits[host.settings.log_dir].release()
         return reply
 
-    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.5)
-    monkeypatch.setattr(transactions, "apply", one_more)
+    monkeypatch.setattr(staging, "_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(staging, "apply", one_more)
     monkeypatch.setattr(Log, "append_decided", paced)  # 8 partitions of each of two brokers: 4 s at least
     settings = parse_producer({"request.timeout.ms": 3000, "transaction.commit.timeout.ms": 3500})
     cluster = Cluster(f"127.0.0.1:{brokers[0].broker.grpc_port}", connection_settings(settings))

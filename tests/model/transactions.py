@@ -6,7 +6,7 @@ although nobody waits for it any more. Leaders crash, time out, reap, and resolv
 znode. Every rule of the protocol is a switch; `RULES` says what each demands.
 
 Names are the code's: `client/transaction/coordinator.py` is the driver, `broker/requests` the leader,
-`zk/transactions.py` the znode. What is left out: an apply asked for by a driver does what a leader that resolves does,
+`zk/decisions.py` the znode. What is left out: an apply asked for by a driver does what a leader that resolves does,
 so it is not modelled beside it; answers that only repeat what stays true are looked up where it is true.
 """
 

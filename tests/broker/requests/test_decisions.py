@@ -19,7 +19,7 @@ from kafkalog.wire import dataport_pb2
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire
 from kafkalog.wire.frames import error_from_wire
-from kafkalog.zk import paths, transactions
+from kafkalog.zk import decisions, paths
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 
@@ -107,12 +107,12 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
     try:
         for name, is_stream in (("app-old", False), ("spark-stream-old", True)):
             old = replace(DECIDED, transactional_id=name, is_stream=is_stream, done=True)
-            transactions.write_decision(session, old)
+            decisions.write_decision(session, old)
         gone = threading.Event()
         session.children(paths.TRANSACTIONS, lambda _: gone.set())
         start_broker()
         assert gone.wait(30)
-        assert [each.transactional_id for each in transactions.list_decisions(session)] == ["spark-stream-old"]
+        assert [each.transactional_id for each in decisions.list_decisions(session)] == ["spark-stream-old"]
     finally:
         session.close()
 
@@ -120,7 +120,7 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
 def test_a_broker_forgets_many_decisions_over_several_looks(
     chroot: str, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_PIECE", 1)
+    monkeypatch.setattr(decisions, "_PIECE", 1)
     monkeypatch.setattr(in_doubt, "_FORGET_SECONDS", 0.0)
     monkeypatch.setattr(in_doubt, "_EVERY_SECONDS", 0.01)
     left, none_left = [5], threading.Event()
@@ -136,7 +136,7 @@ def test_a_broker_forgets_many_decisions_over_several_looks(
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
         for number in range(left[0]):
-            transactions.write_decision(session, replace(DECIDED, transactional_id=f"{number}", done=True))
+            decisions.write_decision(session, replace(DECIDED, transactional_id=f"{number}", done=True))
     start_broker()
     assert none_left.wait(30)
     assert left[: left.index(0) + 1] == [5, 4, 3, 2, 1, 0]

@@ -1,5 +1,5 @@
 """Asking leaders: how long one is patient, how requests are cut, and when a topic counts as deleted. The brokers here
-are scripts of answers; over real ones it is in `test_transactions.py`."""
+are scripts of answers; over real ones it is in `test_coordinator.py`."""
 
 from __future__ import annotations
 

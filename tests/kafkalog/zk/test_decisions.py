@@ -12,7 +12,7 @@ import pytest
 
 from kafkalog.errors import DecisionMoved
 from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
-from kafkalog.zk import paths, transactions
+from kafkalog.zk import decisions, paths
 from kafkalog.zk.session import NoNode, ZooKeeperSession
 
 ID = "spark-stream-6b0c8f2e-4f5e-4d6e-9a5e-0d6a3c1b2a90"
@@ -33,17 +33,17 @@ HOUR_US = 3600 * 1_000_000
 
 def forgotten(session: ZooKeeperSession) -> list[str]:
     """Ids of those that were decided when `DECIDED` was, and are forgotten an hour later."""
-    pieces = transactions.forget_expired(session, 124 + HOUR_US)
+    pieces = decisions.forget_expired(session, 124 + HOUR_US)
     return [decision.transactional_id for piece in pieces for decision in piece]
 
 
 def test_a_decision_is_read_back_with_its_version(session: ZooKeeperSession) -> None:
-    assert transactions.read_decision(session, ID) == Decision(ID)
-    assert transactions.write_decision(session, DECIDED) == 0
-    assert transactions.read_decision(session, ID) == replace(DECIDED, version=0)
+    assert decisions.read_decision(session, ID) == Decision(ID)
+    assert decisions.write_decision(session, DECIDED) == 0
+    assert decisions.read_decision(session, ID) == replace(DECIDED, version=0)
     done = replace(DECIDED, version=0, done=True)
-    assert transactions.write_decision(session, done) == 1
-    assert transactions.read_decision(session, ID) == replace(done, version=1)
+    assert decisions.write_decision(session, done) == 1
+    assert decisions.read_decision(session, ID) == replace(done, version=1)
 
 
 def test_a_decision_is_the_same_after_protobuf() -> None:
@@ -53,15 +53,15 @@ def test_a_decision_is_the_same_after_protobuf() -> None:
 
 def test_a_write_over_another_version_is_refused_and_changes_nothing(session: ZooKeeperSession) -> None:
     with pytest.raises(DecisionMoved) as absent:
-        transactions.write_decision(session, replace(DECIDED, version=3))
+        decisions.write_decision(session, replace(DECIDED, version=3))
     assert absent.value.facts == {"transactional_id": ID, "expected": 3, "version": -1}
-    transactions.write_decision(session, DECIDED)
-    transactions.raise_version(session, replace(DECIDED, version=0))
+    decisions.write_decision(session, DECIDED)
+    decisions.raise_version(session, replace(DECIDED, version=0))
     for stale in (-1, 0, 2):
         with pytest.raises(DecisionMoved) as moved:
-            transactions.write_decision(session, replace(DECIDED, version=stale, batch_id=8))
+            decisions.write_decision(session, replace(DECIDED, version=stale, batch_id=8))
         assert moved.value.facts == {"transactional_id": ID, "expected": stale, "version": 1}
-    assert transactions.read_decision(session, ID) == replace(DECIDED, version=1)
+    assert decisions.read_decision(session, ID) == replace(DECIDED, version=1)
 
 
 def test_of_many_who_decide_on_one_version_one_succeeds(new_session: Callable[[], ZooKeeperSession]) -> None:
@@ -71,7 +71,7 @@ def test_of_many_who_decide_on_one_version_one_succeeds(new_session: Callable[[]
         for version in range(-1, 9):
             try:
                 mine = replace(DECIDED, version=version, commit_uuid=bytes([number]) * 16)
-                outcomes.append(transactions.write_decision(session, mine))
+                outcomes.append(decisions.write_decision(session, mine))
             except DecisionMoved:
                 outcomes.append("moved")
 
@@ -82,17 +82,17 @@ def test_of_many_who_decide_on_one_version_one_succeeds(new_session: Callable[[]
         thread.join()
     versions = [outcome for outcome in outcomes if outcome != "moved"]
     assert len(versions) == len(set(versions))
-    assert transactions.read_decision(new_session(), ID).version == max(map(int, versions))
+    assert decisions.read_decision(new_session(), ID).version == max(map(int, versions))
 
 
 def test_raising_the_version_of_what_is_absent_makes_it_empty(session: ZooKeeperSession) -> None:
-    absent = transactions.read_decision(session, ID)
-    assert transactions.raise_version(session, absent) == 0
-    empty = transactions.read_decision(session, ID)
+    absent = decisions.read_decision(session, ID)
+    assert decisions.raise_version(session, absent) == 0
+    empty = decisions.read_decision(session, ID)
     assert (empty.version, empty.batch_id, empty.done, empty.is_open) == (0, -1, False, False)
     assert empty.decided_us > 1_600_000_000_000_000  # when it was made, so that it can get old
     with pytest.raises(DecisionMoved):
-        transactions.write_decision(session, replace(DECIDED, version=absent.version))
+        decisions.write_decision(session, replace(DECIDED, version=absent.version))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_raising_the_version_of_what_is_absent_makes_it_empty(session: ZooKeeper
 )
 def test_any_id_becomes_a_znode_and_comes_back(session: ZooKeeperSession, transactional_id: str) -> None:
     mine = replace(DECIDED, transactional_id=transactional_id)
-    transactions.write_decision(session, mine)
-    assert transactions.read_decision(session, transactional_id) == replace(mine, version=0)
-    assert [each.transactional_id for each in transactions.list_decisions(session)] == [transactional_id]
+    decisions.write_decision(session, mine)
+    assert decisions.read_decision(session, transactional_id) == replace(mine, version=0)
+    assert [each.transactional_id for each in decisions.list_decisions(session)] == [transactional_id]
 
 
 def test_ids_that_look_alike_escaped_are_different_znodes() -> None:
@@ -124,20 +124,20 @@ def test_ids_that_look_alike_escaped_are_different_znodes() -> None:
 
 
 def test_decisions_are_listed_by_id(session: ZooKeeperSession) -> None:
-    assert transactions.list_decisions(session) == []
+    assert decisions.list_decisions(session) == []
     for name in ("b", "a/c", "a"):
-        transactions.write_decision(session, replace(DECIDED, transactional_id=name))
-    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["a", "a/c", "b"]
+        decisions.write_decision(session, replace(DECIDED, transactional_id=name))
+    assert [each.transactional_id for each in decisions.list_decisions(session)] == ["a", "a/c", "b"]
 
 
 def test_a_decision_that_moved_is_not_forgotten(session: ZooKeeperSession) -> None:
-    transactions.forget_decision(session, ID, 0)  # there is none
-    transactions.write_decision(session, DECIDED)
-    transactions.raise_version(session, replace(DECIDED, version=0))
+    decisions.forget_decision(session, ID, 0)  # there is none
+    decisions.write_decision(session, DECIDED)
+    decisions.raise_version(session, replace(DECIDED, version=0))
     with pytest.raises(DecisionMoved):
-        transactions.forget_decision(session, ID, 0)
-    transactions.forget_decision(session, ID, 1)
-    assert transactions.read_decision(session, ID) == Decision(ID)
+        decisions.forget_decision(session, ID, 0)
+    decisions.forget_decision(session, ID, 1)
+    assert decisions.read_decision(session, ID) == Decision(ID)
 
 
 def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
@@ -150,17 +150,17 @@ def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
         replace(old_batch, decided_us=1001),
         replace(empty, decided_us=1001),
     ]
-    assert transactions.expired([*kept, old_batch, empty], now_us) == [old_batch, empty]
+    assert decisions.expired([*kept, old_batch, empty], now_us) == [old_batch, empty]
 
 
 def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSession) -> None:
     for number in range(3):
-        transactions.write_decision(
+        decisions.write_decision(
             session, replace(DECIDED, transactional_id=f"old {number}", is_stream=number == 2, done=True)
         )
     assert sorted(forgotten(session)) == ["old 0", "old 1"]
     assert forgotten(session) == []
-    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["old 2"]
+    assert [each.transactional_id for each in decisions.list_decisions(session)] == ["old 2"]
 
 
 def test_partition_numbers_are_kept_as_ranges() -> None:
@@ -177,7 +177,7 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
     other = new_session()
     old = replace(DECIDED, is_stream=False, done=True)
     for name in ("a", "b", "c", "d"):
-        transactions.write_decision(session, replace(old, transactional_id=name))
+        decisions.write_decision(session, replace(old, transactional_id=name))
     children, delete_many = session.children, session.delete_many
 
     def and_then_one_goes(path: str) -> list[str]:
@@ -187,31 +187,31 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
         return found
 
     def once_one_is_used_and_one_goes(wanted: Sequence[tuple[str, int]]) -> list[bool]:
-        transactions.raise_version(other, replace(old, transactional_id="a", version=0))
+        decisions.raise_version(other, replace(old, transactional_id="a", version=0))
         other.delete(paths.transaction("d"))
         return delete_many(wanted)
 
     monkeypatch.setattr(session, "children", and_then_one_goes)
     monkeypatch.setattr(session, "delete_many", once_one_is_used_and_one_goes)
     assert forgotten(session) == ["c"]
-    assert [each.transactional_id for each in transactions.list_decisions(session)] == ["a"]
+    assert [each.transactional_id for each in decisions.list_decisions(session)] == ["a"]
 
 
 def test_many_decisions_are_forgotten_and_listed_in_pieces(
     session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_PIECE", 2)
+    monkeypatch.setattr(decisions, "_PIECE", 2)
     for number in range(5):
         old = replace(DECIDED, transactional_id=f"{number}", is_stream=number == 4, done=True)
-        transactions.write_decision(session, old)
+        decisions.write_decision(session, old)
     asked: list[int] = []
     get_many = session.get_many
     monkeypatch.setattr(session, "get_many", lambda wanted: asked.append(len(wanted)) or get_many(wanted))
-    names = [decision.transactional_id for decision in transactions.list_decisions(session)]
+    names = [decision.transactional_id for decision in decisions.list_decisions(session)]
     assert (names, asked) == (["0", "1", "2", "3", "4"], [2, 2, 1])
     asked.clear()
     removed = 0
-    for step, piece in enumerate(transactions.forget_expired(session, 124 + HOUR_US), 1):
+    for step, piece in enumerate(decisions.forget_expired(session, 124 + HOUR_US), 1):
         removed += len(piece)
         assert sum(asked) == min(2 * step, 5)  # nothing is read before it is its turn
         assert len(session.children(paths.TRANSACTIONS)) == 5 - removed
@@ -219,7 +219,7 @@ def test_many_decisions_are_forgotten_and_listed_in_pieces(
 
 
 def test_a_version_that_was_raised_with_nothing_decided_counts_from_when_it_was(session: ZooKeeperSession) -> None:
-    transactions.raise_version(session, Decision("raised"))
-    [raised] = transactions.list_decisions(session)
-    assert transactions.expired([raised], raised.decided_us + HOUR_US) == []
+    decisions.raise_version(session, Decision("raised"))
+    [raised] = decisions.list_decisions(session)
+    assert decisions.expired([raised], raised.decided_us + HOUR_US) == []
     assert abs(raised.decided_us / 1e6 - time.time()) < 3600

@@ -22,8 +22,7 @@ from broker.replica import applier
 from broker.replica.in_doubt import Resolution, resolution
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
-from broker.requests import transactions
-from broker.staging import staging
+from broker.requests import staging
 from broker.staging.format import PreparedSet
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import LOG_SUFFIX
@@ -41,7 +40,7 @@ from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
-from kafkalog.zk import transactions as decisions
+from kafkalog.zk import decisions
 from kafkalog.zk.session import REQUEST_BYTES_MAX
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, fetch_frame
@@ -190,8 +189,8 @@ def test_a_batch_is_read_only_once_it_is_applied_and_then_in_the_order_of_its_pa
 def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_done_once(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(staging, "_AT_ONCE_BYTES", -1)
     topic = broker.new_topic()
     write = Write(broker, topic)
     write.stage(0, (b"a",), (b"b",))
@@ -216,8 +215,8 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
 
 
 def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
-    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(staging, "_AT_ONCE_BYTES", -1)
     monkeypatch.setattr(applier, "_SYNC_BYTES", 1)
     topic = broker.new_topic()
     write = Write(broker, topic)
@@ -253,13 +252,13 @@ def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.
 def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
-    monkeypatch.setattr(transactions, "_AT_ONCE_BYTES", -1)  # as a large one
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.01)
-    monkeypatch.setattr(staging, "_CHECK_LASTS_SECONDS", 0.0)
+    monkeypatch.setattr(staging, "_AT_ONCE_BYTES", -1)  # as a large one
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr("broker.staging.staging._CHECK_LASTS_SECONDS", 0.0)
     topic = broker.new_topic(partitions=partitions)
     disk = broker.broker.host.leader_of(topic, 0).log._disk
     writes, tries = disk.write, itertools.count()
-    real, asked, asks, over = transactions.apply, threading.Condition(), 0, False
+    real, asked, asks, over = staging.apply, threading.Condition(), 0, False
 
     def apply(*arguments: Any) -> pb.ApplyReply:
         nonlocal asks
@@ -288,7 +287,7 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
     batch = CommitBatch(TRANSACTION, 0, "run", True, b"", parts)
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
         patched.setattr(disk, "write", full)
-        patched.setattr(transactions, "apply", apply)
+        patched.setattr(staging, "apply", apply)
         commit = thread.submit(coordinator.commit, batch)
         try:
             with pytest.raises(errors.CommitTimedOut, match="no space left on the disk") as given_up:
@@ -336,7 +335,7 @@ def decided_and_prepared(broker: RunningBroker, topic: bytes, name: str) -> Writ
 def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_partition(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.05)
     monkeypatch.setattr(applier, "_WAIT_SECONDS", 3.0)
     topic = broker.new_topic()
     [partition] = broker.broker.host.hosted.values()
@@ -363,7 +362,7 @@ def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_par
 def test_a_small_apply_that_finds_its_partition_taken_becomes_a_job(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(staging, "TURN_SECONDS", 0.05)
     monkeypatch.setattr(applier, "_WAIT_SECONDS", 3.0)
     topic = broker.new_topic()
     write = Write(broker, topic)
@@ -941,7 +940,7 @@ def staged_at(hosted: Any, number: int = 0, *, part: int = 0, name: str = TRANSA
     body = staged_batch(b"value", batch_id=0, part=part, sequence=0, producer=producer_id_of(name))
     request = data_pb.StageRequest()
     request.partitions.add(topic_id=TOPIC_ID, partition=number, uuid=uuid, length=len(body))
-    [staged] = transactions.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
+    [staged] = staging.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
     assert not staged.HasField("error"), staged
     return pb.StagedPart(uuid=uuid, part=part, batches=1, length=len(body))
 
@@ -969,54 +968,54 @@ def test_a_request_names_a_transaction_its_producer_and_its_commit(
     hosted: Any, jobs: StagedJobs, kind: Any, wrong: dict[str, Any], says: str
 ) -> None:
     named = {"transactional_id": TRANSACTION, "producer_id": PRODUCER, "commit_uuid": b"c" * 16, **wrong}
-    ask = transactions.prepare if kind is pb.PrepareRequest else transactions.apply
+    ask = staging.prepare if kind is pb.PrepareRequest else staging.apply
     with pytest.raises(errors.InvalidRequest, match=re.escape(says)):
         ask(kind(**named), hosted, jobs, 30)
 
 
 def test_what_is_no_uuid_is_refused_where_it_stands(hosted: Any, jobs: StagedJobs) -> None:
     with pytest.raises(errors.InvalidRequest, match="the uuid of a commit has 16 bytes, not 1"):
-        transactions.release(pb.ReleaseRequest(commit_uuid=b"c"), hosted)
+        staging.release(pb.ReleaseRequest(commit_uuid=b"c"), hosted)
     good = staged_at(hosted)
-    [prepared] = transactions.prepare(
+    [prepared] = staging.prepare(
         preparing(pb.StagedPart(uuid=b"u", batches=1, length=good.length)), hosted, jobs, 30
     ).partitions
     assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(prepared.error))
     body = staged_batch(b"value", batch_id=0, part=0, sequence=0)
     request = data_pb.StageRequest()
     request.partitions.add(topic_id=TOPIC_ID, partition=0, uuid=b"u", length=len(body))
-    [staged] = transactions.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
+    [staged] = staging.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
     assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(staged.error))
 
 
 def test_a_request_without_partitions_or_parts_is_refused(hosted: Any, jobs: StagedJobs) -> None:
     with pytest.raises(errors.InvalidRequest, match="a stage request's partitions have 0 bytes, its body 0"):
-        transactions.StageCall(data_pb.StageRequest(), memoryview(bytearray()), hosted)
-    [prepared] = transactions.prepare(preparing(), hosted, jobs, 30).partitions
+        staging.StageCall(data_pb.StageRequest(), memoryview(bytearray()), hosted)
+    [prepared] = staging.prepare(preparing(), hosted, jobs, 30).partitions
     assert "the parts of partition 0 do not stand in order" in str(error_from_wire(prepared.error))
 
 
 @pytest.mark.parametrize(("retention_ms", "within_ms"), [(1, 1), (400_000, 100_000), (1 << 40, 86_400_000)])
 def test_tasks_renew_several_times_within_the_retention(hosted: Any, retention_ms: int, within_ms: int) -> None:
     hosted.settings = BrokerSettings.parse({"transaction.staged.retention.ms": retention_ms})
-    assert transactions.renew(pb.RenewRequest(), hosted).renew_within_ms == within_ms
+    assert staging.renew(pb.RenewRequest(), hosted).renew_within_ms == within_ms
 
 
 def test_what_is_staged_is_listed_with_its_facts_for_one_transaction_or_for_all(hosted: Any, jobs: StagedJobs) -> None:
     before_us = time.time_ns() // 1000
     staged_at(hosted, 1, name="other")
     part = staged_at(hosted)
-    [of_it] = transactions.list_staged(pb.ListStagedRequest(transactional_id=TRANSACTION), hosted).sets
+    [of_it] = staging.list_staged(pb.ListStagedRequest(transactional_id=TRANSACTION), hosted).sets
     assert (of_it.topic, of_it.partition, of_it.producer_id, of_it.transactional_id) == ("t", 0, PRODUCER, TRANSACTION)
     assert (of_it.version, of_it.parts, of_it.length, of_it.commit_uuid) == (-1, 1, part.length, b"")
     assert before_us - 1_000_000 <= of_it.staged_us <= time.time_ns() // 1000 + 1_000_000
-    transactions.prepare(preparing(part, version=4), hosted, jobs, 30)
-    first, second = transactions.list_staged(pb.ListStagedRequest(), hosted).sets
+    staging.prepare(preparing(part, version=4), hosted, jobs, 30)
+    first, second = staging.list_staged(pb.ListStagedRequest(), hosted).sets
     assert (first.transactional_id, first.version, first.commit_uuid) == (TRANSACTION, 4, b"c" * 16)
     assert (second.transactional_id, second.partition, second.version) == ("", 1, -1)
     sizes = [partition.staged_size_bytes for partition in hosted.partitions]
     assert all(sizes)
-    assert transactions.staged_bytes(hosted) == sum(sizes)
+    assert staging.staged_bytes(hosted) == sum(sizes)
 
 
 def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -> None:
@@ -1024,7 +1023,7 @@ def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -
     request = pb.DiscardRequest()
     request.partitions.add(topic_id=bytes(16), partition=0, uuids=[part.uuid])
     request.partitions.add(topic_id=TOPIC_ID, partition=0, uuids=[part.uuid])
-    transactions.discard(request, hosted)
+    staging.discard(request, hosted)
     assert not hosted.partitions[0].staged()
 
 
@@ -1034,7 +1033,7 @@ def test_a_release_says_whether_the_batch_is_the_last(hosted: Any, monkeypatch: 
     monkeypatch.setattr(hosted.partitions[0], "release", lambda *facts: released.append(facts))
     request = pb.ReleaseRequest(transactional_id=TRANSACTION, batch_id=3, last=last)
     request.partitions.add(topic_id=TOPIC_ID, partition=0)
-    transactions.release(request, hosted)
+    staging.release(request, hosted)
     assert released == [(TRANSACTION, 3, last)]
 
 
@@ -1046,13 +1045,13 @@ def test_a_prepare_waits_behind_the_work_on_its_partition_and_says_that_it_queue
     may_go_on = threading.Event()
     before = jobs.syncs.ask(partition, "other", may_go_on.wait)
     try:
-        [answer] = transactions.prepare(preparing(part), hosted, jobs, 0.1).partitions
+        [answer] = staging.prepare(preparing(part), hosted, jobs, 0.1).partitions
         assert (answer.unfinished, answer.queued) == (True, True)
         assert answer.progress == sum(each.staged_work for each in hosted.partitions)
     finally:
         may_go_on.set()
         assert before.wait(60)
-    [answer] = transactions.prepare(preparing(part), hosted, jobs, 600).partitions
+    [answer] = staging.prepare(preparing(part), hosted, jobs, 600).partitions
     assert (answer.unfinished, answer.queued, answer.progress) == (False, False, 0)
 
 
@@ -1066,15 +1065,15 @@ def test_a_large_prepare_is_a_job_of_its_commit_and_version(
     asked: list[Any] = []
     ask = jobs.syncs.ask
     monkeypatch.setattr(jobs.syncs, "ask", lambda *facts: asked.append(facts[:2]) or ask(*facts))
-    [answer] = transactions.prepare(preparing(part, version=4), hosted, jobs, 600).partitions
+    [answer] = staging.prepare(preparing(part, version=4), hosted, jobs, 600).partitions
     assert not answer.unfinished
     assert asked == [(hosted.partitions[0], (b"c" * 16, 4))]
 
 
 def test_no_request_is_worked_at_for_longer_than_half_of_its_time(hosted: Any) -> None:
     hosted.clock = ManualClock()
-    assert transactions._turn_end(hosted, 1.0) == 0.5
-    assert transactions._turn_end(hosted, 600.0) == transactions.TURN_SECONDS
+    assert staging._turn_end(hosted, 1.0) == 0.5
+    assert staging._turn_end(hosted, 600.0) == staging.TURN_SECONDS
 
 
 def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: RunningBroker) -> None:
