@@ -24,43 +24,10 @@ from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import View, reach
 from broker.storage.segment import FileSlice, Hint
-from kafkalog.clock import Clock
 from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
 from kafkalog.format.batch import Batch
 
 Wake = Callable[[], None]
-
-
-def wait_for(
-    partitions: Collection[Partition],
-    reached: Callable[[], bool],
-    deadline: float,
-    clock: Clock,
-    changed: threading.Event | None = None,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Wait until it is so, looking again whenever one of the partitions changes; whether it came to be.
-
-    Args:
-        deadline: by the monotonic clock.
-        changed: set by others too who want it to look again.
-        is_wanted: asked before each wait.
-    """
-    changed = changed or threading.Event()
-    try:
-        while True:
-            changed.clear()
-            for partition in partitions:
-                partition.register(changed.set)
-            if reached():
-                return True
-            left = deadline - clock.monotonic()
-            if left <= 0 or not is_wanted():
-                return False
-            changed.wait(left)
-    finally:
-        for partition in partitions:
-            partition.unregister(changed.set)
 
 
 class _FlushRule(NamedTuple):

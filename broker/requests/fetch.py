@@ -1,7 +1,7 @@
 """Fetches, top to bottom: find each partition's slice of its log file and describe it. The same for both ports.
 
 Nothing waits and nothing is read here: `fetch` says what there is right now, as slices that hold their files open until
-they are sent; whoever answers decides by `Answer.is_enough` whether to wait for more.
+they are sent; whoever answers decides by `Answer.is_enough` whether to wait for more (`waits.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.replica.host import Host
-from broker.replica.partition import Partition
 from broker.storage.segment import FileSlice, Hint
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import dataport_pb2 as pb
-from kafkalog.wire.broker_pb2 import ListOffsetsRequest
 from kafkalog.wire.frames import error_to_wire
 
 _BODY_MAX = (1 << 32) - 1  # of a frame
@@ -96,14 +94,3 @@ def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer) -
         fetched.error.CopyFrom(error_to_wire(error))
         answer.failed = True
     return length
-
-
-def hosted(request: pb.FetchRequest | ListOffsetsRequest, host: Host) -> list[Partition]:
-    """The partitions of a request that are led here: those to wait at."""
-    found = []
-    for part in request.partitions:
-        try:
-            found.append(host.leader_of(part.topic_id, part.partition))
-        except KafkalogError:
-            continue  # the answer itself tells
-    return found

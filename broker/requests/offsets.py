@@ -1,6 +1,6 @@
 """Offsets of partitions led here: list them (earliest, latest, by timestamp, by bytes), and delete what is before one.
 
-Nothing waits here: whoever answers a listing decides by `has_news` whether to wait for more."""
+Nothing waits here: whoever answers a listing decides by `has_news` whether to wait for more (`waits.py`)."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from typing import Any
 from broker.replica.applier import Applied
 from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
-from broker.replica.partition import Partition, wait_for
+from broker.replica.partition import Partition
 from broker.requests.append import checked
+from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.events import get_logger

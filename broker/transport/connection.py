@@ -22,16 +22,16 @@ import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from google.protobuf.message import DecodeError
 
 from broker.config import BrokerSettings
 from broker.replica.host import Host
-from broker.replica.partition import Partition
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
-from broker.requests import staging
+from broker.requests import staging, waits
 from broker.storage.segment import FileSlice
 from broker.transport.intake import Frame, Intake, OversizedBody, OversizedHeader
 from broker.transport.memory_pool import MemoryPools
@@ -133,7 +133,7 @@ class Connection:
         self._intake = Intake(sock, settings, clock, pools, self.wake)
         self._pending: deque[appends.Call | _Fetch | _Refusal | _Reply] = deque()
         self._pending_bytes = 0  # held by _pending, and by appends that are taken and not written yet
-        self._registered: list[Partition] = []
+        self._waiter = waits.Waiter(self.wake)
         self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and its turn is yet to come
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
@@ -199,7 +199,7 @@ class Connection:
 
     def dispose(self) -> None:
         """Give back everything the connection holds."""
-        self._unregister()
+        self._waiter.leave()
         self._pending.clear()
         self._kept_back = None
         self._intake.close()
@@ -482,8 +482,8 @@ class Connection:
 
     def _answer_append(self, call: appends.Call) -> bool:
         if call.waits_for and not call.is_acked():
-            self._register(call.waiting_at())
-            if not call.is_acked() and self._clock.monotonic() < call.deadline:  # it may have come before registering
+            is_acked = self._waiter.look(call.waiting_at(), call.is_acked)
+            if not is_acked and self._clock.monotonic() < call.deadline:
                 return False
         result = call.results[0]
         if len(call.results) == 1 and not call.waits_for and type(result) is tuple:
@@ -497,17 +497,6 @@ class Connection:
         self._out.append(frames.frame_start(encoded, 0))
         return True
 
-    def _register(self, partitions: list[Partition]) -> None:
-        self._unregister()
-        for partition in partitions:
-            partition.register(self.wake)
-        self._registered = partitions
-
-    def _unregister(self) -> None:
-        for partition in self._registered:
-            partition.unregister(self.wake)
-        self._registered = []
-
     def _answer_fetch(self, fetch: _Fetch) -> bool:
         request = fetch.request
         limit = self._settings.fetch_max_bytes
@@ -515,18 +504,19 @@ class Connection:
             answer = fetches.fetch(request, self._host, limit)
             if not answer.is_enough(request) and not self._is_urgent(fetch):
                 answer.close()
-                self._register(fetches.hosted(request, self._host))
-                answer = fetches.fetch(request, self._host, limit)  # it may have come before we registered
-                if not answer.is_enough(request):
-                    answer.close()
+                partitions = waits.hosted(request, self._host)
+                found = self._waiter.look(partitions, partial(waits.enough, request, self._host, limit))
+                if found is None:
                     return False
+                answer = found
         except KafkalogError as error:
             return self._answer_refusal(_Refusal(fetch.correlation_id, error))
         except Exception as error:  # a defect: told to the client, and logged for us
             log.exception("fetch_failed", peer=self._peer)
             failure = InternalError(reason=f"{type(error).__name__}: {error}")
             return self._answer_refusal(_Refusal(fetch.correlation_id, failure))
-        self._unregister()
+        if self._waiter.partitions:
+            self._waiter.leave()
         header = pb.ReplyHeader(correlation_id=fetch.correlation_id, fetch=answer.reply).SerializeToString()
         self._out.append(frames.frame_start(header, answer.length))
         try:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -25,8 +26,8 @@ from broker.config import BrokerSettings
 from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
-from broker.replica.partition import wait_for
-from broker.requests import append, cluster, decisions, fetch, groups, offsets, staging, topics
+from broker.replica.partition import Partition
+from broker.requests import append, cluster, decisions, fetch, groups, offsets, staging, topics, waits
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
@@ -48,6 +49,7 @@ from kafkalog.wire.service import METHODS, SERVICE
 
 log = get_logger(__name__)
 
+_Found = TypeVar("_Found")
 _Method = Callable[[Any, grpc.ServicerContext], Message]
 """Of the service: (request, context) -> reply."""
 
@@ -171,12 +173,9 @@ class BrokerService:
     def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
         if request.max_wait_ms and self._listings_waiting.acquire(blocking=False):  # else it is answered at once
             try:
-                self._wait(
-                    lambda: offsets.has_news(request, self._host) or self._stopping.is_set(),
-                    fetch.hosted(request, self._host),
-                    min(request.max_wait_ms, self._settings.fetch_max_wait_ms),
-                    context,
-                )
+                wait_ms = min(request.max_wait_ms, self._settings.fetch_max_wait_ms)
+                has_news = partial(offsets.has_news, request, self._host)
+                self._wait(waits.hosted(request, self._host), has_news, wait_ms, context)
             finally:
                 self._listings_waiting.release()
         return offsets.list_offsets(request, self._host)
@@ -245,7 +244,7 @@ class BrokerService:
             raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
         append.append([call], self._host)
-        self._wait(call.is_acked, call.waiting_at(), call.timeout_ms, context)
+        self._wait(call.waiting_at(), call.is_acked, call.timeout_ms, context, is_cut_by_stop=False)
         return append.ack_reply(call)
 
     def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
@@ -254,7 +253,10 @@ class BrokerService:
         if not answer.is_enough(request) and self._pulls_waiting.acquire(blocking=False):
             try:
                 answer.close()
-                answer = self._wait_for_data(request, limit, context)
+                wait_ms = min(request.max_wait_ms, self._settings.fetch_max_wait_ms)
+                enough = partial(waits.enough, request, self._host, limit)
+                found = self._wait(waits.hosted(request, self._host), enough, wait_ms, context)
+                answer = found or fetch.fetch(request, self._host, limit)
             finally:
                 self._pulls_waiting.release()
         try:
@@ -280,24 +282,25 @@ class BrokerService:
         if not context.add_callback(reservation.release):  # it has ended already
             reservation.release()
 
-    def _wait_for_data(self, request: pb.FetchRequest, limit: int, context: Any) -> fetch.Answer:
-        answers = [fetch.fetch(request, self._host, limit)]
-
-        def reached() -> bool:
-            answers.pop().close()
-            answers.append(fetch.fetch(request, self._host, limit))
-            return answers[0].is_enough(request) or self._stopping.is_set()
-
-        partitions = fetch.hosted(request, self._host)
-        self._wait(reached, partitions, min(request.max_wait_ms, self._settings.fetch_max_wait_ms), context)
-        return answers[0]
-
-    def _wait(self, reached: Callable[[], bool], partitions: list[Any], timeout_ms: int, context: Any) -> None:
-        """Wait until it is so, looking again whenever one of the partitions changes, or until time is up."""
+    def _wait(
+        self,
+        partitions: Sequence[Partition],
+        look: Callable[[], _Found],
+        timeout_ms: int,
+        context: Any,
+        *,
+        is_cut_by_stop: bool = True,
+    ) -> _Found:
+        """Wait until a look finds something, the time is up, the client gives up or, in most cases, the broker stops;
+        what the last look found."""
         changed = threading.Event()
         context.add_callback(changed.set)  # the client went away
         deadline = self._clock.monotonic() + timeout_ms / 1000
-        wait_for(partitions, reached, deadline, self._clock, changed, context.is_active)
+
+        def is_wanted() -> bool:
+            return context.is_active() and not (is_cut_by_stop and self._stopping.is_set())
+
+        return waits.wait_for(partitions, look, deadline, self._clock, changed, is_wanted)
 
 
 def _seconds_left(context: Any) -> float:

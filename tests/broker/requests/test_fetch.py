@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.requests import fetch as fetching
-from broker.requests.fetch import Answer, fetch, hosted
+from broker.requests.fetch import Answer, fetch
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import Look
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
@@ -112,8 +112,6 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(host: Hosted) -> 
     assert isinstance(error_from_wire(not_there.error), UnknownTopicId)
     assert out_of_range.end_offset == 0
     assert well.length == 3 * SIZE
-    request = pb.FetchRequest(partitions=[unknown, part(1)])
-    assert hosted(request, host) == [host.partitions[1]]  # type: ignore[arg-type]
 
 
 def test_what_is_hidden_is_neither_given_nor_told(host: Hosted) -> None:

@@ -180,7 +180,7 @@ def test_a_fetch_over_the_bound_of_what_may_wait_is_answered_by_what_comes_behin
     with broker.client() as client:
         client.send(fetch_frame(1, topic, 0, max_wait_ms=60_000))
         [connection] = connections_of(broker)
-        waited_for(lambda: bool(connection._registered))
+        waited_for(lambda: bool(connection._waiter.partitions))
         client.send(fetch_frame(2, topic, 0))
         client.sock.settimeout(15)
         assert [client.reply()[0].correlation_id for _ in range(2)] == [1, 2]

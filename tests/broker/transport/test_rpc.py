@@ -437,7 +437,7 @@ def test_a_call_that_fails_as_it_waits_leaves_its_place_to_others(
         raise ZeroDivisionError("a defect")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rpc, "wait_for", broken)
+        patched.setattr("broker.requests.waits.wait_for", broken)
         assert isinstance(refused(getattr(broker.stub, method), request)[0], errors.InternalError)
     call = getattr(broker.stub, method).future(request, timeout=600)
     partition = broker.broker.host.leader_of(topic, 0)
