@@ -1,31 +1,27 @@
 """Does what transactions decided with the sets that are prepared here, without any coordinator: reads the decision of
 each from ZooKeeper, and has the partition apply or drop the set. What its partitions have of an open decision it
-adds to that, and whoever adds the last ones writes that it is done: its coordinator may never come back. Also
-forgets what was staged and never prepared.
+adds to that, and whoever adds the last ones writes that it is done: its coordinator may never come back.
 
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
 `_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, but after a start. Ages are by the monotonic clock.
-
-A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of all
-topics of a numbered one, and its tasks renew them on every broker (`requests/staging.py:renew`).
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from broker.config import BrokerSettings
 from broker.replica.applier import Applied
+from broker.replica.expiry import Expiry
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
 from broker.staging.format import PreparedSet
-from broker.staging.part import Write
 from broker.staging.staging import Staged
 from kafkalog.clock import Clock
 from kafkalog.errors import (
@@ -44,10 +40,6 @@ log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
 _LEFT_TO_COMMITTER_SECONDS = 10.0
-_TIDY_EVERY_SECONDS = 60.0
-_FORGET_EVERY_SECONDS = 600.0
-_FORGET_SECONDS = 1.0
-"""How long each look forgets decisions for, at most. 100,000 of them take ZooKeeper a minute."""
 
 _Key = tuple[bytes, int, bytes]
 """Topic id, partition and commit uuid: a prepared set."""
@@ -78,6 +70,9 @@ class InDoubtRecovery:
 
     Args:
         clock: the directory's steady one, for decisions are forgotten by it.
+
+    Attributes:
+        expiry: what the thread does after each look.
     """
 
     def __init__(self, host: Host, settings: BrokerSettings, clock: Clock, jobs: StagedJobs) -> None:
@@ -85,13 +80,10 @@ class InDoubtRecovery:
         self._jobs = jobs
         self._clock = clock
         self._timeout = settings.transaction_timeout_ms / 1000
-        self._retention = settings.transaction_staged_retention_ms / 1000
+        self.expiry = Expiry(host, settings, clock, lambda: self._stopping)
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
-        self._tidy_at = 0.0  # this and the next two are the thread's own
-        self._forget_at = 0.0
-        self._forgetting: Iterator[list[Decision]] = iter(())
         self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
         self._thread = threading.Thread(target=self._run, name="in-doubt", daemon=True)
@@ -123,57 +115,25 @@ class InDoubtRecovery:
                 look_at_all, self._all = self._all, False
             try:
                 self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
-                self._forget_expired()
-                self._forget_silent()
+                self.expiry.look()
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
             except Exception:
                 log.exception("transactions_not_resolved")
 
-    def _forget_expired(self) -> None:
-        """Every ten minutes: decisions of batch writes that are long done, as many as the time of one look allows, and
-        the rest with the next looks. Every broker does so."""
-        now = self._clock.monotonic()
-        if now >= self._forget_at:
-            self._forget_at = now + _FORGET_EVERY_SECONDS
-            self._forgetting = decisions.forget_expired(self._host.metadata.session, self._clock.now_us())
-        for forgotten in self._forgetting:
-            if forgotten:
-                log.info("transactions_forgotten", count=len(forgotten))
-            if self._stopping or self._clock.monotonic() - now > _FORGET_SECONDS:
-                break
-
-    def _forget_silent(self) -> None:
-        """Every minute: how far transactions came in logs that are long over."""
-        now = self._clock.monotonic()
-        if now < self._tidy_at:
-            return
-        self._tidy_at = now + _TIDY_EVERY_SECONDS
-        for partition in list(self._host.hosted.values()):
-            if self._stopping:
-                return
-            try:
-                partition.forget_silent_transactions()
-            except KafkalogError:
-                continue  # it was closed meanwhile, or its directory is out of service
-
     def resolve(self, least_age: float) -> None:
-        """One round over all partitions: sets prepared at least so many seconds ago, and what nobody prepares any more.
-        Raises ZooKeeperUnreachable."""
+        """One round over all partitions' sets that were prepared at least so many seconds ago. Raises
+        ZooKeeperUnreachable."""
         now = self._clock.monotonic()
         known: dict[str, Decision] = {}
         failed: dict[_Key, str] = {}
         not_closed: dict[str, str] = {}
-        renewed: dict[Write, float] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
-        partitions = list(self._host.hosted.values())
-        for partition in partitions:
+        for partition in list(self._host.hosted.values()):
             for staged in partition.staged():
                 if self._stopping:
                     return
-                if staged.prepared is None:
-                    renewed[staged.write] = max(renewed.get(staged.write, staged.renewed), staged.renewed)
-                elif now - staged.renewed >= least_age:
+                if staged.prepared is not None and now - staged.renewed >= least_age:
                     try:
                         if self._resolve(partition, staged, staged.prepared, known, now):
                             name = staged.prepared.transactional_id
@@ -198,21 +158,6 @@ class InDoubtRecovery:
                 if self._not_closed.get(name) != reason:
                     log.warning("transaction_not_closed", transactional_id=name, reason=reason)
         self._told, self._not_closed = failed, not_closed
-        before = now - self._retention
-        self._expire(partitions, {write for write, last in renewed.items() if last < before}, before)
-
-    def _expire(self, partitions: Iterable[Partition], writes: Collection[Write], before: float) -> None:
-        """Forget the parts of writes of which nothing was staged since a time, and files that hold nothing any more."""
-        for partition in partitions:
-            try:
-                expired = partition.expire(writes, before)
-            except NotLeader:
-                continue
-            except KafkalogError as error:
-                log.warning("staged_parts_not_expired", partition=partition.label, reason=str(error))
-            else:
-                if expired:
-                    log.info("staged_parts_expired", partition=partition.label, parts=expired)
 
     def _tell(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
         """Log that a set could not be resolved, and that once for each reason: it is tried every few seconds."""

@@ -39,7 +39,7 @@ MODULES = {
     "pyspark_kafkalog/read/admission.py": ["*"],
     "kafkalog/wire/decisions.py": ["*"],
     "kafkalog/client/transaction/coordinator.py": ["next_step"],
-    "broker/replica/in_doubt.py": ["verdict"],
+    "broker/replica/in_doubt.py": ["resolution"],
 }
 """Module -> its functions in which mistakes are made; of the last two only the rule is pure."""
 

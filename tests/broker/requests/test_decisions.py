@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.replica import in_doubt as in_doubt
+from broker.replica import expiry, in_doubt
 from broker.transport import rpc
 from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError, TooLargeForZooKeeper
 from kafkalog.wire import dataport_pb2
@@ -121,18 +121,18 @@ def test_a_broker_forgets_many_decisions_over_several_looks(
     chroot: str, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "_PIECE", 1)
-    monkeypatch.setattr(in_doubt, "_FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(expiry, "_FORGET_SECONDS", 0.0)
     monkeypatch.setattr(in_doubt, "_EVERY_SECONDS", 0.01)
     left, none_left = [5], threading.Event()
-    forget_expired = in_doubt.InDoubtRecovery._forget_expired
+    forget_expired = expiry.Expiry.forget_decisions
 
-    def noted(self: in_doubt.InDoubtRecovery) -> None:
+    def noted(self: expiry.Expiry) -> None:
         forget_expired(self)
         left.append(len(self._host.metadata.session.children(paths.TRANSACTIONS)))
         if not left[-1]:
             none_left.set()
 
-    monkeypatch.setattr(in_doubt.InDoubtRecovery, "_forget_expired", noted)
+    monkeypatch.setattr(expiry.Expiry, "forget_decisions", noted)
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
         for number in range(left[0]):

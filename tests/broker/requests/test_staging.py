@@ -630,7 +630,7 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     broker.broker.in_doubt.resolve(0)
     assert values_in(broker, topic) == [b"fine" * 20]
     while any(staged.prepared is None for staged in partition.staged()):
-        broker.broker.in_doubt.resolve(0)
+        broker.broker.in_doubt.expiry.look()
     assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
     (error,) = lost.apply()
     assert isinstance(error, errors.StagedPartLost)
@@ -657,7 +657,7 @@ def test_a_decision_that_cannot_be_written_on_keeps_no_part_from_expiring_and_is
     partition = broker.broker.host.leader_of(topic, 0)
     broker.broker.in_doubt.resolve(0)
     while any(staged.prepared is None for staged in partition.staged()):
-        broker.broker.in_doubt.resolve(0)
+        broker.broker.in_doubt.expiry.look()
     assert set(values_in(broker, topic)) == {b"full", b"fine"}
     assert [decisions.read_decision(session, write.name).applied for write in (full, fine)] == [
         (),
@@ -719,7 +719,7 @@ def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:
     Write(broker, topic).stage(0, (b"a",))
     partition = broker.broker.host.leader_of(topic, 0)
     while partition.staged():
-        broker.broker.in_doubt.resolve(0)
+        broker.broker.in_doubt.expiry.look()
     assert broker.counters()["staged.bytes"] == 0
 
 
@@ -745,7 +745,7 @@ class ShiftedClock(Clock):
 
 def loose(broker: RunningBroker, write: Write) -> int:
     """How many parts of a write the broker has, after it forgot those that are too old."""
-    broker.broker.in_doubt.resolve(0)
+    broker.broker.in_doubt.expiry.look()
     return sum(each.parts for each in listed(broker) if not each.commit_uuid and each.producer_id == write.producer)
 
 
@@ -778,7 +778,7 @@ def test_a_task_that_stages_elsewhere_keeps_the_parts_of_its_write_here(start_br
         clock.advance(20 * HOUR)
         reply = broker.stub.Renew(pb.RenewRequest(family=family_of(write.producer), batch_id=0), timeout=30)
         assert reply.renew_within_ms == 6 * 3_600_000
-        broker.broker.in_doubt.resolve(0)
+        broker.broker.in_doubt.expiry.look()
     assert [each.batch_id for each in listed(broker)] == [0]
     assert write.prepare() == [None]
     assert write.apply() == [1]
@@ -816,7 +816,7 @@ def test_a_task_of_a_numbered_write_keeps_what_others_staged_for_topics_that_it_
             running.stage({"b": rows})
         assert renewed.wait(60)
         clock.advance(20 * HOUR)
-        broker.broker.in_doubt.resolve(0)
+        broker.broker.in_doubt.expiry.look()
     batch = CommitBatch(name, 1, "run", True, b"", parts, skip_if_recorded=True)
     assert coordinator.commit(batch) is Outcome.COMMITTED
     coordinator.close()
@@ -860,11 +860,12 @@ def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     clock.wall_seconds += 1000 * HOUR
     clock.advance(600)  # old decisions are looked for again
     in_doubt.resolve(0)
-    in_doubt._forget_expired()
+    in_doubt.expiry.look()
     assert len(listed(broker)) == 2
     assert decisions.read_decision(session, "done").done
     clock.wall_seconds -= 2000 * HOUR
-    broker.broker.in_doubt.resolve(0)
+    in_doubt.resolve(0)
+    in_doubt.expiry.look()
     assert prepared.apply() == [1]
     assert staged.prepare() == [None]
     assert staged.apply() == [2]
