@@ -7,7 +7,7 @@ without replication nobody else can lead them.
 A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
 that the log stands in; after an unclean stop with its leader epoch raised. A log that cannot be opened is tried again
 every second. One that is not where its state says is lost, and so is one whose files were removed while it was open:
-it is neither opened nor made, until it is back at a start or `recover` is called.
+it is neither opened nor made, until it is back at a start or `replace_lost` is called.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Host:
         # The thread's own; others only ask whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
-        self._recovering = threading.Lock()  # one `recover` at a time; before metadata.changed
+        self._replacing = threading.Lock()  # one `replace_lost` at a time; before metadata.changed
 
     @property
     def _directory_id(self) -> str:
@@ -169,7 +169,7 @@ class Host:
         """Whether any topic `is_behind`."""
         return bool(self._to_open)
 
-    def recover(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
+    def replace_lost(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
         """Put an empty log in the place of a lost one: what was in that is given up for good.
 
         Args:
@@ -184,7 +184,7 @@ class Host:
             NotLost: it is served, or its log could not be opened for another reason.
         """
         name = self.metadata.topic_by_id(topic_id).name
-        with self._recovering:
+        with self._replacing:
             while True:
                 topic = registry.read_topic(self._session, name)
                 if topic is None or topic.deleted or topic.topic_id != topic_id:
@@ -207,7 +207,7 @@ class Host:
                     self._directory.trust_log(topic_id, number)
                     break
         log.warning(
-            "partition_recovered", partition=label, start_offset=start_offset, given_up_in=state.directory,
+            "lost_partition_replaced", partition=label, start_offset=start_offset, given_up_in=state.directory,
             leader_epoch=written.leader_epoch,
         )  # fmt: skip
         self.metadata.path_changed(paths.topic(name))
@@ -336,7 +336,7 @@ class Host:
         return states
 
     def _drop_closed(self, topic: TopicRecord) -> None:
-        """Serve no longer what was closed under it, as by a recovery of what was not known here to be lost."""
+        """Serve no longer what was closed under it, as by a replacement of what was not known here to be lost."""
         keys = [(topic.topic_id, number) for number in range(len(topic.replicas))]
         closed = {key: each for key in keys if (each := self._hosted.get(key)) is not None and not each.is_open}
         if closed:

@@ -1,5 +1,5 @@
 """Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
-Lost partitions are recovered by the broker that should lead them.
+Lost partitions are replaced by the broker that should lead them.
 
 A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log, so that
 a client may use it at once. The wait is bounded, for a leader that just died opens nothing, and one may have thousands
@@ -155,7 +155,7 @@ def recover_partitions(
     for number in request.partitions:
         behind = read_to.get(number, (0, ""))[0] + OFFSETS_SKIPPED
         start_offset = request.start_offset if request.HasField("start_offset") else behind
-        state = host.recover(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
+        state = host.replace_lost(topic.topic_id, number, start_offset, _bounded(_OPENED_SECONDS, seconds_left))
         reply.partitions.add(partition=number, start_offset=start_offset, leader_epoch=state.leader_epoch)
     return reply
 

@@ -571,7 +571,7 @@ def test_of_two_who_recover_a_partition_at_once_one_does(
 
     monkeypatch.setattr(host._directory, "replace_log", replace_log)
     with ThreadPoolExecutor(2) as pool:
-        calls = {start: pool.submit(host.recover, topic, 0, start, 60.0) for start in (100, 200)}
+        calls = {start: pool.submit(host.replace_lost, topic, 0, start, 60.0) for start in (100, 200)}
     [done] = [start for start, call in calls.items() if call.exception() is None]
     [refused] = [call.exception() for call in calls.values() if call.exception() is not None]
     assert isinstance(refused, errors.NotLost)
@@ -620,7 +620,7 @@ def test_a_partition_that_is_recovered_before_its_loss_was_seen_is_served(
     record = broker.record("t")
     elsewhere = replace(record.states[0], directory="f" * 32)
     registry.write_states(host.metadata.session, record, {0: elsewhere})
-    recovering = threading.Thread(target=host.recover, args=(topic, 0, 1000, 30.0))
+    recovering = threading.Thread(target=host.replace_lost, args=(topic, 0, 1000, 30.0))
     recovering.start()
     waited_for(lambda: not old.is_open)
     may_look.set()
