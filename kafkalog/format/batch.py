@@ -230,19 +230,6 @@ def damage_end(header: BatchHeader, data: bytes | bytearray | memoryview, positi
     return header.end_offset if header.record_count == header.last_offset_delta + 1 else None
 
 
-def check_batch(batch: bytes | bytearray | memoryview, where: str = "a request") -> BatchHeader:
-    """The header of a batch that starts at 0 and is whole and undamaged.
-
-    Raises:
-        CorruptBatch: what is wrong with it; `where` names the place (partition).
-    """
-    header = read_header(batch, 0, where)
-    fault = body_fault(header, batch)
-    if fault:
-        raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault)
-    return header
-
-
 def iter_batches(
     data: memoryview, where: str = "a request", *, is_stamped: bool = True
 ) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -90,17 +90,6 @@ def _pieces(session: ZooKeeperSession) -> Iterator[list[Decision]]:
         ]
 
 
-def forget_decision(session: ZooKeeperSession, transactional_id: str, version: int) -> None:
-    """Remove a decision that has exactly this version; one that is gone is fine. Raises DecisionMoved."""
-    try:
-        session.delete(paths.transaction(transactional_id), version)
-    except NoNode:
-        return
-    except BadVersion:
-        now = read_decision(session, transactional_id)
-        raise DecisionMoved(transactional_id=transactional_id, expected=version, version=now.version) from None
-
-
 def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
     """Those that may be forgotten: of batch writes, an hour after they were done, or raised with nothing decided.
 

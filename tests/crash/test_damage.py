@@ -21,9 +21,10 @@ from broker.storage.log_dir import LogDirectory, folder_name
 from broker.storage.segment import Segment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, check_batch, iter_batches, stamp
+from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, iter_batches, stamp
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, topic, values_of
 from tests.crash.memory_disk import MemoryDisk
+from tests.whole_batch import check_batch
 
 PATH = Path("/data")
 FOLDER = PATH / folder_name(TOPIC_ID, 0)

@@ -25,10 +25,11 @@ from pyspark.sql.types import (
 )
 
 from kafkalog.errors import InvalidArgument
-from kafkalog.format.batch import BatchHeader, check_batch, encode_batch, stamp
+from kafkalog.format.batch import BatchHeader, encode_batch, stamp
 from kafkalog.format.columns import Headers, columns_from_lists, decode_columns, encode_columns
 from pyspark_kafkalog import columns
 from pyspark_kafkalog.columns import JOINED_BYTES, JOINED_ROWS, Rows
+from tests.whole_batch import check_batch
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 FULL = StructType(

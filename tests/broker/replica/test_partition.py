@@ -14,9 +14,10 @@ from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import NotLeader, StorageFailed
-from kafkalog.format.batch import Batch, BatchHeader, check_batch
+from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.data_port_client import a_batch
+from tests.whole_batch import check_batch
 
 TOPIC_ID = b"0123456789abcdef"
 

@@ -12,11 +12,11 @@ from broker.requests.fetch import Answer, fetch
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import Look
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
-from kafkalog.format.batch import check_batch
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
+from tests.whole_batch import check_batch
 
 BATCH = a_batch([bytes(1000)])
 SIZE = len(BATCH)

@@ -11,12 +11,12 @@ import pytest
 from broker.requests.offsets import delete_records, has_news, list_offsets
 from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
-from kafkalog.format.batch import check_batch
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.broker.storage.batches import make_batch
+from tests.whole_batch import check_batch
 
 HIDDEN_FROM = 3
 

@@ -12,11 +12,11 @@ import pytest
 from broker.requests.waits import Waiter, enough, hosted, wait_for
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.format.batch import check_batch
 from kafkalog.wire import dataport_pb2 as pb
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.waiting import waited_for
+from tests.whole_batch import check_batch
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from broker.config import TopicSettings
 from broker.replica.partition import Partition
 from broker.storage.log import Log
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import CODECS, Batch, BatchHeader, check_batch, encode_batch, iter_batches
+from kafkalog.format.batch import CODECS, Batch, BatchHeader, encode_batch, iter_batches
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
+from tests.whole_batch import check_batch
 
 TOPIC_ID = bytes(range(16))
 

@@ -27,9 +27,9 @@ from kafkalog.errors import (
     ProducerFenced,
     TooManyProducers,
 )
-from kafkalog.format.batch import check_batch
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, read_batches, topic, values_of
 from tests.waiting import waited_for
+from tests.whole_batch import check_batch
 
 WAIT_SECONDS = 50
 

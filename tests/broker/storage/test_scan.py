@@ -10,9 +10,10 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.storage import scan as recovery
 from broker.storage.index import Damage
 from broker.storage.scan import Places, Scan, scan
-from kafkalog.format.batch import HEADER_SIZE, STAMPED, check_batch, encode_batch, stamp
+from kafkalog.format.batch import HEADER_SIZE, STAMPED, encode_batch, stamp
 from kafkalog.format.columns import columns_from_lists, encode_columns
 from tests.broker.storage.batches import numbered
+from tests.whole_batch import check_batch
 
 
 def segment(offsets: list[int], count: int = 1, epoch: int = 2) -> bytearray:

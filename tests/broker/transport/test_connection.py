@@ -27,7 +27,7 @@ from kafkalog.errors import (
     UnknownPartition,
     UnknownTopicId,
 )
-from kafkalog.format.batch import check_batch, iter_batches
+from kafkalog.format.batch import iter_batches
 from kafkalog.format.columns import decode_columns
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -42,6 +42,7 @@ from tests.broker.data_port_client import (
     stage_frame,
 )
 from tests.waiting import waited_for
+from tests.whole_batch import check_batch
 
 
 def error_of(part: pb.AppendedPartition | pb.FetchedPartition | pb.ReplyHeader) -> KafkalogError:

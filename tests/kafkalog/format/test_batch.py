@@ -17,7 +17,6 @@ from kafkalog.format.batch import (
     SEQUENCE_MODULUS,
     STAMPED_SIZE,
     body_fault,
-    check_batch,
     damage_end,
     encode_batch,
     header_at,
@@ -27,6 +26,7 @@ from kafkalog.format.batch import (
 )
 from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
 from tests.golden.make import APPEND_TIMESTAMP_US, BASE_OFFSET, BATCHES, GOLDEN, LEADER_EPOCH
+from tests.whole_batch import check_batch
 
 
 def encoded(values: list[bytes], **more: int) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import CODECS, BatchHeader, check_batch, encode_batch
+from kafkalog.format.batch import CODECS, BatchHeader, encode_batch
 from kafkalog.format.columns import (
     HAS_HEADERS,
     HAS_KEY,
@@ -23,6 +23,7 @@ from kafkalog.format.columns import (
     encode_columns,
 )
 from tests.golden.make import BATCHES, GOLDEN
+from tests.whole_batch import check_batch
 
 
 def batch_of(columns: Columns, codec: str = "none", **changed: int) -> tuple[BatchHeader, memoryview]:

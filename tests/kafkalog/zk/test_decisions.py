@@ -130,16 +130,6 @@ def test_decisions_are_listed_by_id(session: ZooKeeperSession) -> None:
     assert [each.transactional_id for each in decisions.list_decisions(session)] == ["a", "a/c", "b"]
 
 
-def test_a_decision_that_moved_is_not_forgotten(session: ZooKeeperSession) -> None:
-    decisions.forget_decision(session, ID, 0)  # there is none
-    decisions.write_decision(session, DECIDED)
-    decisions.raise_version(session, replace(DECIDED, version=0))
-    with pytest.raises(DecisionMoved):
-        decisions.forget_decision(session, ID, 0)
-    decisions.forget_decision(session, ID, 1)
-    assert decisions.read_decision(session, ID) == Decision(ID)
-
-
 def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
     old_batch = replace(DECIDED, is_stream=False, done=True, decided_us=1000)
     now_us = 1000 + HOUR_US + 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafkalog.client.producer import encode as encoder
 from kafkalog.client.producer.encode import encode_records
-from kafkalog.format.batch import CODECS, check_batch, encode_batch
+from kafkalog.format.batch import CODECS, encode_batch
 from kafkalog.format.columns import (
     HAS_HEADERS,
     HAS_KEY,
@@ -19,6 +19,7 @@ from kafkalog.format.columns import (
     decode_columns,
     encode_columns,
 )
+from tests.whole_batch import check_batch
 
 BYTES = st.binary(max_size=40)
 MAYBE_BYTES = st.none() | BYTES
