@@ -372,7 +372,7 @@ class Cluster:
     def look_up(self, names: Iterable[str], *, patient: bool = True) -> None:
         """Fetch the metadata of all these topics that is missing or older than metadata.max.age.ms, in one request.
         Topics that do not exist are dropped from the cache."""
-        if unknown := [name for name in names if self._fresh_topic(name) is None]:
+        if unknown := [name for name in names if self.fresh_topic(name) is None]:
             self._ask_for_topics(unknown, patient)
 
     def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
@@ -431,9 +431,10 @@ class Cluster:
 
     def topic(self, name: str, *, patient: bool = True) -> TopicInfo:
         """A topic as it was told within metadata.max.age.ms. Raises UnknownTopic."""
-        return self._fresh_topic(name) or self.describe_topics([name], patient=patient)[0]
+        return self.fresh_topic(name) or self.describe_topics([name], patient=patient)[0]
 
-    def _fresh_topic(self, name: str) -> TopicInfo | None:
+    def fresh_topic(self, name: str) -> TopicInfo | None:
+        """A topic if it was told within metadata.max.age.ms."""
         with self._lock:
             known = self._topics.get(name)
         if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:

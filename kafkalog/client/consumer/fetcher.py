@@ -1,9 +1,10 @@
 """A consumer's fetching: one connection to each broker that leads something, and what has arrived and not been taken.
 
-There is no thread: whoever waits for records sends the requests and receives the answers, for all partitions, while
-others that wait are woken by what it brings (`driving`). The next request is on its way before records are handed out,
-so the broker and the kernel's buffers work ahead meanwhile. A partition that nobody takes from is not fetched beyond
-its share.
+No thread fetches: whoever waits for records sends the requests and receives the answers, for all partitions, while
+others that wait are woken by what it brings (`driving`). It waits for no connection and no metadata, which a broker
+that hangs could keep from it for seconds: these come from threads of their own (`background.py`). The next request is
+on its way before records are handed out, so the broker and the kernel's buffers work ahead meanwhile. A partition that
+nobody takes from is not fetched beyond its share.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
+from kafkalog.client.consumer.background import in_background
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.errors import (
@@ -33,6 +37,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.events import get_logger
+from kafkalog.net.data import DataConnection
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Retry
 from kafkalog.wire import dataport_pb2 as pb
@@ -159,12 +164,22 @@ class Fetcher:
     Args:
         settings: of `ConsumerSettings`.
         restart: called with the lock held when driving was interrupted: has every source go to where it is to go on.
+        begin: begins a call that may take long.
     """
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings, restart: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        restart: Callable[[], None],
+        begin: Callable[[Callable[[], Any]], Future[Any]] = in_background,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next five
+        self._begin = begin
+        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next seven
+        self._connecting: dict[int, Future[DataConnection]] = {}  # by broker; those that nobody has taken yet
+        self._refreshing: tuple[float, Future[None]] | None = None  # since when it is being asked who leads
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
         self._found_error = False  # a source that cannot go on, while asking: whoever waits for it is to look
@@ -365,11 +380,12 @@ class Fetcher:
                 self._receive(broker_id, link)
 
     def _ask_all(self) -> None:
-        """Ask each leader for what is wanted of it; before that, if need be, who leads."""
-        if self._stale and not self._is_paused(_ANY_BROKER):
-            self._refresh()
+        """Ask each leader for what is wanted of it; and, if need be, who leads."""
         with self.lock:
             sources = [source for source in self.sources if self._wants_more(source)]
+        names = {source.topic_partition.topic for source in sources}
+        if self._refreshing is not None or self._stale or not all(map(self._cluster.fresh_topic, names)):
+            self._refresh()
         wanted: dict[int, list[Source]] = {}
         for source in sources:
             broker_id = self._leader_of(source)
@@ -381,15 +397,30 @@ class Fetcher:
             if self._is_paused(broker_id):
                 continue
             try:
-                link = self._links.get(broker_id)
+                link = self._link_to(broker_id)
                 if link is None:
-                    link = self._links[broker_id] = Link(self._cluster.connect_data(broker_id))
+                    continue
                 # A second request makes the broker answer the first at once: only for who has nothing to go on with.
                 starving = any(not source.arrived for source in some)
                 if not link.count or (starving and link.count < _IN_FLIGHT_MAX):
                     self._ask(broker_id, link, some)
             except RetriableError as error:
                 self._failed(broker_id, error)
+
+    def _link_to(self, broker_id: int) -> Link[_Asked] | None:
+        """The link to a broker; None while it is being connected to. Raises why it could not be."""
+        if broker_id in self._links:
+            return self._links[broker_id]
+        if broker_id not in self._connecting:
+            self._connecting[broker_id] = self._begin(partial(self._cluster.connect_data, broker_id))
+            self._connecting[broker_id].add_done_callback(self._on_done)
+        if not self._connecting[broker_id].done():
+            return None
+        link = self._links[broker_id] = Link(self._connecting.pop(broker_id).result())
+        return link
+
+    def _on_done(self, _: Future[Any]) -> None:
+        self.wake()
 
     def _forget_troubles_of_others(self) -> None:
         """Forget the retry times of brokers that lead nothing here any more that can go on: each would wake the driving
@@ -400,27 +431,27 @@ class Fetcher:
             del self._troubles[broker_id]
 
     def _leader_of(self, source: Source) -> int | None:
-        """The broker to ask; None, and the source or its leader in trouble, if there is none."""
+        """The broker to ask; None if that is being asked, or if there is none: the source or its leader is in trouble
+        then."""
         partition, topic_id = source.topic_partition, source.reader.topic_id
-        try:
-            topic = self._cluster.topic(partition.topic, patient=False)
-            if topic.topic_id == topic_id:
-                broker_id = self._cluster.leader(topic, partition.partition).broker_id
-                if source.broker_id != broker_id:
-                    source.broker_id, source.trouble = broker_id, None
-                return broker_id
+        topic = self._cluster.known_topic(partition.topic)
+        if topic is None:
+            if self._refreshing is None and not self._is_paused(_ANY_BROKER):  # it was asked for just now
+                source.error = UnknownTopic(topic=partition.topic)
+                self._found_error = True
+            return None
+        if topic.topic_id != topic_id:
             source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
             self._found_error = True
-        except UnknownTopic as error:
-            source.error = error
-            self._found_error = True
+            return None
+        try:
+            broker_id = self._cluster.leader(topic, partition.partition).broker_id
         except LeaderNotAvailable as error:
             source.broker_id = error.facts["broker_id"]
             return self._without_leader(source, error)
-        except RetriableError as error:
-            if not self._is_paused(_ANY_BROKER):
-                self._failed(_ANY_BROKER, error)
-        return None
+        if source.broker_id != broker_id:
+            source.broker_id, source.trouble = broker_id, None
+        return broker_id
 
     def _without_leader(self, source: Source, error: LeaderNotAvailable) -> int | None:
         """There was no leader by what the cluster said last. Ask again, if that was before this try was due. A log
@@ -433,6 +464,8 @@ class Fetcher:
                 return None
             if self._refreshed_at < trouble.retry_at and not self._is_paused(_ANY_BROKER):
                 self._refresh()
+                if self._refreshing is not None:
+                    return None
                 if self._refreshed_at >= trouble.retry_at:
                     return self._leader_of(source)
             if unopened:
@@ -445,15 +478,26 @@ class Fetcher:
         return None
 
     def _refresh(self) -> None:
-        with self.lock:
-            names = {source.topic_partition.topic for source in self.sources}
-        now = time.monotonic()
+        """Ask who leads, or take in the answer. Nothing happens while the answer is awaited, or a pause is made."""
         try:
-            self._cluster.refresh(sorted(names), patient=False)
+            if self._refreshing is None:
+                if self._is_paused(_ANY_BROKER):
+                    return
+                with self.lock:
+                    names = {source.topic_partition.topic for source in self.sources}
+                self._stale, begun_at = False, time.monotonic()
+                refreshing = self._begin(partial(self._cluster.refresh, sorted(names), patient=False))
+                self._refreshing = begun_at, refreshing
+                refreshing.add_done_callback(self._on_done)
+            begun_at, refreshing = self._refreshing
+            if not refreshing.done():
+                return
+            self._refreshing = None
+            refreshing.result()
         except RetriableError as error:
             self._failed(_ANY_BROKER, error)
         else:
-            self._stale, self._refreshed_at = False, now
+            self._refreshed_at = begun_at
             self._troubles.pop(_ANY_BROKER, None)
 
     def _ask(self, broker_id: int, link: Link[_Asked], sources: list[Source]) -> None:
@@ -614,10 +658,10 @@ class Fetcher:
     def close(self, on_closed: Callable[[], None] | None = None, timeout: float = 2.0) -> None:
         """Let go of everything; those who wait get None.
 
-        The driving thread is interrupted in what it waits for, but for a connection that is just being made; whatever
-        it is in, it lets go once it comes back. In a signal handler, which may have interrupted that thread or one that
-        holds the lock, there is nothing to wait for: what was interrupted lets go when it goes on, or else the next
-        `close` does.
+        The driving thread is interrupted in what it waits for; whatever it is in, it lets go once it comes back. A
+        connection that is just being made is closed once it is there. In a signal handler, which may have interrupted
+        that thread or one that holds the lock, there is nothing to wait for: what was interrupted lets go when it goes
+        on, or else the next `close` does.
 
         Args:
             on_closed: called at the end, and before, to have calls to the cluster end; so perhaps twice.
@@ -656,6 +700,8 @@ class Fetcher:
         self._let_go_of = True
         for broker_id, link in list(self._links.items()):
             self._drop(broker_id, link)
+        for connecting in self._connecting.values():
+            connecting.add_done_callback(_close_made)
         self._wake_receiver.close()
         self._wake_sender.close()
         if self._on_closed is not None:
@@ -666,8 +712,14 @@ class Fetcher:
         for link in self._links.values():
             link.connection.abandon()
         self._links = {}
+        self._connecting, self._refreshing = {}, None  # no thread is in the child to end them
         for source in self.sources:
             source.asked = None
         self._wake_receiver.close()
         self._wake_sender.close()
         self._renew()
+
+
+def _close_made(connecting: Future[DataConnection]) -> None:
+    if connecting.exception() is None:
+        connecting.result().close()

@@ -989,6 +989,43 @@ def test_closing_waits_for_no_broker_that_does_not_answer(topic: str, whose: str
             assert consumer._fetcher._links == {}
 
 
+@pytest.mark.parametrize("waits_for", ["its connection", "who leads"])
+def test_a_broker_that_hangs_delays_neither_a_timeout_nor_what_others_have(topic: str, waits_for: str) -> None:
+    with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers) as admin:
+        made = admin.create_topic(topic, partitions=2)
+        leaders = [next(each for each in own.brokers if each.broker_id == part.leader) for part in made.partitions]
+        healthy, hanging = (TopicPartition(topic, number) for number in range(2))
+        pid = leaders[1].pid
+        assert pid is not None and leaders[0] is not leaders[1]
+        by_address = leaders[1].address if waits_for == "who leads" else leaders[0].address
+        with (
+            Producer(own.bootstrap_servers) as producer,
+            Consumer(by_address, connect_timeout_ms=60_000, request_timeout_ms=60_000) as consumer,
+        ):
+            producer.send(topic, b"0", partition=0).result(30)
+            if waits_for == "who leads":
+                consumer.assign({healthy: 0})
+                assert numbers(consumer.messages(max_messages=1)) == [0]
+                consumer._fetcher._stale = True
+            else:
+                consumer.assign({healthy: 0, hanging: 0})
+            suspend(pid)
+            try:
+                began, used = time.monotonic(), time.thread_time()
+                found = numbers(consumer.messages(timeout=2))
+                assert found == ([] if waits_for == "who leads" else [0])
+                assert 2 <= time.monotonic() - began < 12
+                assert time.thread_time() - used < 1, "it waits, and does not look all the time"
+                producer.send(topic, b"1", partition=0).result(30)
+                assert numbers(consumer.messages(max_messages=1, timeout=20)) == [1]
+                assert time.monotonic() - began < 40, "before the hanging broker was given up"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            if waits_for == "its connection":
+                producer.send(topic, b"2", partition=1).result(60)
+                assert numbers(consumer.messages(max_messages=1, timeout=30)) == [2]
+
+
 def test_closing_interrupts_the_wait_for_the_rest_of_an_answer(cluster: LocalCluster, filled: TopicPartition) -> None:
     with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
         proxy.hold_answers_after(100)

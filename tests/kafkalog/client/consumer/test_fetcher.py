@@ -3,7 +3,8 @@ brokers it is in `test_consumer.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,14 @@ from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.link import Link
-from kafkalog.errors import BrokerUnreachable, DiskFull, LeaderNotAvailable, ProtocolError, UnknownTopicId
+from kafkalog.errors import (
+    BrokerUnreachable,
+    DiskFull,
+    KafkalogError,
+    LeaderNotAvailable,
+    ProtocolError,
+    UnknownTopicId,
+)
 from kafkalog.net.data import Reply
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
@@ -27,8 +35,11 @@ class Unreachable:
 
     leader_id = 1
 
-    def topic(self, name: str, *, patient: bool) -> SimpleNamespace:
+    def known_topic(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(topic_id=TOPIC_ID)
+
+    def fresh_topic(self, name: str) -> SimpleNamespace:
+        return self.known_topic(name)
 
     def leader(self, topic: object, number: int) -> SimpleNamespace:
         return SimpleNamespace(broker_id=self.leader_id)
@@ -46,20 +57,29 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     now = 0.0
     monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
-    fetching = Fetcher(cluster, ConsumerSettings.parse({"retry.timeout.ms": 1000}), lambda: None)
-    fetching.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
+    waiting = fetching(cluster, retry_timeout_ms=1000)
     for leader_id, now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):  # noqa: B007
         cluster.leader_id = leader_id
-        fetching._ask_all()
+        waiting._ask_all()
     now = 3.6
     with pytest.raises(BrokerUnreachable, match="broker 1"):
-        fetching._ask_all()
-    fetching.close()
+        waiting._ask_all()
+    waiting.close()
+
+
+def at_once(call: Callable[[], Any]) -> Future[Any]:
+    """What else a thread does."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call())
+    except KafkalogError as error:
+        future.set_exception(error)
+    return future
 
 
 def fetching(cluster: Any, **settings: Any) -> Fetcher:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    made = Fetcher(cluster, ConsumerSettings.parse(given), lambda: None)
+    made = Fetcher(cluster, ConsumerSettings.parse(given), lambda: None, at_once)
     made.sources = [Source(TopicPartition("t", number), TOPIC_ID, 0) for number in range(2)]
     return made
 
@@ -198,7 +218,7 @@ def test_who_makes_room_in_a_partition_wakes_the_thread_that_drives() -> None:
 def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
-    cluster.topic = lambda name, patient: SimpleNamespace(topic_id=b"another")
+    cluster.known_topic = lambda name: SimpleNamespace(topic_id=b"another")
     waiting._drive(True, None)
     assert isinstance(waiting.sources[0].error, UnknownTopicId)
     waiting.close()

@@ -653,6 +653,6 @@ def test_no_broker_is_waited_for_to_discard_parts(monkeypatch: pytest.MonkeyPatc
         names = ["a", "b"]
         if known:
             away.remember(*map(info, names))
-            waited_for(lambda: all(away._fresh_topic(name) is None for name in names))
+            waited_for(lambda: all(away.fresh_topic(name) is None for name in names))
         discard_parts(away, [(TopicPartition(name, 0), info(name).topic_id, bytes(16)) for name in names])
         assert pauses == []
