@@ -135,8 +135,7 @@ def delete(session: ZooKeeperSession, group: str) -> None:
     Raises:
         HasMembers: nothing was deleted.
     """
-    if not _delete_empty(session, paths.group_members(group)):
-        raise HasMembers
+    versions: dict[str, list[tuple[str, int]]] = {}  # before the look at the members: what a new one commits stays
     for topic in topics_of(session, group):
         above = paths.group_topic_offsets(group, topic)
         try:
@@ -144,7 +143,11 @@ def delete(session: ZooKeeperSession, group: str) -> None:
         except NoNode:
             continue
         contents = session.get_many(found)
-        session.delete_many([(path, each[1].version) for path, each in zip(found, contents, strict=True) if each])
+        versions[above] = [(path, each[1].version) for path, each in zip(found, contents, strict=True) if each]
+    if not _delete_empty(session, paths.group_members(group)):
+        raise HasMembers
+    for above, listed in versions.items():
+        session.delete_many(listed)
         _delete_empty(session, above)
     _delete_empty(session, paths.group_offsets(group))
     _delete_empty(session, paths.group(group))

@@ -12,6 +12,7 @@ from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.session import Check, Operation, Watch, ZooKeeperSession
+from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 
@@ -216,3 +217,25 @@ def test_an_offset_that_is_written_while_its_group_is_deleted_stays(
     monkeypatch.setattr(ZooKeeperSession, "delete_many", and_before_that_another_commits)
     groups.delete(session, "g")
     assert {partition: each.offset for partition, each in groups.committed(session, "g", None).items()} == {kept: 7}
+
+
+def test_what_a_member_commits_that_comes_while_its_group_is_deleted_stays(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, another = TopicPartition("t", 0), TopicPartition("u", 0), new_session()
+    ids = {"t": b"t" * 16, "u": b"u" * 16}
+    groups.commit_offsets(session, "g", {old: 1}, ids, 1)
+    members.keep(session, "g", members.Member("one", "", "", ""))
+    members.leave(session, "g", "one")
+
+    def a_member_comes() -> None:
+        members.keep(another, "g", members.Member("two", "", "", ""))
+        groups.commit_offsets(another, "g", {old: 7, new: 8}, ids, 2)
+
+    amid(monkeypatch, session, "delete", a_member_comes)  # of the znode of members, which was empty
+    groups.delete(session, "g")
+    assert {partition: each.offset for partition, each in groups.committed(session, "g", None).items()} == {
+        old: 7,
+        new: 8,
+    }
+    assert [member.name for member in members.live_members(session, "g")] == ["two"]
