@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option
-from kafkalog.cli.extents import totals
+from kafkalog.cli.extents import totals, why_unserved
 from kafkalog.cli.output import admin_of, counted, print_json, print_table
-from kafkalog.errors import KafkalogError
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -63,12 +62,9 @@ def _description(admin: Admin) -> dict[str, Any]:
     live = {broker.broker_id for broker in told.brokers}
     unserved = []
     for partition, leader in leaders.items():
-        extent = extents.get(partition)
-        if extent is None or isinstance(extent, KafkalogError):
-            away = "does not answer" if leader in live else "is not registered in the cluster"
-            missing = f"its leader, broker {leader}, {away}" if leader >= 0 else "no broker has opened its log yet"
-            error = missing if extent is None else str(extent)
-            unserved.append({"topic": partition.topic, "partition": partition.partition, "error": error})
+        error = why_unserved(extents.get(partition), leader, live)
+        if error is not None:
+            unserved.append({"topic": partition.topic, "partition": partition.partition, "error": str(error)})
     records, size_bytes, _ = totals(extents, leaders)
     return {
         "cluster_id": told.cluster_id,

@@ -5,7 +5,8 @@ A partition that is not served, as a lost one, has a row with its `error`; the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import KafkalogError
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, PartitionExtent
     from kafkalog.records import TopicPartition
 
+_OPENING_SECONDS = 5.0
+"""That long a partition whose broker is there, and has not opened its log, is waited for."""
+_LOOK_SECONDS = 0.2
+
 
 def extent_rows(
     admin: Admin, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, int] | None = None
 ) -> tuple[dict[TopicPartition, dict[str, Any]], dict[TopicPartition, KafkalogError]]:
-    """The rows of some partitions, and why some of them are not served.
+    """The rows of some partitions, and why some of them are not served, or have no lag.
 
     Args:
-        committed: a group's offsets, for its lag.
+        committed: a group's offsets, for its lag; there is none where one is beyond the end.
     """
     from kafkalog.client.groups import lag
 
@@ -43,9 +48,61 @@ def extent_rows(
         }
         if committed is not None:
             reached = committed.get(partition)
-            row |= {"committed": reached, "lag": None if start is None or end is None else lag(start, end, reached)}
+            behind = None if start is None or end is None else lag(start, end, reached)
+            if behind is not None and behind < 0:
+                error = failed[partition] = KafkalogError(
+                    reason=f"the group has committed offset {reached} of {partition}, which ends at {end}: records at "
+                    "its end are lost; say where to go on with `kafkalog groups reset`"
+                )
+                behind = None
+            row |= {"committed": reached, "lag": behind}
         rows[partition] = row | {"error": None if error is None else str(error)}
     return rows, failed
+
+
+def why_unserved(
+    found: PartitionExtent | KafkalogError | None, leader: int, live: Container[int]
+) -> KafkalogError | None:
+    """Why a partition is not served, by what `Admin.extents` has of it; None: it is.
+
+    Args:
+        leader: the id of the broker that leads it.
+        live: the ids of the brokers that are registered.
+    """
+    if found is not None:
+        return found if isinstance(found, KafkalogError) else None
+    away = "does not answer" if leader in live else "is not registered in the cluster"
+    return KafkalogError(
+        reason=f"its leader, broker {leader}, {away}" if leader >= 0 else "no broker has opened its log yet"
+    )
+
+
+def readable(
+    admin: Admin, partitions: Iterable[TopicPartition]
+) -> tuple[dict[TopicPartition, PartitionExtent], dict[TopicPartition, KafkalogError]]:
+    """From where to where those of some partitions go that are served, and why the others are not."""
+    wanted = list(partitions)
+    names = sorted({partition.topic for partition in wanted})
+    until = time.monotonic() + _OPENING_SECONDS
+    while True:
+        found = admin.extents(names)
+        live = {broker.broker_id for broker in admin.describe_cluster().brokers}
+        topics = {topic.name: topic for topic in admin.describe_topics(names)}
+        served: dict[TopicPartition, PartitionExtent] = {}
+        failed: dict[TopicPartition, KafkalogError] = {}
+        is_opening = False
+        for partition in wanted:
+            extent = found.get(partition)
+            leader = topics[partition.topic].partition(partition.partition).leader
+            error = why_unserved(extent, leader, live)
+            if error is not None:
+                failed[partition] = error
+                is_opening = is_opening or (extent is None and (leader < 0 or leader in live))
+            elif not isinstance(extent, KafkalogError | None):
+                served[partition] = extent
+        if not is_opening or time.monotonic() >= until:
+            return served, failed
+        time.sleep(_LOOK_SECONDS)  # a broker announces to no client that it has opened a log
 
 
 def totals(

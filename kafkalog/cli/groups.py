@@ -86,7 +86,7 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
 
 
 def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPartition, KafkalogError]]:
-    """The group, and why partitions of its topics are not served: lag and size are those of the others."""
+    """The group, and why partitions of its topics are not served, or have no lag: the sums are those of the others."""
     from kafkalog.errors import UnknownTopic
     from kafkalog.records import TopicPartition
 
@@ -100,11 +100,10 @@ def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPa
         partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
     committed = {partition: reached.offset for partition, reached in described.offsets.items()}
     rows, failed = extent_rows(admin, partitions, committed)
-    served = [row for row in rows.values() if row["error"] is None]
     return {
         "group": group,
-        "lag": sum(row["lag"] for row in served),
-        "size_bytes": sum(row["size_bytes"] for row in served),
+        "lag": sum(row["lag"] or 0 for row in rows.values()),
+        "size_bytes": sum(row["size_bytes"] or 0 for row in rows.values()),
         "partitions": [
             {
                 "topic": partition.topic,

@@ -9,15 +9,20 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import re
+import signal
+import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
 from kafkalog.cli.command import Command, bootstrap_option, headers, not_empty, pairs, timestamp_us
+from kafkalog.cli.extents import readable
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
@@ -31,6 +36,8 @@ from kafkalog.errors import (
 )
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from kafkalog.client.admin import Admin, AtTimestamp
     from kafkalog.records import Message, RecordMetadata, TopicPartition
 
@@ -61,6 +68,13 @@ class _Record(NamedTuple):
             r"echo 'N14228:\N' | kafkalog produce flights --key-separator : --null '\N' -H source=cleanup",
         ),
         (
+            "Copy keys and values, without line ends in them and without tabs in keys",
+            (
+                "kafkalog consume flights --group copiers --format key-value"
+                r" | kafkalog produce copy --key-separator '\t' --null '\N'"
+            ),
+        ),
+        (
             "Copy a topic, headers, times and partitions included",
             "kafkalog consume flights --from-beginning --exit-at-end --format json | kafkalog produce copy --json",
         ),
@@ -73,7 +87,11 @@ class _Record(NamedTuple):
     callback=not_empty,
     help="What stands between key and value of a line, \\t for a tab; no keys otherwise.",
 )
-@click.option("--null", metavar="TEXT", help="A key or value that is exactly this is null; none is otherwise.")
+@click.option(
+    "--null",
+    metavar="TEXT",
+    help=f"A key or value that is exactly this is null; none is otherwise, not even the {_NULL} of `consume`.",
+)
 @click.option(
     "--json",
     "as_json",
@@ -108,7 +126,8 @@ def produce(
     """Send each line of standard input to TOPIC as a record.
 
     How many were sent is said on stderr. A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on,
-    give the input from there.
+    give the input from there. While standard input is a pipe, the first Ctrl-C ends nothing: what is written into it
+    until its end is sent, for whoever writes may count it as done. The second ends at once.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -137,7 +156,11 @@ def produce(
         admin.describe_topics([topic])  # a wrong name is said before the first line was typed
     number = 0
     try:
-        with progress("records sent", watched=watched) as advance, Producer(bootstrap, **config) as producer:
+        with (
+            _reading_a_pipe_to_its_end(),
+            progress("records sent", watched=watched) as advance,
+            Producer(bootstrap, **config) as producer,
+        ):
             for number, line in enumerate(sys.stdin.buffer, 1):
                 record = record_of(line.removesuffix(b"\n"), number)
                 try:
@@ -159,11 +182,40 @@ def produce(
             producer.flush()
         if failures:
             raise failures[0]
-    except (KafkalogError, KeyboardInterrupt) as error:  # the producer is closed: no line is acknowledged from here on
+    except (Exception, KeyboardInterrupt) as error:  # the producer is closed: no line is acknowledged from here on
         error.add_note(str(acknowledged))
         raise
     if not quiet:
         click.echo(f"sent {counted(number, 'record')} to {topic}", err=True)
+
+
+@contextmanager
+def _reading_a_pipe_to_its_end() -> Iterator[None]:
+    """While standard input is a pipe: the first Ctrl-C, which all commands of a pipeline get, is left to those that
+    write into it. The second interrupts."""
+    before = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or before is not signal.default_int_handler or not _is_pipe(sys.stdin):
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        # Not by click: the signal may have come amid a write to the same buffer.
+        os.write(2, b"kafkalog: reading what is in the pipe to its end; another Ctrl-C ends at once\n")
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # closed, or no file
+        return False
 
 
 class _Acknowledged:
@@ -306,7 +358,13 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     callback=_expression,
     help="Instead of TOPICs: all whose whole name matches, of those that are there as it starts.",
 )
-@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this one; repeatable.")
+@click.option(
+    "--partition",
+    "numbers",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Only this one; repeatable. With --pattern: of topics that have it.",
+)
 @click.option(
     "--from-beginning",
     is_flag=True,
@@ -328,8 +386,8 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--group",
     callback=not_empty,
     help="Go on where this consumer group has committed, and commit what was shown. It wins over --from-beginning; "
-    "--offset and --timestamp are refused beside it. What was written into a pipe counts as shown: a reader that ends "
-    "before it has read all of that loses the rest.",
+    "--offset and --timestamp are refused beside it. What was written into a pipe counts as shown: `kafkalog produce` "
+    "reads all of it, also after Ctrl-C; a reader that ends before loses the rest.",
 )
 @click.option(
     "--format",
@@ -341,7 +399,11 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "base64 (value_base64).",
 )
 @click.option("--headers", "with_headers", is_flag=True, help="Begin plain lines with NAME=VALUE,NAME=VALUE and a tab.")
-@click.option("--null", metavar="TEXT", help=f"What stands for null in plain lines, {_NULL} if not given.")
+@click.option(
+    "--null",
+    metavar="TEXT",
+    help=f"What stands for null in plain lines, {_NULL} if not given. `produce` has to be given the same.",
+)
 @bootstrap_option
 def consume(
     topics: tuple[str, ...],
@@ -360,7 +422,8 @@ def consume(
 ) -> None:
     """Show the records of TOPICs, one a line, in order per partition.
 
-    A partition that cannot be read, such as a lost one, is reported on stderr and skipped; the exit code is then 1.
+    A partition that cannot be read, such as a lost one or one whose broker is away, is reported on stderr and skipped;
+    the exit code is then 1.
     """
     from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.records import TopicPartition
@@ -373,13 +436,18 @@ def consume(
     as_line = _line_of(layout, with_headers, (_NULL if null is None else null).encode())
     out = sys.stdout.buffer
     shown = committed = 0
-    with admin_of(bootstrap) as admin:
-        ends, failed = _ends(admin, topics, pattern, numbers)
-    for partition, error in failed.items():
-        say_failure(partition, error)
     fallback = "earliest" if from_beginning else "latest"
-    with Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
-        consumer.assign(dict.fromkeys(ends, start))
+    with admin_of(bootstrap) as admin, Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
+        wanted = _wanted(admin, topics, pattern, numbers)
+        extents, failed = readable(admin, wanted)
+        consumer.assign(dict.fromkeys(extents, start))
+        if exit_at_end:  # from here on the consumer fails with a topic that is made anew, whose ends are others
+            extents, away = readable(admin, extents)
+            consumer.unassign(away)
+            failed |= away
+        for partition, error in failed.items():
+            say_failure(partition, error)
+        ends = {partition: extent.end_offset for partition, extent in extents.items()}
         # What is written, not what was handed out: Ctrl-C may come between the two. And where it began, also in
         # partitions that it has not come to, or the next run would begin at their ends. Only a group that is to begin
         # at the ends, and was shown nothing, has not begun: it may be told to begin elsewhere the next time.
@@ -458,34 +526,35 @@ def _start(
     return place if place is not None else "earliest" if from_beginning else "latest"
 
 
-def _ends(
+def _wanted(
     admin: Admin, topics: Iterable[str], pattern: re.Pattern[str] | None, numbers: Iterable[int]
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KafkalogError]]:
-    """Where the partitions that are to be shown end, as far as they are served; and why the others are not.
+) -> list[TopicPartition]:
+    """The partitions that are to be shown; of topics that match a pattern, as far as they are there.
 
     Raises:
-        UnknownTopic, UnknownPartition.
-        InvalidArgument: no topic matches the pattern.
+        UnknownTopic, UnknownPartition: of topics that are named.
+        InvalidArgument: no topic matches the pattern, or none that does has such a partition.
     """
     from kafkalog.records import TopicPartition
 
     if pattern is None:
-        listed = admin.describe_topics(dict.fromkeys(topics))
-    else:
-        listed = [topic for topic in admin.topics() if pattern.fullmatch(topic.name)]
-        if not listed:
-            raise InvalidArgument(reason=f"no topic has a name that matches '{pattern.pattern}' as a whole")
+        return [
+            TopicPartition(topic.name, partition.partition)
+            for topic in admin.describe_topics(dict.fromkeys(topics))
+            for partition in (map(topic.partition, dict.fromkeys(numbers)) if numbers else topic.partitions)
+        ]
+    listed = [topic for topic in admin.topics() if pattern.fullmatch(topic.name)]
+    if not listed:
+        raise InvalidArgument(reason=f"no topic has a name that matches '{pattern.pattern}' as a whole")
     wanted = [
         TopicPartition(topic.name, partition.partition)
         for topic in listed
-        for partition in (map(topic.partition, dict.fromkeys(numbers)) if numbers else topic.partitions)
+        for partition in topic.partitions
+        if not numbers or partition.partition in numbers
     ]
-    failed: dict[TopicPartition, KafkalogError] = {}
-    ends = {}
-    for partition, found in admin.list_offsets(dict.fromkeys(wanted, "latest"), failed).items():
-        assert found.offset is not None  # only one by timestamp may be
-        ends[partition] = found.offset
-    return ends, failed
+    if not wanted:
+        raise InvalidArgument(reason=f"no topic that matches '{pattern.pattern}' has such a partition")
+    return wanted
 
 
 def _line_of(layout: str, with_headers: bool, null: bytes) -> Callable[[Message], bytes]:

@@ -53,8 +53,9 @@ class GroupInfo(NamedTuple):
 
 
 def lag(start: int, end: int, committed: int | None) -> int:
-    """How many records of [start, end) a group has before it; all of them if it has committed nothing."""
-    return end - (start if committed is None else min(max(committed, start), end))
+    """How many records of [start, end) a group has before it; all of them if it has committed nothing. Negative if what
+    it has committed is beyond the end: records at the end are lost, and what it has yet to read is unknown."""
+    return end - (start if committed is None else max(committed, start))
 
 
 def list_groups(cluster: Cluster) -> list[GroupSummary]:

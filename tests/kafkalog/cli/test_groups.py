@@ -82,8 +82,26 @@ def test_lag_counts_what_the_log_still_has() -> None:
     assert lag(0, 10, None) == 10
     assert lag(5, 10, 2) == 5  # retention took three of them
     assert lag(5, 10, None) == 5
-    assert lag(0, 10, 12) == 0  # the log was cut at its end
+    assert lag(0, 10, 12) < 0  # the log was cut at its end
     assert lag(7, 7, None) == 0
+
+
+def test_an_offset_beyond_the_end_is_said_and_no_lag_of_zero(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    group, where = f"{topic}.readers", TopicPartition(topic, 0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.commit(group, {where: 7})
+    sentence = f"the group has committed offset 7 of {where}, which ends at 0"
+    ran = Ran(capfdbinary, "groups", "describe", group)
+    ran.fails_with(sentence)
+    assert re.search(rf"^{re.escape(topic)} +0 +0 +0 +\d+ +7 +- ", ran.out, re.MULTILINE)
+    ran = Ran(capfdbinary, "groups", "describe", group, "--json")
+    [row, other] = json.loads(ran.out)["partitions"]
+    assert ran.code == 1 and row["lag"] is None and sentence in row["error"]
+    assert (other["lag"], other["error"]) == (0, None)
+    ran = Ran(capfdbinary, "offsets", topic, "--group", group)
+    ran.fails_with(sentence)
 
 
 def test_a_group_is_listed_and_described_with_its_lag_and_its_members(

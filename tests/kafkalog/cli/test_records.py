@@ -308,6 +308,40 @@ def test_consume_commits_nothing_that_is_not_written(
     assert all(committed <= lines for committed, lines in commits)
 
 
+def test_a_broker_that_is_away_hides_no_other_ones_partitions(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", own.bootstrap_servers)
+        away = admin.create_topic("t", partitions=2).partitions[1].leader
+        with Producer(own.bootstrap_servers) as producer:
+            for partition in (0, 1):
+                producer.send("t", b"in %d" % partition, partition=partition)
+        next(each for each in own.brokers if each.broker_id == away).stop()
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 1)
+        for until in (["--exit-at-end"], ["--max-messages", "1"]):
+            ran = Ran(capfdbinary, "consume", "t", "--from-beginning", *until)
+            ran.fails_with(f"t-1: its leader, broker {away}, is not registered in the cluster")
+            assert ran.out == "in 0\n"
+
+
+def test_a_topic_made_anew_as_consume_starts_is_not_read_to_the_ends_of_the_old_one(
+    filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign = Consumer.assign
+
+    def made_anew(consumer: Consumer, starts: dict[TopicPartition, Any]) -> None:
+        monkeypatch.setattr(Consumer, "assign", assign)
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.delete_topic(filled)
+            admin.create_topic(filled, partitions=2)
+        consumer.assign(starts)
+
+    monkeypatch.setattr(Consumer, "assign", made_anew)
+    ran = Ran(capfdbinary, "consume", filled, "--from-beginning", "--exit-at-end")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
 def test_consume_ends_once_none_of_its_partitions_is_left(topic: str, cluster: LocalCluster) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         for partition in (0, 1):
@@ -467,6 +501,35 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
         assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
 
 
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_ctrl_c_leaves_nothing_in_a_pipe_that_whoever_wrote_it_counts_as_done(
+    cluster: LocalCluster, topic: str, is_patient: bool
+) -> None:
+    where = TopicPartition(topic, 0)
+    command = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+        process.send_signal(signal.SIGINT)
+        assert b"another Ctrl-C ends at once" in process.stderr.readline()
+        process.stdin.write(b"after\n" * 20_000)  # more than a pipe holds
+        process.stdin.flush()
+        if is_patient:
+            process.stdin.close()
+            assert process.wait(60) == 0
+            assert process.stderr.read() == b"sent 20001 records to %b\n" % topic.encode()
+            assert admin.list_offsets({where: "latest"})[where].offset == 20_001
+        else:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 1
+            assert b"kafkalog: interrupted; the first " in process.stderr.read()
+
+
 def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, topic: str) -> None:
     where = TopicPartition(topic, 0)
     produce = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
@@ -571,6 +634,10 @@ def test_consume_reads_several_topics_and_those_that_a_pattern_matches_as_a_whol
         assert len(Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", *arguments).out.splitlines()) == 11
         ran = Ran(capfdbinary, "consume", "--pattern", filled[:-1], *arguments)
         ran.fails_with(f"no topic has a name that matches '{filled[:-1]}' as a whole")
+        ran = Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", "--partition", "1", *arguments)
+        assert [json.loads(line)["partition"] for line in ran.out.splitlines()] == [1] * 5
+        ran = Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", "--partition", "2", *arguments)
+        ran.fails_with(f"no topic that matches '{filled}.*' has such a partition")
         ran = Ran(capfdbinary, "consume", filled, other, "--partition", "1", *arguments)
         ran.fails_with(f"topic '{other}' has no partition 1")
         admin.delete_topic(other)
@@ -648,6 +715,25 @@ def test_what_json_says_of_a_record_is_read_back(
     line = records._json_line(message)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert records._from_json(line, 1) == records._Record(value, key, 3, timestamp_us, tuple(headers))
+
+
+def test_keys_and_values_go_through_plain_lines_with_their_nulls(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the example of produce has it."""
+    sent = [(None, b"v"), (b"k", None), (b"", b""), (b"k", b"tab\tin it"), (b"\xff", b"\xfe")]
+    with Producer(cluster.bootstrap_servers) as producer:
+        for key, value in sent:
+            producer.send(topic, value, key, partition=0)
+    both = ["--from-beginning", "--exit-at-end", "--partition", "0"]
+    lines = Ran(capfdbinary, "consume", topic, *both, "--format", "key-value").out.encode(errors="surrogateescape")
+    feed(monkeypatch, lines)
+    copied = Ran(capfdbinary, "produce", topic, "--partition", "1", "--key-separator", r"\t", "--null", r"\N")
+    assert copied.code == 0, copied.err
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition(topic, 1): "earliest"})
+        found = [(each.key, each.value) for each in consumer.messages(max_messages=len(sent), timeout=30)]
+    assert found == sent
 
 
 def test_json_has_no_needless_escapes() -> None:

@@ -43,6 +43,6 @@ def test_a_negative_offset_is_asked_of_nobody() -> None:
     assert cluster.calls == [("CommitOffsets", True)]
 
 
-@pytest.mark.parametrize(("committed", "behind"), [(None, 8), (0, 8), (2, 8), (3, 7), (10, 0), (11, 0)])
+@pytest.mark.parametrize(("committed", "behind"), [(None, 8), (0, 8), (2, 8), (3, 7), (10, 0), (11, -1)])
 def test_a_lag_is_of_what_the_log_has(committed: int | None, behind: int) -> None:
     assert lag(2, 10, committed) == behind
