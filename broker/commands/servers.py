@@ -11,10 +11,19 @@ from pathlib import Path
 import click
 
 from kafkalog.cli.command import Command
-from kafkalog.errors import StorageFailed, ZooKeeperUnreachable
+from kafkalog.errors import AddressInUse, StorageFailed, ZooKeeperUnreachable
 
 _LOOK_SECONDS = 0.5
 _folder = click.Path(file_okay=False, path_type=Path)
+
+
+@contextmanager
+def _naming_the_option() -> Iterator[None]:
+    """A port that is taken comes from `--port`, not from the setting that the server gets it by."""
+    try:
+        yield
+    except AddressInUse as error:
+        raise AddressInUse(**error.facts | {"setting": "--port"}) from None
 
 
 @click.command(
@@ -29,6 +38,7 @@ _folder = click.Path(file_okay=False, path_type=Path)
 @click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
               help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
 @click.option("--no-restart", is_flag=True, help="Do not start a broker or ZooKeeper again that ended by itself.")
+@_naming_the_option()
 def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C.
 
@@ -85,6 +95,7 @@ def broker(config: Path) -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=2181, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address it is bound to.")
 @click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")
+@_naming_the_option()
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
     from broker.local.zookeeper import EmbeddedZooKeeper

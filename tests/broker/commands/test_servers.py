@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -188,6 +189,18 @@ def test_local_in_a_folder_that_can_not_be_is_one_sentence(tmp_path: Path, data:
     assert ran.returncode == 1
     assert ran.stderr.startswith("kafkalog: ") and ran.stderr.count("\n") == 1, ran.stderr
     assert str(tmp_path / data) in ran.stderr
+
+
+@pytest.mark.parametrize(("command", "after"), [("local", 0), ("local", 1), ("zookeeper", 0)])
+def test_a_port_that_is_taken_is_named_with_the_option_that_it_comes_from(command: str, after: int) -> None:
+    port = free_ports(2)
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", port + after))
+        occupied.listen()
+        with running(command, "--port", str(port)) as process:
+            _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert told == f"kafkalog: 127.0.0.1:{port + after} is in use by another process (setting --port)\n"
 
 
 def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
