@@ -166,7 +166,7 @@ OPTIONS = (
            "`kafka.bootstrap.servers` is another name for it.", "`kafka.bootstrap.servers`; the addresses differ"),
     Option("subscribe", "topic,topic", "one of these three", READ, _topics, "Topics to read, with all their partitions."),
     Option("subscribePattern", "regular expression", "one of these three", READ, _pattern,
-           "Reads every topic whose name contains a match (`^flights$` matches one name only). A stream also reads "
+           "Reads every topic whose whole name matches (`flights.*`: all that begin with it). A stream also reads "
            "topics that are created later.", "Java's regular expressions there, Python's here"),
     Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
@@ -308,9 +308,9 @@ class Selection:
     value: Any
 
     def matches(self, topic: str) -> bool:
-        """Whether subscribePattern finds a topic."""
+        """Whether subscribePattern matches a topic's whole name, as in Spark's Kafka connector."""
         assert self.option == "subscribePattern"
-        return re.search(self.value, topic) is not None
+        return re.fullmatch(self.value, topic) is not None
 
     def topics(self) -> tuple[str, ...]:
         """The topics that subscribe or assign name."""

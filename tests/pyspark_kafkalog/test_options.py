@@ -63,9 +63,10 @@ def test_acks_are_what_a_producer_takes(acks: str) -> None:
         sink_options.parse_sink({**SERVERS, "kafka.acks": "2"})
 
 
-def test_a_pattern_is_found_anywhere_in_a_name() -> None:
-    selection = options.parse_source({**SERVERS, "subscribePattern": "light|^b$"}).selection
-    assert [topic for topic in ("flights", "b", "ab") if selection.matches(topic)] == ["flights", "b"]
+def test_a_pattern_matches_a_whole_name() -> None:
+    """As Java's Pattern.matches in Spark's Kafka connector, and as `kafkalog consume --pattern`."""
+    selection = options.parse_source({**SERVERS, "subscribePattern": "fl.*|^b$"}).selection
+    assert [topic for topic in ("flights", "b", "ab", "in-flight") if selection.matches(topic)] == ["flights", "b"]
 
 
 def test_the_topics_of_assigned_partitions_come_once_each_and_sorted() -> None:

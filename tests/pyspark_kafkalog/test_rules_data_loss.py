@@ -177,7 +177,7 @@ def test_when_every_topic_of_a_pattern_is_gone_the_stream_fails_or_keeps_its_pos
     live: Live,
 ) -> None:
     topic = live.topic(2)
-    strict, stream = (live.stream(subscribePattern=f"^{topic}", **options) for options in (EARLIEST, GO_ON))
+    strict, stream = (live.stream(subscribePattern=f"{topic}.*", **options) for options in (EARLIEST, GO_ON))
     start = stream.initialOffset()
     end = stream.latestOffset(start, EVERYTHING)
     live.admin.delete_topic(topic)
@@ -298,7 +298,7 @@ def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_b
     deleted = f"{kept}.b"
     live.admin.create_topic(deleted)
     live.append(deleted, 5)
-    selects = {"subscribePattern": f"^{kept}"}
+    selects = {"subscribePattern": f"{kept}.*"}
     stream = live.stream(**selects, **GO_ON)
     position = stream.latestOffset(stream.initialOffset(), EVERYTHING)
     stream.latestOffset(position, EVERYTHING)
@@ -382,7 +382,7 @@ def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(
     live: Live, monkeypatch: Any, error: KafkalogError
 ) -> None:
     kept = live.topic(1)
-    stream = live.stream(subscribePattern=f"^{kept}", **EARLIEST)
+    stream = live.stream(subscribePattern=f"{kept}.*", **EARLIEST)
     start = stream.latestOffset(stream.initialOffset(), EVERYTHING)
     live.admin.create_topic(f"{kept}.b")
     live.append(f"{kept}.b", 2)
@@ -753,7 +753,7 @@ def test_available_now_leaves_out_no_topic_of_which_the_group_cannot_be_asked(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = live.topic(1)
-    options = {"subscribePattern": f"^{kept}", **EARLIEST}
+    options = {"subscribePattern": f"{kept}.*", **EARLIEST}
     stream = live.stream(**options)
     start = stream.latestOffset(stream.initialOffset(), EVERYTHING)
     stream.stop()
