@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,3 +104,13 @@ def test_the_stream_gives_the_hours_that_the_watermark_has_closed(
     )
     assert len(expected) > 15_000
     assert found == expected
+
+
+def test_ctrl_c_ends_the_demo_with_a_word() -> None:
+    command = [sys.executable, "-u", demo.__file__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("publish "))
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    assert (process.returncode, told) == (1, "interrupted\n")

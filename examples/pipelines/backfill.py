@@ -13,6 +13,7 @@ their records, and the time of the copying. The executors' Python, which PYSPARK
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -73,4 +74,5 @@ def main(spark: SparkSession, given: argparse.Namespace) -> str:
 if __name__ == "__main__":
     arguments = parse()
     with SparkSession.builder.appName("backfill").getOrCreate() as spark:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
         print(main(spark, arguments))

@@ -13,6 +13,7 @@ from there. The executors' Python, which PYSPARK_PYTHON names, needs kafkalog in
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
@@ -86,4 +87,5 @@ if __name__ == "__main__":
     builder = SparkSession.builder.appName("delays by window")
     # Each has a state store and, in every micro-batch, a task: with Spark's 200 they were nearly all that it did.
     with builder.config("spark.sql.shuffle.partitions", "4").getOrCreate() as spark:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
         print(main(spark, arguments))

@@ -10,6 +10,7 @@ The executors' Python, which PYSPARK_PYTHON names, needs kafkalog installed.
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
@@ -64,4 +65,5 @@ def main(spark: SparkSession, given: argparse.Namespace) -> str:
 if __name__ == "__main__":
     arguments = parse()
     with SparkSession.builder.appName("late flights").getOrCreate() as spark:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
         print(main(spark, arguments))
