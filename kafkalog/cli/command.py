@@ -52,6 +52,21 @@ class Command(click.Command):
     def get_help_option_names(self, context: click.Context) -> list[str]:
         return list(_HELP)
 
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        try:
+            rest = super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            if error.option_name == "--json":
+                path = context.command_path
+                raise click.UsageError(
+                    f"`{path}` has no --json: leave it out, or see `{path} --help`", context
+                ) from None
+            raise
+        for parameter in self.params:
+            if not isinstance(parameter.type, click.Path):
+                _check_utf8(context, parameter, context.params.get(parameter.name or ""))
+        return rest
+
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for says, line in self.examples:
@@ -59,6 +74,20 @@ class Command(click.Command):
                 formatter.write(
                     f"{'':{formatter.current_indent + formatter.indent_increment}}{line}\n"
                 )  # never wrapped
+
+
+def _check_utf8(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Arguments are bytes to the system; those that are not UTF-8 come as text that nothing can encode again."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"{value!r} is not UTF-8", context, parameter) from None
+    elif isinstance(value, dict):
+        _check_utf8(context, parameter, list(value.items()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_utf8(context, parameter, each)
 
 
 class CommandGroup(click.Group):
@@ -94,16 +123,18 @@ class CommandGroup(click.Group):
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something that cannot be taken back, unless `--yes` was given. Aborts on a no.
+    """Ask before something that cannot be taken back, unless `--yes` was given.
 
     Raises:
+        click.ClickException: the answer is no.
         click.UsageError: standard input is no terminal, so nobody can be asked; what it holds is no answer.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Standard input is no terminal, so nobody can be asked: give --yes")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done")
 
 
 def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -110,7 +110,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
-        return _failed(error, f"a defect of kafkalog: {type(error).__name__}: {error} (KAFKALOG_DEBUG=1 shows where)")
+        sentence = f"a defect of kafkalog: {type(error).__name__}: {error} (KAFKALOG_DEBUG=1 shows where)"
+        return _failed(error, _with_notes(error, sentence))
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:

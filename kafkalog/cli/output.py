@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafkalog.config import nearest_hint
+from kafkalog.errors import UnknownTopic
+
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin
     from kafkalog.errors import KafkalogError
@@ -26,7 +29,8 @@ _WAIT_TOLD_SECONDS = 1.0
 
 @contextmanager
 def admin_of(bootstrap: str) -> Iterator[Admin]:
-    """An Admin of a cluster that answers. While none does, a terminal is told after a second what is waited for.
+    """An Admin of a cluster that answers. While none does, a terminal is told after a second what is waited for. An
+    UnknownTopic of what is done with it says which name may be meant.
 
     Raises:
         BrokerUnreachable: none answered for as long as clients try at a start (bootstrap.timeout.ms).
@@ -45,7 +49,13 @@ def admin_of(bootstrap: str) -> Iterator[Admin]:
             admin.describe_cluster()
         finally:
             timer.cancel()
-        yield admin
+        try:
+            yield admin
+        except UnknownTopic as error:
+            near = nearest_hint(str(error.facts.get("topic")), [topic.name for topic in admin.topics()])
+            if near:
+                error.add_note(near.removeprefix("; "))
+            raise
 
 
 def counted(count: int, what: str) -> str:

@@ -70,7 +70,7 @@ class _Record(NamedTuple):
         (
             "Copy keys and values, without line ends in them and without tabs in keys",
             (
-                "kafkalog consume flights --group copiers --format key-value"
+                "kafkalog consume flights --group g --format key-value"
                 r" | kafkalog produce copy --key-separator '\t' --null '\N'"
             ),
         ),

@@ -15,6 +15,16 @@ def text(what: str, given: object) -> str:
     """A name. Raises InvalidArgument."""
     if not isinstance(given, str):
         raise InvalidArgument(reason=f"{what} is {given!r}, not a str")
+    return utf8(what, given)
+
+
+def utf8(what: str, given: str) -> str:
+    """A text that can be encoded: one from a file's name or from JSON may hold half a character. Raises
+    InvalidArgument."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(reason=f"{what} is {given!r}, which UTF-8 cannot encode") from None
     return given
 
 

@@ -689,6 +689,7 @@ def _checked_headers(headers: Headers | Mapping[str, bytes | None]) -> Headers:
         for name, data in pairs:
             if not isinstance(name, str):
                 raise InvalidArgument(reason=f"a header's name is {type(name).__name__}, not str")
+            arguments.utf8("a header's name", name)
             checked.append((name, None if data is None else _as_bytes(f"header {name!r}", data)))
     except (TypeError, ValueError):
         raise InvalidArgument(reason=f"headers are {headers!r}, not (name, bytes) pairs or a mapping") from None

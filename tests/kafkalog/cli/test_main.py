@@ -15,6 +15,7 @@ import threading
 import pytest
 
 from broker.local import LocalCluster
+from kafkalog import Admin
 from kafkalog.cli import doctor, main, output
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed
 from tests.waiting import waited_for
@@ -105,7 +106,9 @@ def test_bootstrap_and_json_may_stand_before_the_command(
     arguments = [text.format(cluster.bootstrap_servers) for text in arguments]
     assert topic in Ran(capfdbinary, *arguments).out.split()
     assert topic in [each["topic"] for each in json.loads(Ran(capfdbinary, "--json", *arguments).out)]
-    assert "No such option '--json'" in Ran(capfdbinary, "--json", "consume", topic).err
+    ran = Ran(capfdbinary, "--json", "topics", "create", topic)
+    assert (ran.code, ran.out) == (2, "")
+    assert "`kafkalog topics create` has no --json: leave it out" in ran.err
 
 
 def test_a_terminal_is_told_what_is_waited_for() -> None:
@@ -166,3 +169,42 @@ def test_an_error_of_a_file_names_it_and_loses_no_output(
     assert main.run([]) == 1
     assert sys.stdout is stdout
     assert capsys.readouterr().err == "kafkalog: /data/f: No space left on device\n"
+
+
+def test_a_no_to_a_question_is_no_interrupt(topic: str, cluster: LocalCluster) -> None:
+    command = [*KAFKALOG, "topics", "delete", topic]
+    reading, writing = pty.openpty()
+    with open(reading, "rb+", buffering=0) as terminal:
+        terminal.write(b"n\n")
+        ran = subprocess.run(command, stdin=writing, capture_output=True, text=True, timeout=60)
+        os.close(writing)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.endswith("kafkalog: nothing was done\n")
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert topic in [each.name for each in admin.topics()]
+
+
+@pytest.mark.parametrize("command", [["topics", "describe"], ["consume"], ["produce"], ["offsets"]], ids=" ".join)
+def test_a_misspelt_topic_is_told_with_the_one_that_may_be_meant(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
+    ran = Ran(capfdbinary, *command, f"{topic[:-1]}")
+    ran.fails_with(f"there is no topic '{topic[:-1]}'; did you mean '{topic}'?")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["produce", "\udcff"],
+        ["produce", "t", "-H", "\udcff=v"],
+        ["produce", "t", "--null", "\udcff"],
+        ["consume", "t", "--group", "\udcff"],
+        ["topics", "create", "t", "--config", "name=\udcff"],
+    ],
+    ids=lambda command: " ".join(command[:3:2]),
+)
+def test_an_argument_that_is_not_utf_8_is_wrong_usage(
+    capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
+    ran = Ran(capfdbinary, *command)
+    assert ran.code == 2 and "'\\udcff' is not UTF-8" in ran.err, ran.err

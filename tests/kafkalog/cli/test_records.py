@@ -736,6 +736,31 @@ def test_keys_and_values_go_through_plain_lines_with_their_nulls(
     assert found == sent
 
 
+def test_a_header_that_cannot_be_encoded_is_named_with_its_line(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = b'{"value": "v", "headers": [{"key": "\\ud800", "value": "v"}]}'
+    feed(monkeypatch, b'{"value": "v"}\n' + bad + b"\n")
+    ran = Ran(capfdbinary, "produce", topic, "--json")
+    ran.fails_with(
+        "line 2 of the input: a header's name is '\\ud800', which UTF-8 cannot encode; the first line is acknowledged"
+    )
+
+
+def test_a_defect_says_too_which_lines_are_acknowledged(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(line: bytes, number: int, **_: Any) -> Any:
+        if line == b"second":
+            raise ZeroDivisionError("oh")
+        return records._Record(line)
+
+    monkeypatch.setattr(records, "_from_line", broken)
+    feed(monkeypatch, b"first\nsecond\n")
+    ran = Ran(capfdbinary, "produce", topic)
+    ran.fails_with("a defect of kafkalog: ZeroDivisionError: oh (KAFKALOG_DEBUG=1 shows where); the first line is ack")
+
+
 def test_json_has_no_needless_escapes() -> None:
     line = records._json_line(Message("t", 0, 5, 1_000, "Grüße".encode(), b"", (("ä", b"1"),)))
     assert '"key": "Grüße", "value": "", "headers": [{"key": "ä", "value": "1"}]' in line.decode()
