@@ -8,7 +8,7 @@ with the same facts rises on the other side. Knows nothing of protobuf, sockets 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class KafkalogError(Exception):
@@ -31,6 +31,11 @@ class KafkalogError(Exception):
             return self.message.format_map(self.facts)
         except (KeyError, IndexError, ValueError):  # facts of a newer peer: say what there is rather than fail
             return f"{type(self).__name__}: {self.facts}"
+
+    def fresh(self, **facts: Any) -> Self:
+        """The same error anew, some facts replaced: without a traceback, whose frames would be kept, or grow each time
+        that it is raised."""
+        return type(self)(**self.facts | facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.facts)
@@ -399,6 +404,11 @@ class InternalError(KafkalogError):
 
     code = 58
     message = "the broker failed on this request: {reason}"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """What became of a mistake of ours, for who asked."""
+        return cls(reason=f"{type(error).__name__}: {error}")
 
 
 class BrokerBusy(RetriableError):

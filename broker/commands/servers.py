@@ -23,7 +23,7 @@ def _naming_the_option() -> Iterator[None]:
     try:
         yield
     except AddressInUse as error:
-        raise AddressInUse(**error.facts | {"setting": "--port"}) from None
+        raise error.fresh(setting="--port") from None
 
 
 @click.command(

@@ -129,7 +129,7 @@ class Host:
             raise UnknownPartition(topic=topic.name, partition=number, partitions=len(topic.replicas))
         failed = self._failed.get((topic_id, number))
         if failed is not None:
-            raise type(failed)(**failed.facts)  # anew: one that is raised again and again gathers tracebacks
+            raise failed.fresh()
         raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
 
     def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:

@@ -283,13 +283,13 @@ def _write(partition: Partition, group: _Group) -> None:
 
 def _kept(error: KafkalogError) -> KafkalogError:
     """An error to be kept as a result: without its traceback, whose frames hold the call and the call's body."""
-    return type(error)(**error.facts)
+    return error.fresh()
 
 
 def _defect(error: Exception, partition: str) -> InternalError:
     """A mistake of ours: told to the client, and logged for us."""
     log.exception("append_failed", partition=partition)
-    return InternalError(reason=f"{type(error).__name__}: {error}")
+    return InternalError.of(error)
 
 
 def ack_reply(call: Call) -> pb.AppendReply:

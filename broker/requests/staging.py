@@ -300,7 +300,7 @@ def _errors_in(answer: Any) -> Iterator[None]:
         told = error
     except Exception as error:
         log.exception("staged_write_failed")
-        told = InternalError(reason=f"{type(error).__name__}: {error}")
+        told = InternalError.of(error)
     else:
         return
     answer.Clear()

@@ -513,7 +513,7 @@ class Connection:
             return self._answer_refusal(_Refusal(fetch.correlation_id, error))
         except Exception as error:  # a defect: told to the client, and logged for us
             log.exception("fetch_failed", peer=self._peer)
-            failure = InternalError(reason=f"{type(error).__name__}: {error}")
+            failure = InternalError.of(error)
             return self._answer_refusal(_Refusal(fetch.correlation_id, failure))
         if self._waiter.partitions:
             self._waiter.leave()

@@ -335,7 +335,7 @@ def _brief(error: KafkalogError) -> KafkalogError:
     for limit in (1000, 100, 10):
         if error_to_wire(brief).ByteSize() <= _ERROR_MAX:
             break
-        brief = type(error)(**{name: _cut(fact, limit) for name, fact in error.facts.items()})
+        brief = error.fresh(**{name: _cut(fact, limit) for name, fact in error.facts.items()})
     return brief
 
 
@@ -477,7 +477,7 @@ class RpcServer:
                 _abort(context, error)
             except Exception as error:  # a defect: told to the client, and logged for us
                 log.exception("request_failed", method=name)
-                _abort(context, InternalError(reason=f"{type(error).__name__}: {error}"))
+                _abort(context, InternalError.of(error))
 
         return answer
 

@@ -58,3 +58,18 @@ def test_facts_that_are_no_json_object_are_still_told(text: str, facts: dict[str
 def test_a_fact_that_json_has_not_travels_as_its_text() -> None:
     _, text = KafkalogError(reason=b"x").to_wire()
     assert text == '{"reason": "b\'x\'"}'
+
+
+def test_a_fresh_error_says_the_same_without_a_traceback_and_with_the_facts_that_are_replaced() -> None:
+    try:
+        raise errors.RequestTimedOut(what="a fetch", address="here:1", timeout_ms=7)
+    except errors.RequestTimedOut as raised:
+        again, elsewhere = raised.fresh(), raised.fresh(address="there:2")
+        assert again is not raised and raised.__traceback__ is not None
+        assert (type(again), again.facts, again.__traceback__) == (errors.RequestTimedOut, raised.facts, None)
+        assert str(elsewhere) == "a fetch at there:2 did not answer within 7 ms"
+        assert raised.facts["address"] == "here:1"
+
+
+def test_a_mistake_of_ours_is_told_by_its_class_and_words() -> None:
+    assert str(errors.InternalError.of(KeyError("k"))) == "the broker failed on this request: KeyError: 'k'"

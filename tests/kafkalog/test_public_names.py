@@ -16,7 +16,7 @@ PUBLIC = {
     "describe_cluster describe_group describe_topics extents groups list_offsets recover_partitions reset_offsets "
     "topics unserved",
     "AtTimestamp": "count index timestamp_us",
-    "KafkalogError": "add_note args code message retriable to_wire with_traceback",
+    "KafkalogError": "add_note args code fresh message retriable to_wire with_traceback",
     "Message": "count headers index key offset partition timestamp_us topic value",
     "RecordMetadata": "count index offset partition timestamp_us topic",
     "TopicPartition": "count index partition topic",

@@ -174,7 +174,7 @@ class Sender:
                     return
             except Exception as error:  # a defect of ours: told to whoever waits, and logged
                 log.exception("producer_sender_failed", broker_id=self.broker_id)
-                self._fail_everything(InternalError(reason=f"{type(error).__name__}: {error}"))
+                self._fail_everything(InternalError.of(error))
 
     def _turn(self) -> bool:
         """Wait for work and do it; whether there is a next turn."""
@@ -336,7 +336,7 @@ class Sender:
                     encoded.append(self._encoded(batch, contents))
                 except Exception as error:  # a defect of ours: no reason to fail what others sent
                     log.exception("batch_not_encoded", partition=str(request.queue.topic_partition))
-                    failed.append((batch, InternalError(reason=f"{type(error).__name__}: {error}")))
+                    failed.append((batch, InternalError.of(error)))
                     held[request.queue] = [each for each in request.batches if each is not batch]
                     break
             else:
@@ -494,7 +494,7 @@ class Sender:
             self._link_lost(link, error)
         except Exception as error:
             log.exception("producer_acks_failed", broker_id=self.broker_id)
-            self._link_lost(link, InternalError(reason=f"{type(error).__name__}: {error}"))
+            self._link_lost(link, InternalError.of(error))
         finally:
             connection.close()
             self._accumulator.own_threads.discard(threading.get_ident())
