@@ -83,9 +83,13 @@ def main(spark: SparkSession, given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
     arguments = parse()
     builder = SparkSession.builder.appName("delays by window")
     # Each has a state store and, in every micro-batch, a task: with Spark's 200 they were nearly all that it did.
-    with builder.config("spark.sql.shuffle.partitions", "4").getOrCreate() as spark:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
-        print(main(spark, arguments))
+    try:
+        with builder.config("spark.sql.shuffle.partitions", "4").getOrCreate() as spark:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            print(main(spark, arguments))
+    except KeyboardInterrupt:  # of a handler that Spark sets as it starts
+        raise SystemExit("interrupted") from None

@@ -85,7 +85,11 @@ def main(spark: SparkSession, given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
     arguments = parse()
-    with SparkSession.builder.appName("enrich flights").getOrCreate() as spark:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; it may be run again
-        print(main(spark, arguments))
+    try:
+        with SparkSession.builder.appName("enrich flights").getOrCreate() as spark:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            print(main(spark, arguments))
+    except KeyboardInterrupt:  # of a handler that Spark sets as it starts
+        raise SystemExit("interrupted") from None
