@@ -16,7 +16,7 @@ from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client import cluster as cluster_module
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ClientSettings
-from kafkalog.client.consumer import partition_fetch, range_fetch
+from kafkalog.client.consumer import range_fetch
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode
 from kafkalog.client.consumer.range_fetch import LeaderHint, fetch_range
 from kafkalog.errors import (
@@ -36,11 +36,11 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from kafkalog.format.batch import BatchHeader, encode_batch, stamp
-from kafkalog.format.columns import HAS_OFFSET, columns_from_lists, encode_columns
+from kafkalog.format.batch import BatchHeader
 from kafkalog.net.data import DataConnection, Reply
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
+from tests.kafkalog.client.consumer.batches import batches
 from tests.proxy import proxied
 
 pytestmark = pytest.mark.timeout(120)
@@ -299,89 +299,6 @@ def test_what_is_not_in_the_log_is_told(connected: Cluster, filled: TopicPartiti
 # --- taking answers, without a broker --------------------------------------------------------------------------------
 
 
-def batches(*counts: int) -> bytes:
-    data, offset = b"", 0
-    for count in counts:
-        columns = columns_from_lists([b"%d" % (offset + n) for n in range(count)], 5)
-        body = encode_columns(columns.batch, 0)
-        encoded = encode_batch(
-            body, codec=0, attributes=0, record_count=count, min_timestamp_us=5, max_timestamp_us=5
-        )  # fmt: skip
-        stamped = bytearray(encoded.tobytes())
-        stamp(stamped, offset, 1, 9)
-        data += stamped
-        offset += count
-    return data
-
-
-def answer(position: int = 0) -> pb.FetchedPartition:
-    return pb.FetchedPartition(slice=pb.PositionHint(segment_base_offset=0, position=position))
-
-
-def taken(reader: PartitionFetch, data: bytes, position: int = 0) -> list[tuple[int, int]]:
-    found = reader.take(answer(position), memoryview(data))
-    return [(batch.start_offset, batch.header.end_offset) for batch in found]
-
-
-def test_a_cut_last_batch_is_left_for_the_next_time() -> None:
-    data = batches(3, 4, 5)
-    whole = len(batches(3, 4))
-    for length in range(whole, len(data)):
-        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 1)
-        assert taken(reader, data[:length], position=1000) == [(1, 3), (3, 7)]
-        assert reader.offset == 7
-        request = pb.FetchRequest()
-        reader.ask(request, 10)
-        assert request.partitions[0].hint.position == 1000 + whole
-
-
-def test_batches_before_the_offset_are_passed_over() -> None:
-    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 8)
-    assert taken(reader, batches(3, 4, 5)) == [(8, 12)]
-
-
-def test_a_flipped_bit_anywhere_is_noticed_and_what_is_before_it_is_handed_out() -> None:
-    good, data = len(batches(3)), batches(3, 4)
-    for position in range(good, len(data)):
-        damaged = bytearray(data)
-        damaged[position] ^= 1
-        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 0)
-        assert taken(reader, bytes(damaged)) in ([(0, 3)], [])  # a longer length looks like a cut batch at first
-        if reader.offset:
-            with pytest.raises(CorruptBatch):
-                reader.take(answer(), memoryview(damaged)[good:])
-
-
-@pytest.mark.parametrize("offset", [3, 5])
-def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> None:
-    data = bytearray(batches(3, 4, 5))
-    at, end = len(batches(3)), len(batches(3, 4))
-    data[end - 30] ^= 1
-    for to in (len(data), end):  # where the next batch is in the answer, and where it is not
-        reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, offset)
-        with pytest.raises(CorruptBatch) as raised:
-            reader.take(answer(), memoryview(data)[at:to])
-        assert raised.value.facts["end_offset"] == 7
-        assert (
-            str(raised.value) == "corrupt batch in t-0 at 3: its checksum does not match; reading can go on at offset 7"
-        )
-
-
-def test_an_end_that_lies_before_what_was_asked_for_is_no_place_to_go_on() -> None:
-    data = bytearray(batches(3))
-    data[-30] ^= 1
-    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 3)
-    with pytest.raises(CorruptBatch) as raised:
-        reader.take(answer(), memoryview(data))
-    assert "end_offset" not in raised.value.facts
-
-
-def test_batches_that_go_back_are_refused() -> None:
-    reader = PartitionFetch(TopicPartition("t", 0), b"i" * 16, 0)
-    assert taken(reader, batches(3) + batches(2)) == [(0, 3)]
-    assert reader.offset == 3
-
-
 @pytest.mark.parametrize("policy, asked, follows", [
     ("compact", 10, True),  # compaction left a gap in the answer
     ("compact", 20, False),  # the answer before was taken in, and not handed out
@@ -556,21 +473,6 @@ def test_what_passes_is_tried_again(passing: KafkalogError) -> None:
     assert len(brokers.pauses) == 1
 
 
-def test_of_a_batch_with_gaps_the_records_within_the_range_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = pa.record_batch({"offset": pa.array([10, 17, 19, 20], pa.int64())})
-    monkeypatch.setattr(partition_fetch, "decode_columns", lambda *_: columns)
-    header: Any = SimpleNamespace(attributes=HAS_OFFSET, base_offset=10)
-
-    def offsets(start: int, end: int | None) -> list[int]:
-        found = decode(FetchedBatch(header, memoryview(b""), start), T0, end)
-        return found.column("offset").to_pylist()
-
-    assert offsets(10, None) == [10, 17, 19, 20]
-    assert offsets(11, 19) == [17]
-    assert offsets(17, 18) == [17]
-    assert offsets(11, 12) == []
-
-
 def test_a_topic_made_anew_is_read_instead_only_until_records_have_come() -> None:
     leader: Any = SimpleNamespace(broker_id=1)
     hint = LeaderHint(b"i" * 16, leader)
@@ -601,19 +503,3 @@ def test_a_connection_that_the_broker_refused_to_go_on_with_is_closed_and_not_gi
         list(read_from(brokers))
     assert brokers.given_back == []
     assert [each.is_closed for each in brokers.made] == [True]
-
-
-@pytest.mark.parametrize("event", ["a seek", "damage"])
-def test_where_a_batch_stands_on_the_disk_is_not_said_of_another_place_nor_where_it_was_damaged(event: str) -> None:
-    reader = PartitionFetch(T0, b"i" * 16, 0)
-    assert taken(reader, THREES[0]) == [(0, 3)]
-    if event == "a seek":
-        reader.offset = 6
-    else:
-        damaged = bytearray(THREES[1])
-        damaged[-1] ^= 1
-        with pytest.raises(CorruptBatch):
-            reader.take(answer(), memoryview(damaged))
-    request = pb.FetchRequest()
-    reader.ask(request, 10)
-    assert not request.partitions[0].HasField("hint")
