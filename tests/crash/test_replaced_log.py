@@ -8,9 +8,17 @@ import pytest
 
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk
-from tests.crash.workload import open_directory, open_log
+from tests.crash.workload import PATH, open_directory, open_log
 
 START = 1000
+CUTS = 20  # of the names that were changed any may be lost: each step is cut so often
+SEGMENT = f"{0:020d}.log"
+
+
+def is_kept(disk: MemoryDisk, old_bytes: bytearray) -> bool:
+    """Whether the log that stood there is on a disk, under its own name or another."""
+    folders = [PATH / name for name in disk.names(PATH) if name.startswith(TOPIC_ID.hex())]
+    return any(SEGMENT in disk.names(folder) and disk.bytes_of(folder / SEGMENT) == old_bytes for folder in folders)
 
 
 @pytest.mark.parametrize("folder_is_there", [True, False])
@@ -19,19 +27,22 @@ def test_a_stop_at_any_step_leaves_no_log_that_begins_elsewhere(folder_is_there:
     disk = MemoryDisk()
     directory = open_directory(disk)
     directory.claim("c", 1)
-    old = {}
+    old, old_bytes = {}, bytearray()
     if folder_is_there:
         log = open_log(directory)
         log.append([numbered(0)])
         log.flush()
-        old = read_all(log)
+        old, old_bytes = read_all(log), disk.bytes_of(log.directory / SEGMENT)
     images: list[MemoryDisk] = []
     disk.before = lambda step: images.append(disk.after_kill())
     directory.replace_log(TOPIC_ID, 0, "t-0", START)
     done = disk.after_kill()
     assert len(images) > 5
     for seed, image in enumerate([*images, done]):
-        left = image if keep is None else image.after_power_cut(random.Random(seed), keep)
+        dice = random.Random(seed)
+        found = [image] if keep is None else [image.after_power_cut(dice, keep) for _ in range(CUTS)]
+        assert not folder_is_there or all(is_kept(left, old_bytes) for left in found)
+        left = found[0]
         directory = open_directory(left)
         directory.claim("c", 1)
         if directory.has_log(TOPIC_ID, 0):
