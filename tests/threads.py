@@ -1,15 +1,24 @@
-"""A machine that has no thread left, for tests: what `threading` says then."""
+"""Threads in tests: their end, and a machine that has no thread left."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 import pytest
 
 
+def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait until all have ended; fail when one has not within so many seconds, which are for all of them together."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+        assert not thread.is_alive(), f"{thread.name} has not ended within {seconds} s"
+
+
 class NoThreads:
-    """While it is `on`, threads whose names it is asked about cannot be started."""
+    """While it is `on`, threads whose names it is asked about cannot be started: what `threading` says then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, names: Callable[[str], bool]) -> None:
         self.on = True

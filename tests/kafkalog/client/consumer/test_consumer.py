@@ -38,6 +38,7 @@ from kafkalog.net.data import DataConnection
 from tests.damage import flip
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
+from tests.threads import join_all
 from tests.waiting import suspend, waited_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -870,8 +871,7 @@ def test_streams_are_read_by_a_thread_each(cluster: LocalCluster, admin: Admin, 
         threads = [threading.Thread(target=read, args=(stream,)) for stream in consumer.streams()]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(60)
+        join_all(threads, 60)
     assert seen == {p: list(range(p, 8000, 4)) for p in range(4)}
 
 

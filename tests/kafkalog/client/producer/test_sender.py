@@ -185,10 +185,13 @@ class Senders:
 def senders() -> Iterator[Senders]:
     made = Senders()
     yield made
-    for sender in made.senders:
-        with made.accumulator.lock:
+    with made.accumulator.lock:
+        for sender in made.senders:
             sender.stop()
-        sender.join()
+    until = time.monotonic() + LIMIT
+    for sender in made.senders:
+        sender.join(max(0.0, until - time.monotonic()))
+        assert not any(thread.is_alive() for thread in (sender._thread, *sender._readers))
 
 
 def test_without_a_thread_to_read_acks_nothing_is_sent_until_there_is_one(
@@ -287,7 +290,7 @@ def test_a_sender_that_is_stopped_logs_no_lost_connection(senders: Senders, capl
     senders.outcome(batch)
     with senders.accumulator.lock:
         sender.stop()
-    sender.join()
+    sender.join(LIMIT)
     assert "broker_connection_lost" not in caplog.text
 
 
