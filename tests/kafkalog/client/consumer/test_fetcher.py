@@ -44,24 +44,51 @@ class Unreachable:
     def leader(self, topic: object, number: int) -> SimpleNamespace:
         return SimpleNamespace(broker_id=self.leader_id)
 
-    def connect_data(self, broker_id: int) -> None:
+    def connect_data(self, broker_id: int) -> Any:
         raise BrokerUnreachable(address=f"broker {broker_id}", reason="connection refused")
 
     def refresh(self, names: object, *, patient: bool) -> None:
         """Always known."""
 
 
-def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_never_did(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Opening(Unreachable):
+    """A cluster whose broker 1 leads the partitions that are `opened`; nobody has opened the others."""
+
+    def __init__(self, *opened: int) -> None:
+        self.opened = set(opened)
+
+    def leader(self, topic: object, number: int) -> SimpleNamespace:
+        if number not in self.opened:
+            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
+        return SimpleNamespace(broker_id=1)
+
+    def connect_data(self, broker_id: int) -> Keeping:
+        return Keeping([])
+
+
+class Clock:
+    """The fetcher's, which the test sets."""
+
     now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(fetcher_module, "time", made)
+    return made
+
+
+def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_never_did(clock: Clock) -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_timeout_ms=1000)
-    for leader_id, now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):  # noqa: B007
+    for leader_id, clock.now in ((1, 0.0), (2, 0.9), (1, 1.8), (1, 2.7)):
         cluster.leader_id = leader_id
         waiting._ask_all()
-    now = 3.6
+    clock.now = 3.6
     with pytest.raises(BrokerUnreachable, match="broker 1"):
         waiting._ask_all()
     waiting.close()
@@ -147,11 +174,7 @@ def test_who_has_no_time_to_try_again_asks_who_leads_the_next_time_all_the_same(
     waiting.close()
 
 
-def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_up_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_up_alone(clock: Clock) -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=500, retry_timeout_ms=1000)
     good, full = waiting.sources
@@ -163,12 +186,12 @@ def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_u
         wanted = waiting._wants_more(full)
         good.asked, full.asked = asked, asked if wanted else None
         if wanted:
-            tries.append(now)
+            tries.append(clock.now)
         assert waiting._take_in(asked, answer, None) is None, "no reason to leave the broker alone"
         assert waiting._wants_more(good)
         if full.trouble is not None:
             assert full.trouble in waiting._all_troubles(), "it wakes who drives"
-        now += 0.125
+        clock.now += 0.125
     assert tries == [0.0, 0.125, 0.375, 0.875, 1.0]
     assert isinstance(full.error, DiskFull)
     assert waiting._troubles == {}
@@ -177,11 +200,11 @@ def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_u
     waiting.close()
 
 
-def test_a_time_to_try_again_that_nobody_waits_for_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_to_try_again_that_nobody_waits_for_wakes_nobody(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """As that of a broker whose partitions have enough for now, or one that was asked and has not answered yet."""
     waits: list[float | None] = []
     poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: waits.append(timeout_ms) or [])
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    clock.now = 5.0
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
@@ -224,16 +247,14 @@ def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
     waiting.close()
 
 
-def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(clock: Clock) -> None:
     """What fails a later time is tried as long as what never failed."""
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_timeout_ms=1000)
     trouble = BrokerUnreachable(address="here:1", reason="connection refused")
     waiting._failed(fetcher_module._ANY_BROKER, trouble)
     waiting._failed(1, trouble)
-    now = 0.5
+    clock.now = 0.5
     waiting._refresh()
     assert list(waiting._troubles) == [1]
     link = asking(waiting, Answering(), [], 60.0)
@@ -388,10 +409,8 @@ def test_more_is_asked_for_once_half_of_what_may_lie_here_is_used_up() -> None:
     waiting.close()
 
 
-def test_a_request_says_what_is_set_and_has_its_wait_and_the_timeout_to_be_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 10.0))
+def test_a_request_says_what_is_set_and_has_its_wait_and_the_timeout_to_be_answered(clock: Clock) -> None:
+    clock.now = 10.0
     cluster: Any = Unreachable()
     sizes = {"fetch_min_bytes": 5, "fetch_max_bytes": 7000, "max_partition_fetch_bytes": 6000}
     waiting = fetching(cluster, **sizes, fetch_max_wait_ms=2000, request_timeout_ms=500)
@@ -427,15 +446,13 @@ def test_an_answer_to_another_request_ends_the_connection() -> None:
     waiting.close()
 
 
-def test_pauses_between_tries_grow_to_the_longest_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+def test_pauses_between_tries_grow_to_the_longest_and_no_further(clock: Clock) -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=250, retry_timeout_ms=60_000)
     pauses = []
-    for now in (1.0, 2.0, 3.0, 4.0):
+    for clock.now in (1.0, 2.0, 3.0, 4.0):
         waiting._failed(1, BrokerUnreachable(address="here:1", reason="connection refused"))
-        pauses.append(round((waiting._troubles[1].retry_at - now) * 1000))
+        pauses.append(round((waiting._troubles[1].retry_at - clock.now) * 1000))
         assert waiting._is_paused(1)
     assert pauses == [100, 200, 250, 250]
     connects: list[int] = []
@@ -445,6 +462,7 @@ def test_pauses_between_tries_grow_to_the_longest_and_no_further(monkeypatch: py
     waiting.close()
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("soonest", ["a try", "the reader's end", "an answer's deadline"])
 def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyPatch, soonest: str) -> None:
     times = dict.fromkeys(("a try", "the reader's end", "an answer's deadline"), 30.0) | {soonest: 3.0}
@@ -458,7 +476,6 @@ def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyP
             waits.append(timeout_ms)
             return []
 
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=Poller, POLLIN=1))
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
@@ -472,9 +489,7 @@ def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyP
     waiting.close()
 
 
-def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(clock: Clock) -> None:
 
     def leader(topic: object, number: int) -> SimpleNamespace:
         raise LeaderNotAvailable(partition=f"t-{number}", broker_id=1)
@@ -485,54 +500,39 @@ def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(monke
     waiting._ask_all()  # of two partitions
     waiting._ask_all()
     assert (waiting._troubles[1].retry_at, waiting._troubles[1].retry.backoff.pause) == (0.1, 0.2)
-    now = 0.1
+    clock.now = 0.1
     waiting._ask_all()
     assert round(waiting._troubles[1].retry_at, 3) == 0.3
     waiting.close()
 
 
-def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up_alone(clock: Clock) -> None:
     refreshed: list[float] = []
-    opened: set[int] = {0}
-
-    def leader(topic: object, number: int) -> SimpleNamespace:
-        if number not in opened:
-            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
-        return SimpleNamespace(broker_id=1)
-
-    cluster: Any = Unreachable()
-    cluster.leader = leader
-    cluster.connect_data = lambda broker_id: Keeping([])
-    cluster.refresh = lambda names, patient: refreshed.append(now)
+    cluster: Any = Opening(0)
+    cluster.refresh = lambda names, patient: refreshed.append(clock.now)
     waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
     good, unopened = waiting.sources
-    while now < 10 and unopened.error is None:
+    while clock.now < 10 and unopened.error is None:
         waiting._ask_all()
         assert good.asked is not None, "the other is read meanwhile"
         if unopened.trouble is not None:
             assert unopened.trouble in waiting._all_troubles(), "it wakes who drives"
-        now += 0.125
+        clock.now += 0.125
     assert isinstance(unopened.error, LeaderNotAvailable)
-    assert now == 3.125
+    assert clock.now == 3.125
     assert refreshed == [0.125, 0.375, 0.875, 1.875, 2.875, 3.0], "before each try, the last one too"
     unopened.error = None  # taken by a reader
     waiting._ask_all()
     assert refreshed[-1] == 3.125 and unopened.trouble is not None, "it is tried as long another time"
-    opened.add(1)
-    now = unopened.trouble.retry_at
+    cluster.opened.add(1)
+    clock.now = unopened.trouble.retry_at
     waiting._ask_all()
     assert unopened.asked is not None and unopened.trouble is None
     waiting.close()
 
 
-def test_a_log_that_is_opened_between_two_tries_is_found_by_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_opened_between_two_tries_is_found_by_the_last(clock: Clock) -> None:
     """What is known then is one pause old: it is asked again first."""
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     known_to_be_led = led = False
 
     def leader(topic: object, number: int) -> SimpleNamespace:
@@ -548,50 +548,35 @@ def test_a_log_that_is_opened_between_two_tries_is_found_by_the_last(monkeypatch
     cluster.leader, cluster.refresh = leader, refresh
     cluster.connect_data = lambda broker_id: Keeping([])
     for broker_id in (-1, 7):  # noqa: B007 - no broker has opened it; the one that did is away
-        now, known_to_be_led, led = 0.0, False, False
+        clock.now, known_to_be_led, led = 0.0, False, False
         waiting = fetching(cluster, retry_backoff_ms=1000, retry_timeout_ms=1000)
         waiting._ask_all()
-        now = 0.5
+        clock.now = 0.5
         waiting._ask_all()
-        led, now = True, 1.0
+        led, clock.now = True, 1.0
         waiting._ask_all()
         assert all(source.asked is not None and source.error is None for source in waiting.sources)
         waiting.close()
 
 
-def test_a_partition_that_is_not_opened_yet_has_its_time_though_another_was_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_partition_that_is_not_opened_yet_has_its_time_though_another_was_not_before(clock: Clock) -> None:
     """As topics are created one after the other, for longer than retry.timeout.ms."""
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
-    opened: set[int] = set()
-
-    def leader(topic: object, number: int) -> SimpleNamespace:
-        if number not in opened:
-            raise LeaderNotAvailable(partition=f"t-{number}", broker_id=-1)
-        return SimpleNamespace(broker_id=1)
-
-    cluster: Any = Unreachable()
-    cluster.leader = leader
-    cluster.connect_data = lambda broker_id: Keeping([])
+    cluster: Any = Opening()
     waiting = fetching(cluster, retry_backoff_ms=250, retry_backoff_max_ms=250, retry_timeout_ms=1000)
     first, second = waiting.sources
     waiting.sources = [first]
-    for now in (0.0, 0.25, 0.5, 0.75):  # noqa: B007
+    for clock.now in (0.0, 0.25, 0.5, 0.75):
         waiting._ask_all()
     waiting.sources = [first, second]
-    opened.add(0)
-    for now in (1.0, 1.25, 1.5, 1.75):  # noqa: B007
+    cluster.opened.add(0)
+    for clock.now in (1.0, 1.25, 1.5, 1.75):
         waiting._ask_all()
         assert second.error is None and first.error is None
     waiting.close()
 
 
-def test_a_partition_is_not_given_up_for_the_time_that_its_broker_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_is_not_given_up_for_the_time_that_its_broker_was_away(clock: Clock) -> None:
     """Its disk was full, and nobody could be asked whether it still is."""
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=125, retry_timeout_ms=1000)
     full = waiting.sources[1]
@@ -599,8 +584,7 @@ def test_a_partition_is_not_given_up_for_the_time_that_its_broker_was_away(monke
     disk_full = pb.FetchReply(partitions=[{"error": error_to_wire(DiskFull(directory="/data", reason="full"))}])
 
     def answered_at(moment: float) -> None:
-        nonlocal now
-        now = moment
+        clock.now = moment
         link = waiting._links[1] = Link(Keeping([]))  # type: ignore[arg-type]
         waiting._ask(1, link, [full])
         waiting._take_in(link.in_flight[0], disk_full, None)
@@ -642,11 +626,9 @@ def test_a_full_disk_does_not_hold_back_the_warning_of_another(
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
-    monkeypatch: pytest.MonkeyPatch, wait: bool
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, wait: bool
 ) -> None:
     """Each time that somebody drives, there is an event of the one that answers, or nobody waits."""
-    now = 0.0
-    monkeypatch.setattr(fetcher_module, "time", SimpleNamespace(monotonic=lambda: now))
     poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: [(92, 1)])
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
     cluster: Any = Unreachable()
@@ -665,7 +647,7 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
         link.sends(link.next_id(), fetcher_module._Asked(), deadline)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     waiting._receive = lambda broker_id, link: None  # type: ignore[method-assign]
-    for now in (0.9, 1.0):  # noqa: B007
+    for clock.now in (0.9, 1.0):
         assert 1 in waiting._links
         waiting._drive(wait, None)
     assert waiting._links.keys() == {2, 3}, "an answer of the third has come and was not looked at yet"
