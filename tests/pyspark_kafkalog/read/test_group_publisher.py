@@ -609,23 +609,6 @@ sys.stdin.read()
     assert time.monotonic() - killed < 10
 
 
-def test_a_process_is_known_by_more_than_its_number() -> None:
-    own = processes.own_name()
-    namespace, number, start = own.split(" ")
-    assert not processes.has_ended(own)
-    assert processes.has_ended(f"{namespace} {number} {int(start) + 1}")  # the number was given again
-    assert not processes.has_ended(f"elsewhere {number} {int(start) + 1}")
-    for unknown in ("", "x", f"{namespace} x", namespace):
-        assert not processes.has_ended(unknown)
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    name = f"{namespace} {child.pid} {processes._state_and_start(child.pid)[1]}"
-    assert not processes.has_ended(name)
-    child.kill()
-    waited_for(lambda: processes.has_ended(name))  # though nobody has asked for its end: it is a zombie
-    child.communicate()
-    assert processes.has_ended(name)
-
-
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
 
