@@ -3,6 +3,8 @@ brokers it is in `test_consumer.py`."""
 
 from __future__ import annotations
 
+import math
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -244,6 +246,123 @@ def test_an_error_that_is_found_while_asking_is_not_waited_over() -> None:
     cluster.known_topic = lambda name: SimpleNamespace(topic_id=b"another")
     waiting._drive(True, None)
     assert isinstance(waiting.sources[0].error, UnknownTopicId)
+    waiting.wake()
+    waiting._drive(True, None)
+    assert is_drained(waiting), "another time it is waited, until somebody wakes it"
+    waiting.close()
+
+
+def is_drained(waiting: Fetcher) -> bool:
+    """Whether no wake-up is left, which would have the driving thread look again and again."""
+    try:
+        return not waiting._wake_receiver.recv(1)
+    except BlockingIOError:
+        return True
+
+
+def test_a_wake_wakes_once_and_keeps_no_answer_from_being_received() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    received: list[int] = []
+    waiting._receive = lambda broker_id, link: received.append(broker_id)  # type: ignore[method-assign]
+    answers, broker = socket.socketpair()
+    with answers, broker:
+        connection: Any = SimpleNamespace(has_buffered=False, fileno=answers.fileno, close=lambda: None)
+        asking(waiting, connection, [], math.inf)
+        for number in range(3):
+            waiting.wake()
+            if number:
+                broker.send(b"x")
+            waiting._drive(True, None)
+            assert is_drained(waiting)
+            assert received == [1] * number
+        waiting.close()
+
+
+def test_an_answer_that_was_read_with_the_one_before_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event tells of it: the socket is empty. It may have brought what is waited for."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    received: list[int] = []
+    waiting._receive = lambda broker_id, link: received.append(broker_id)  # type: ignore[method-assign]
+    monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: Registers(), POLLIN=1))
+    asking(waiting, SimpleNamespace(has_buffered=True, fileno=lambda: 99, close=lambda: None), [], math.inf)
+    waiting._drive(True, None)
+    assert received == [1]
+    waiting.close()
+
+
+class Registers:
+    """In the place of a poll that must not wait."""
+
+    def register(self, *_: object) -> None:
+        """Nothing will be polled."""
+
+
+def test_a_reader_without_time_looks_once_and_no_reader_waits_beyond_its_end(clock: Clock) -> None:
+    """The clock stands still: its end is now."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    looks: list[int] = []
+
+    def among() -> list[Source]:
+        looks.append(len(looks))
+        assert len(looks) < 5, "it looks again and again"
+        return waiting.sources
+
+    waiting._drive = lambda wait, end: None  # type: ignore[method-assign]
+    assert waiting.next(among, 0.0, lambda source: source) is None
+    assert len(looks) == 2, "once more after it has driven"
+    waiting._driver = -1  # another thread
+    looks.clear()
+    assert waiting.next(among, 0.0, lambda source: source) is None
+    assert len(looks) == 1
+    waiting._driver = None
+    waiting.close()
+
+
+def test_who_has_driven_leaves_it_to_one_who_waits() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    woken: list[int | None] = []
+    arrival: Any = waiting._arrival
+    arrival.notify_all = lambda: woken.append(waiting._driver)
+    waiting._drive = lambda wait, end: None  # type: ignore[method-assign]
+    waiting.next(lambda: waiting.sources, 0.0, lambda source: source)
+    assert woken == [None], "nobody drives by then"
+    waiting.close()
+
+
+@pytest.mark.parametrize("pause", [0.25, 1.25])
+def test_of_the_time_that_nobody_drives_no_more_counts_than_the_longest_pause(clock: Clock, pause: float) -> None:
+    """A reader that looks at times gives a broker up after as many tries as one that waits."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_backoff_ms=250, retry_backoff_max_ms=250, retry_timeout_ms=1000)
+    waiting._refresh = lambda: None  # type: ignore[method-assign]
+    for _ in range(4):
+        assert waiting.next(lambda: waiting.sources, 0.0, lambda source: source) is None
+        clock.now += pause
+    with pytest.raises(BrokerUnreachable):
+        waiting.next(lambda: waiting.sources, 0.0, lambda source: source)
+    waiting.close()
+
+
+def test_nobody_is_asked_who_leads_before_the_next_try_is_due(clock: Clock) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_backoff_ms=500)
+    asked: list[float] = []
+
+    def refresh(names: object, *, patient: bool) -> None:
+        asked.append(clock.now)
+        raise BrokerUnreachable(address="here:1", reason="connection refused")
+
+    cluster.refresh = refresh
+    waiting._stale = True
+    for clock.now in (0.0, 0.25, 0.5, 0.75):
+        waiting._ask_all()
+    assert asked == [0.0, 0.5]
     waiting.close()
 
 
@@ -377,6 +496,10 @@ def test_a_taking_ends_with_the_rows_or_the_bytes_that_are_enough() -> None:
     assert (source.take(1, 1 << 20), source.arrived_bytes) == (batches[:1], 300)
     assert (source.take(1 << 20, 101), source.arrived_bytes) == (batches[1:3], 100)
     assert source.take(11, 1 << 20) == batches[3:]
+    for rows, size in ((10, 1 << 20), (1 << 20, 100)):  # so many, and not one more
+        source.put_back(batches)
+        assert source.take(rows, size) == batches[:1]
+        source.go_to(0)
 
 
 def test_who_had_something_is_taken_from_until_it_has_no_more_and_who_reads_one_alone_changes_no_turn() -> None:
@@ -455,10 +578,16 @@ def test_pauses_between_tries_grow_to_the_longest_and_no_further(clock: Clock) -
         pauses.append(round((waiting._troubles[1].retry_at - clock.now) * 1000))
         assert waiting._is_paused(1)
     assert pauses == [100, 200, 250, 250]
-    connects: list[int] = []
-    cluster.connect_data = connects.append
-    waiting._ask_all()
-    assert connects == [], "it is not tried before its time"
+    connects: list[float] = []
+
+    def connect(broker_id: int) -> None:
+        connects.append(clock.now)
+        raise BrokerUnreachable(address="here:1", reason="connection refused")
+
+    cluster.connect_data = connect
+    for clock.now in (4.2, 4.25):
+        waiting._ask_all()
+    assert connects == [4.25], "when it is due and not before"
     waiting.close()
 
 
@@ -519,6 +648,7 @@ def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given
             assert unopened.trouble in waiting._all_troubles(), "it wakes who drives"
         clock.now += 0.125
     assert isinstance(unopened.error, LeaderNotAvailable)
+    assert waiting._found_error, "whoever waits is to look, and not to wait for an event"
     assert clock.now == 3.125
     assert refreshed == [0.125, 0.375, 0.875, 1.875, 2.875, 3.0], "before each try, the last one too"
     unopened.error = None  # taken by a reader
@@ -621,6 +751,20 @@ def test_a_full_disk_does_not_hold_back_the_warning_of_another(
         "broker 1",
         "broker 2",
     ]
+    waiting.close()
+
+
+@pytest.mark.parametrize("broker_is_away", [True, False])
+def test_that_nobody_says_who_leads_is_told_where_no_broker_is_away(
+    caplog: pytest.LogCaptureFixture, broker_is_away: bool
+) -> None:
+    """Else it follows from that."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    for broker_id in (1, fetcher_module._ANY_BROKER) if broker_is_away else (fetcher_module._ANY_BROKER,):
+        waiting._failed(broker_id, BrokerUnreachable(address=f"broker {broker_id}", reason="connection refused"))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert ("broker_id=1 " in said) is broker_is_away
     waiting.close()
 
 

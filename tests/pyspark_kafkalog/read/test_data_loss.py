@@ -1,0 +1,33 @@
+"""A loss fails the read, or is told once: what failOnDataLoss says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalog.errors import DataLost
+from pyspark_kafkalog.read.data_loss import Losses
+
+
+def test_a_loss_fails_the_read_each_time_and_says_how_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    losses = Losses(fail=True)
+    for reason in ("t-0 begins at 7", "t-0 begins at 7", "t-1 is gone"):
+        with pytest.raises(DataLost) as raised:
+            losses.found(reason)
+        assert raised.value.facts["reason"] == f"{reason} (failOnDataLoss=false goes on with what is there)"
+    assert caplog.text == ""
+
+
+def test_a_loss_that_is_to_be_gone_over_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    losses = Losses(fail=False)
+    for reason in ("t-0 begins at 7", "t-1 is gone", "t-0 begins at 7", "t-0 begins at 8", "t-1 is gone"):
+        losses.found(reason)
+    told = [record.getMessage() for record in caplog.records]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    for line, reason in zip(told, ("t-0 begins at 7", "t-1 is gone", "t-0 begins at 8"), strict=True):
+        assert line.startswith("data_lost ") and reason in line
+
+
+def test_what_one_read_was_told_another_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        Losses(fail=False).found("t-1 is gone")
+    assert len(caplog.records) == 2
