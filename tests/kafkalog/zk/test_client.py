@@ -18,11 +18,16 @@ from kafkalog.zk import client as client_module
 from kafkalog.zk.client import Client, Refused
 
 
+def client_of(hosts: str) -> Any:
+    """One that is not started; its insides are looked at."""
+    return Client(hosts, 10.0, KazooRetry(max_tries=0))
+
+
 class Sending:
     """A client as it is while there is a connection; its thread's steps are the test's. `sent`: paths and numbers."""
 
     def __init__(self) -> None:
-        self.client: Any = Client("127.0.0.1:1", 10.0, KazooRetry(max_tries=0))
+        self.client = client_of("127.0.0.1:1")
         self.connection = self.client._connection
         self.connection._read_sock, self.connection._write_sock = socket.socketpair()
         for end in (self.connection._read_sock, self.connection._write_sock):
@@ -106,8 +111,16 @@ def test_what_waits_for_an_answer_is_bounded_sent_or_not(sending: Sending, monke
 def test_without_a_connection_nothing_is_taken_and_what_was_is_failed(sending: Sending) -> None:
     sent, queued = sending.submit("/a", "/b")
     sending.step()
+    failed_under_lock = []
+    for pending in (sent, queued):
+        fail = pending.set_exception
+        pending.set_exception = lambda error, fail=fail: (
+            failed_under_lock.append(sending.client.lock.locked()),
+            fail(error),
+        )
     sending.client._live.clear()
     sending.client._notify_pending("CONNECTING")
+    assert failed_under_lock == [True, True], "nothing is appended meanwhile"
     for pending, was_sent in ((sent, True), (queued, False)):
         with pytest.raises(ConnectionLoss):
             pending.answer(0)
@@ -174,7 +187,7 @@ def test_a_server_that_owes_answers_and_says_nothing_is_given_up(
 
 
 def test_hosts_without_an_address_are_named() -> None:
-    sending: Any = Client("127.0.0.1:1,no-such-host.invalid:2", 10.0, KazooRetry(max_tries=0))
-    assert sending.unknown_hosts == ()
-    sending._connection._expand_client_hosts()
-    assert sending.unknown_hosts == ("no-such-host.invalid",)
+    client = client_of("127.0.0.1:1,no-such-host.invalid:2")
+    assert client.unknown_hosts == ()
+    client._connection._expand_client_hosts()
+    assert client.unknown_hosts == ("no-such-host.invalid",)
