@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
@@ -24,7 +24,7 @@ from pyspark_kafkalog.write.fingerprint import (
     Fingerprints,
     checkpoint_of,
 )
-from pyspark_kafkalog.write.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.write.hadoop import HadoopFiles
 from pyspark_kafkalog.write.micro_batch import MicroBatch
 from tests.waiting import suspend
 
@@ -104,12 +104,6 @@ def test_it_names_its_query_or_says_why_it_does_not(folder: Path, fingerprints: 
             fingerprints.query_of(Checkpoint(str(location), ""))
 
 
-def test_a_java_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(HadoopUnavailable, match="bin/java: No such file"):
-        HadoopFiles({})
-
-
 def mounted(folder: Path) -> Checkpoint:
     """A checkpoint on this disk that only Hadoop finds."""
     settings = (("fs.viewfs.mounttable.c.link./mounted", folder.parent.as_uri()), ("fs.defaultFS", "viewfs://c"))
@@ -169,18 +163,6 @@ def test_a_java_is_kept_whatever_its_file_system_says_and_keeps_nothing_itself_u
     fingerprints.close()
     assert isinstance(another, HadoopFiles)
     assert another._process.returncode >= 0  # it was not killed
-
-
-@pytest.mark.java
-def test_a_java_that_refuses_a_setting_is_ended() -> None:
-    def children() -> set[str]:
-        tasks = Path("/proc/self/task").iterdir()
-        return {child for task in tasks for child in (task / "children").read_text().split()}
-
-    before = children()
-    with pytest.raises(HadoopUnavailable, match="x must not be null"):
-        HadoopFiles({"x": cast(str, None)})
-    assert children() == before
 
 
 def test_a_java_that_says_nothing_is_given_up(
