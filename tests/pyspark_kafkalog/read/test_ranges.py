@@ -72,6 +72,11 @@ def test_the_largest_is_packed_first() -> None:
     assert packed == [[of(2, 0, 4)], [of(0, 0, 1), of(1, 0, 1)]]
 
 
+def test_what_is_packed_together_is_read_in_the_order_it_was_given() -> None:
+    splits = [([of(number, 0, size)], size) for number, size in enumerate((1, 4, 2))]
+    assert pack(splits, 1) == [[each for ranges, _ in splits for each in ranges]]
+
+
 def test_a_batch_is_cut_by_records_and_keeps_its_symbols() -> None:
     ranges = [of(0, EARLIEST, LATEST), of(1, EARLIEST, LATEST)]
     numbers = [of(0, 0, 9), of(1, 5, 5)]
@@ -99,3 +104,13 @@ def test_a_batch_that_is_cut_keeps_its_symbols_at_both_ends() -> None:
         [of(2, 8, LATEST), ranges[1]],
     ]
     assert split_late_bound(ranges[1:2], lambda: numbers[1:2], None, 5) == [[ranges[1]]]
+
+
+def test_a_range_without_a_record_takes_no_piece_from_the_others() -> None:
+    ranges = [of(0, EARLIEST, LATEST), of(1, EARLIEST, LATEST)]
+    numbers = [of(0, 0, 9), of(1, 5, 5)]
+    assert split_late_bound(ranges, lambda: numbers, 3, None) == [
+        [of(0, EARLIEST, 3)],
+        [of(0, 3, 6)],
+        [of(0, 6, LATEST), ranges[1]],
+    ]
