@@ -113,7 +113,7 @@ def test_batches_are_read_back_and_checked() -> None:
     check_batches(made.part, [0, 1], made.read, ReadBuffer())
 
 
-@pytest.mark.parametrize("at", [0, STAMPED_SIZE, CRC_FROM, -1])
+@pytest.mark.parametrize("at", [0, STAMPED_SIZE, CRC_FROM - 4, CRC_FROM, -1])
 def test_a_flipped_bit_is_found_by_both_checks(at: int) -> None:
     made = stored(batch(0), batch(1))
     place = made.part.places[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kafkalog.errors import InvalidArgument
@@ -58,3 +60,18 @@ def test_a_span_is_written_as_for_spark(text: str, seconds: float) -> None:
 def test_what_is_no_span_names_the_option(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"maxTriggerDelay='.*it must be a time as in"):
         times.parse_span_s("maxTriggerDelay", text)
+
+
+def test_the_epoch_is_a_time_and_what_is_before_it_is_none() -> None:
+    assert times.timestamp_us("1970-01-01T00:00:00Z") == 0
+    assert times.timestamp_us("1969-12-31T23:59:59.999999Z") is None
+
+
+def test_a_time_without_a_zone_is_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert times.timestamp_us("1970-01-02T00:00:00") == 86_400_000_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
