@@ -120,6 +120,7 @@ def all_messages(*pieces: Decoded) -> list[Message]:
     [compacted([10, 17, 19]), plain(20, 2)],
     [plain(20, 2), compacted([22, 29])],
     [plain(5, 2), compacted([8, 10], first=7)],
+    [decoded(columns_from_lists([b"v"], 5, None, [[("h", b"1")]]), 7)],  # headers and no key
     [plain(1, 2), plain(13, 2)],  # a gap between two
     [compacted([10, 12]), compacted([13, 14, 15])],
     [full(100, skipped=4), plain(104, 2)],  # of the first nothing is wanted
