@@ -63,7 +63,7 @@ def jars(coordinates: tuple[tuple[str, bool], ...], timeout: float) -> list[str]
         if ran.returncode or not found.exists():
             missing = [line.strip(" :\t") for line in ran.stdout.splitlines() if line.rstrip().endswith(": not found")]
             raise NotAvailable(
-                f"Kafka's jars can not be had from here: {'; '.join(dict.fromkeys(missing)) or ran.stderr}"
+                f"Kafka's jars cannot be had from here: {'; '.join(dict.fromkeys(missing)) or ran.stderr}"
             )
         return found.read_text().strip().split(os.pathsep)
 

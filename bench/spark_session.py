@@ -42,7 +42,7 @@ def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSessi
     active = SparkSession.getActiveSession()
     if active is not None:
         if given:
-            raise RuntimeError(f"a session that is active can not be given {', '.join(given)}")
+            raise RuntimeError(f"a session that is active cannot be given {', '.join(given)}")
         active.dataSource.register(Memory)
         yield active
         return

@@ -36,7 +36,10 @@ class TopicSettings(Settings, what="topic"):
 
     def conflict(self) -> tuple[str, str] | None:
         if self.flush_visibility == "flushed" and self.flush_messages is None and self.flush_ms is None:
-            return "flush.visibility", "'flushed' needs flush.messages or flush.ms: else nothing would ever be seen"
+            return (
+                "flush.visibility",
+                "'flushed' requires flush.messages or flush.ms; otherwise records would never be readable",
+            )
         return None
 
 
@@ -48,10 +51,12 @@ def _is_every_address(host: str) -> bool:
 def _named(path: str) -> str | None:
     if not path.strip():
         return "it must name a directory"
-    return "a ~ is not made a home directory here: write the whole path" if path.startswith("~") else None
+    return "~ is not expanded: write the whole path" if path.startswith("~") else None
 
 
-_IS_A_TOPICS = "it is a topic's: kafkalog topics create TOPIC --config NAME=VALUE, or topics alter TOPIC --set"
+_IS_A_TOPICS = (
+    "it is a setting of topics: kafkalog topics create TOPIC --config NAME=VALUE, or topics alter TOPIC --set"
+)
 
 
 class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSettings.rows, _IS_A_TOPICS)):

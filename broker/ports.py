@@ -1,4 +1,4 @@
-"""Ports to listen on, and in plain words why one can not be had."""
+"""Ports to listen on, and in plain words why one cannot be had."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(address=f"{host}:{port}", setting=setting) from None
         if error.errno == errno.EACCES:
-            raise InvalidSetting(name=setting, value=port, reason="ports this low need a privilege") from None
+            raise InvalidSetting(name=setting, value=port, reason="ports this low require a privilege") from None
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             reason = "it is not an address of this machine; to be found under another one, set advertised.host"
             raise InvalidSetting(name="host", value=host, reason=reason) from None

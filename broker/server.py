@@ -96,7 +96,7 @@ class Broker:
     def _start(self) -> None:
         settings = self.settings
         if settings.grpc_port and settings.grpc_port == settings.data_port:
-            reason = "it is that of grpc.port; a broker needs two ports"
+            reason = "it is also grpc.port; a broker needs two ports"
             raise InvalidSetting(name="data.port", value=settings.data_port, reason=reason)
         rpc = RpcServer(settings.host, settings.grpc_port, settings.broker_id)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))

@@ -46,7 +46,7 @@ class KafkalogError(Exception):
 
 
 class RetriableError(KafkalogError):
-    """What the same request may succeed after, perhaps at another broker (Kafka's RetriableException)."""
+    """An error after which the same request may succeed, perhaps at another broker (Kafka's RetriableException)."""
 
     retriable = True
 
@@ -78,10 +78,10 @@ class UnknownTopic(KafkalogError):
 
 
 class UnknownTopicId(RetriableError):
-    """The topic was deleted (perhaps created again under the same name, with another id)."""
+    """The topic was deleted, perhaps created again under the same name with another id."""
 
     code = 11
-    message = "no topic has the id {topic_id} (any more)"
+    message = "no topic has the id {topic_id}; the topic may have been deleted"
 
 
 class UnknownPartition(KafkalogError):
@@ -95,11 +95,15 @@ class NotLeader(RetriableError):
 
 
 class LeaderNotAvailable(RetriableError):
+    """Facts: `broker_id`, -1 while no broker has opened the partition's log; the sentence then states that."""
+
     code = 14
-    message = (
-        "partition {partition} has no live leader: broker {broker_id} is not registered "
-        "(-1: no broker has opened its log yet)"
-    )
+    message = "partition {partition} has no live leader: broker {broker_id} is not registered"
+
+    def _sentence(self) -> str:
+        if self.facts.get("broker_id") == -1:
+            return f"partition {self.facts.get('partition')} has no leader yet: no broker has opened its log"
+        return super()._sentence()
 
 
 class TopicExists(KafkalogError):
@@ -109,12 +113,12 @@ class TopicExists(KafkalogError):
 
 class InvalidTopicName(KafkalogError):
     code = 16
-    message = "'{topic}' is no topic name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+    message = "'{topic}' is not a topic name: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.' or '..'"
 
 
 class InvalidPartitions(KafkalogError):
     code = 17
-    message = "{partitions} is not a number of partitions for topic '{topic}': {reason}"
+    message = "{partitions} is not a valid number of partitions for topic '{topic}': {reason}"
 
 
 class NoBrokers(RetriableError):
@@ -127,8 +131,8 @@ class PartitionLost(KafkalogError):
 
     code = 120
     message = (
-        "partition {partition} is lost: {reason}; put it back and restart broker {broker_id}, or give up what "
-        "was in it: `kafkalog topics recover {topic} --partition {number} --accept-loss`"
+        "partition {partition} is lost: {reason}; restore its log and restart broker {broker_id}, or accept the "
+        "loss of its records: `kafkalog topics recover {topic} --partition {number} --accept-loss`"
     )
 
 
@@ -164,8 +168,8 @@ class CorruptBatch(KafkalogError):
 class NoCommittedOffset(KafkalogError):
     code = 22
     message = (
-        "group '{group}' has committed no offset for {partition} "
-        "(committed.fallback says where to start then: earliest or latest)"
+        "group '{group}' has committed no offset for {partition}; "
+        "set committed.fallback to earliest or latest to start there instead"
     )
 
 
@@ -173,25 +177,25 @@ class NoCommittedOffset(KafkalogError):
 
 
 class DataLost(KafkalogError):
-    """A stream can not go on from its position: records between it and the present are not in the log (any more)."""
+    """A stream cannot continue from its position, because records after it are missing from the log."""
 
     code = 24
-    message = "records that were to be read are not in the log (any more): {reason}"
+    message = "records to be read are missing from the log: {reason}"
 
 
 class CommittedOffsetGone(KafkalogError):
-    """A group's offset names a record that the log has not (any more), so it is no place to start."""
+    """A group's offset is outside the log, so a read cannot start there."""
 
     code = 25
     message = (
         "offset {offset}, which group '{group}' has committed for {partition}, is outside "
-        "[{start_offset}, {end_offset}] (committed.fallback says where to start then: earliest or latest)"
+        "[{start_offset}, {end_offset}]; set committed.fallback to earliest or latest to start there instead"
     )
 
 
 class UnknownGroup(KafkalogError):
     code = 26
-    message = "no group is called '{group}': none has committed an offset or has a live member under that name{hint}"
+    message = "there is no group '{group}': it has neither committed offsets nor live members{hint}"
 
 
 class GroupIsLive(KafkalogError):
@@ -199,8 +203,8 @@ class GroupIsLive(KafkalogError):
 
     code = 27
     message = (
-        "group '{group}' has a live member, {member} on {host}, which goes on writing the group's offsets. "
-        "One that has stopped counts as live until its lease ends, at the latest in {left_ms} ms: "
+        "group '{group}' has a live member, {member} on {host}, which would overwrite the group's offsets. "
+        "A member that has stopped counts as live until its lease ends, in {left_ms} ms at the latest: "
         "stop it and try again then{hint}"
     )
 
@@ -237,12 +241,12 @@ class OutOfOrderSequence(RetriableError):
     """A gap in a producer's sequence: an earlier batch is missing. Send again from `expected`, in order."""
 
     code = 33
-    message = "producer {producer_id} sent sequence {sequence} to {partition} where {expected} comes next"
+    message = "producer {producer_id} sent sequence {sequence} to {partition}, but {expected} is next"
 
 
 class ProducerFenced(KafkalogError):
     code = 34
-    message = "producer {producer_id} has epoch {epoch} on {partition} but {current} is in use"
+    message = "producer {producer_id} has epoch {epoch} on {partition}, and is fenced by epoch {current}"
 
 
 class UnsupportedAcks(KafkalogError):
@@ -268,24 +272,27 @@ class Closed(KafkalogError):
 
 
 class SequenceForgotten(KafkalogError):
-    """An older batch than the broker remembers was sent again: whether it is in the log cannot be told."""
+    """A batch was sent again that is older than the deduplication window: the broker cannot know whether it has it."""
 
     code = 39
-    message = "producer {producer_id} sent sequence {sequence} to {partition} again, older than those remembered"
+    message = (
+        "producer {producer_id} sent sequence {sequence} to {partition} again, which is older than the deduplication "
+        "window, so whether it is in the log is unknown"
+    )
 
 
 class TooManyProducers(RetriableError):
-    """All producers that the partition keeps the state of were active just now; none of them can be forgotten yet."""
+    """The partition keeps the state of `limit` producers, all of them active recently, so none can be forgotten yet."""
 
     code = 140
-    message = "{partition} keeps the state of {limit} producers already, all active lately; raise producer.state.max"
+    message = "{partition} already keeps the state of {limit} producers, all active recently; raise producer.state.max"
 
 
 class OutcomeUnknown(KafkalogError):
     """The batch may or may not be in the log, and sending it again might double it, so it is given up."""
 
     code = 70
-    message = "whether a batch for {partition} is in the log is unknown, and it is not sent again: {reason}"
+    message = "it is unknown whether a batch for {partition} is in the log, and it is not sent again: {reason}"
 
 
 # --- storage -----------------------------------------------------------------------------------------------------
@@ -304,15 +311,15 @@ class DiskFull(RetriableError):
 
 
 class OutOfFiles(DiskFull):
-    """No descriptor or memory to open a file with: as with a full disk, nothing was done and it passes."""
+    """No descriptor or memory is left to open a file. As with a full disk, nothing was done; try again."""
 
     code = 44
     message = "the broker cannot open a file of {directory} now: {reason}"
 
 
 class FileRefused(KafkalogError):
-    """Of a log that is to be opened, or of what is to be deleted, a file or folder may not be used, or something else
-    has its name. It concerns one log alone, and says nothing of the disk."""
+    """The broker may not use a file or folder of a log that it opens or deletes, or something else has its name. It
+    affects one log only, and is not a failure of the disk."""
 
     code = 110
     message = "the broker cannot use a file of {directory}: {reason}"
@@ -333,7 +340,7 @@ class ClusterMismatch(KafkalogError):
 
 class InvalidRequest(KafkalogError):
     code = 50
-    message = "bad request: {reason}"
+    message = "invalid request: {reason}"
 
 
 class ProtocolError(KafkalogError):
@@ -345,7 +352,7 @@ class ProtocolError(KafkalogError):
 
 class TooManyConnections(RetriableError):
     code = 52
-    message = "the broker has its {limit} connections (max.connections)"
+    message = "the broker already has {limit} connections (max.connections)"
 
 
 class BrokerStopping(RetriableError):
@@ -366,7 +373,7 @@ class BrokerNotAsked(BrokerUnreachable):
 
 
 class ZooKeeperUnreachable(RetriableError):
-    """No answer came. Whether a write that it was asked for happened, or happens yet, is unknown."""
+    """No answer came. Whether a requested write was executed, or will be, is unknown."""
 
     code = 55
     message = "ZooKeeper at {address} is not reachable: {reason}"
@@ -384,14 +391,14 @@ class TooLargeForZooKeeper(KafkalogError):
 
     code = 131
     message = (
-        "{path} would be written with a request of {size} bytes, and ZooKeeper takes {limit} (its jute.maxbuffer): "
-        "write less at once, as fewer partitions or shorter ids"
+        "the request to write {path} has {size} bytes, and ZooKeeper accepts {limit} (its jute.maxbuffer): "
+        "use fewer partitions or shorter ids"
     )
 
 
 class RequestTimedOut(RetriableError):
     code = 56
-    message = "{what} at {address} did not answer within {timeout_ms} ms"
+    message = "{what} at {address} did not finish within {timeout_ms} ms"
 
 
 class AddressInUse(KafkalogError):
@@ -412,14 +419,14 @@ class InternalError(KafkalogError):
 
 
 class BrokerBusy(RetriableError):
-    """The call was not begun, for too many wait before it, or too many bytes of answers wait for who asked for them."""
+    """The call was not begun: too many calls are queued, or too many bytes of answers are not sent yet."""
 
     code = 59
     message = "broker {broker} is busy: {reason}; try again"
 
 
 class OutOfThreads(RetriableError):
-    """The machine has no thread left for what was asked; nothing of it was begun, and it passes."""
+    """The machine cannot start another thread now. The request was not begun; try again."""
 
     code = 160
     message = "{process} cannot start a thread now: {reason}; try again"
@@ -429,21 +436,24 @@ class OutOfThreads(RetriableError):
 
 
 class StagedPartLost(KafkalogError):
-    """Rows that were staged are gone before they came into the log: a disk was lost, or a part was never whole."""
+    """Staged rows were lost before they were in the log: a disk was lost, or a part was never complete."""
 
     code = 90
-    message = "what was staged of transaction '{transactional_id}', batch {batch_id}, for {partition} is lost: {reason}"
+    message = "staged rows of transaction '{transactional_id}', batch {batch_id}, for {partition} are lost: {reason}"
 
 
 class DecisionMoved(KafkalogError):
-    """Another coordinator, or a leader that times a prepared set out, wrote the decision first. Read it again."""
+    """Another coordinator, or a leader that expires a prepared set, wrote the decision first. Read it again."""
 
     code = 91
-    message = "the decision of transaction '{transactional_id}' moved from version {expected} to {version}"
+    message = (
+        "the decision of transaction '{transactional_id}' has version {version}, not {expected}: another process "
+        "wrote it"
+    )
 
 
 class CheckpointCopied(KafkalogError):
-    """The checkpoint does not fit what was decided: an old one was restored, or a copy is running elsewhere."""
+    """The checkpoint does not match the decision: an old one was restored, or a copy is running elsewhere."""
 
     code = 92
     message = (
@@ -461,10 +471,10 @@ class RunFenced(KafkalogError):
 
 
 class UnknownTransaction(KafkalogError):
-    """Said by the command line; brokers answer that nothing is decided of such a transaction."""
+    """Raised by the command line; brokers return an empty decision for such a transaction."""
 
     code = 180
-    message = "nothing is decided or staged of a transaction '{transaction}'{hint}"
+    message = "there is no transaction '{transaction}': nothing of it is decided or staged{hint}"
 
 
 class VersionOfAnother(KafkalogError):
@@ -474,18 +484,18 @@ class VersionOfAnother(KafkalogError):
     message = (
         "version {version} of txnAppId '{app_id}' is not above version {recorded}, which {recorded_by} wrote to topic "
         "'{topic}', and this write belongs to {writer}. Skipping the write could lose its rows. Give it another "
-        "txnAppId, or start the count anew with `kafkalog transactions forget {command}`"
+        "txnAppId, or restart the count with `kafkalog transactions forget {command}`"
     )
 
 
 class QueryNotKnown(KafkalogError):
-    """A numbered write of a streaming query that cannot be told from another query's under the same txnAppId."""
+    """A numbered write of a streaming query that cannot be distinguished from another's of the same txnAppId."""
 
     code = 111
     message = (
-        "which query writes version {version} of txnAppId '{app_id}' is not known, so it cannot be told from another "
-        "query's version of that number: {reason}. Give the write the query's own checkpointLocation as an option, on "
-        "a file system that the driver can read"
+        "the query that writes version {version} of txnAppId '{app_id}' is not known, so the write cannot be "
+        "distinguished from another query's write of that version: {reason}. Give the write the query's own "
+        "checkpointLocation as an option, on a file system that the driver can read"
     )
 
 
@@ -495,31 +505,31 @@ class VersionWrittenTwice(KafkalogError):
     code = 153
     message = (
         "run {run} has another write of version {version} of txnAppId '{app_id}' to topic '{topic}'. Skipping the "
-        "write could lose its rows. Two writes to one topic need a txnAppId each: the one whose rows are in the topic "
-        "keeps this name, the other gets a new one. If this is the same write, tried again, let the query fail: once "
-        "restarted it skips what is written"
+        "write could lose its rows. Two writes to one topic need a txnAppId each: the write whose rows are in the "
+        "topic keeps this name, the other gets a new one. If this is a retry of the same write, let the query fail and "
+        "restart it: it then skips the writes that are in the topic"
     )
 
 
 class CountMoved(KafkalogError):
-    """A numbered write met `kafkalog transactions forget`, or its topic was made anew. Write it again."""
+    """During a numbered write, its count was forgotten or its topic was created again. Write it again."""
 
     code = 151
     message = (
         "while version {version} of transaction '{transactional_id}' was being written, its count was forgotten or its "
-        "topic was made anew; nothing of it is in the topic, so write it again"
+        "topic was created again; none of its rows are in the topic, so write it again"
     )
 
 
 class NoProgress(RetriableError):
-    """Why a commit is held up: a broker answers that it works at something, and every time the same."""
+    """Why a commit is delayed: a broker repeatedly answers that it is still working, without progress."""
 
     code = 154
     message = "{what} at {address} is not finished, and has made no progress for {seconds} s"
 
 
 class CommitTimedOut(KafkalogError):
-    """A commit was given up. `decided`: yes, no, or unknown, which says whether to write again."""
+    """A commit was given up. The fact `decided` is yes, no or unknown: only after no may the rows be written again."""
 
     code = 152
     message = (
@@ -532,7 +542,7 @@ class StagedOutOfOrder(RetriableError):
     """A gap in a staged part: send again from `expected`, in order."""
 
     code = 94
-    message = "part {part} for {partition} was sent batch {sequence} when {expected} was expected"
+    message = "part {part} for {partition} got batch {sequence}, but {expected} is next"
 
 
 # --- settings and options ------------------------------------------------------------------------------------------
@@ -556,7 +566,7 @@ class InvalidArgument(KafkalogError):
 
 
 class ReentrantCall(KafkalogError):
-    """A signal handler (or a `__del__`) called the producer whose call it had interrupted: it would wait for ever."""
+    """A signal handler (or a `__del__`) called the producer whose call it had interrupted, and would wait for ever."""
 
     code = 161
     message = (
@@ -566,12 +576,12 @@ class ReentrantCall(KafkalogError):
 
 
 class CheckpointOfOthers(KafkalogError):
-    """A stream was started with options that leave out what its checkpoint is of: one of the two is a mistake."""
+    """A stream's options do not select all partitions in its checkpoint: one of the two is a mistake."""
 
     code = 170
     message = (
-        "the checkpoint is of {checkpoint}, and the options say {options}: give the query a checkpointLocation of its "
-        "own, or select {checkpoint} again"
+        "the checkpoint has {checkpoint}, but the options select {options}: give the query its own checkpointLocation, "
+        "or select {checkpoint} again"
     )
 
 
@@ -580,7 +590,7 @@ class LocalClusterEnded(KafkalogError):
 
     code = 181
     message = (
-        "the process that holds the local cluster in {root} has ended, and its brokers and ZooKeeper with it: start "
+        "the guard process of the local cluster in {root} has ended, and its brokers and ZooKeeper with it: start "
         "the cluster again"
     )
 

@@ -94,7 +94,7 @@ def check_projection(schema: StructType, picked: Sequence[str] | None = None, in
                 "(cast it after reading)"
             )
         if not field.nullable and field.name in _MAY_BE_NULL:
-            raise InvalidArgument(reason=f"column '{field.name}' may hold nulls; its schema can not say NOT NULL")
+            raise InvalidArgument(reason=f"column '{field.name}' may be null; its schema cannot be NOT NULL")
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def _pattern(name: str, text: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise InvalidArgument(reason=f"{name}='{text}' is no regular expression: {error}") from None
+        raise InvalidArgument(reason=f"{name}='{text}' is not a regular expression: {error}") from None
     return pattern
 
 

@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = parse_source(self._given)
             check_projection(self._schema, options.columns, options.include_headers)
             if refused := options.only_for_batches():
-                raise InvalidArgument(reason=f"{refused[0]} is for batch reads: a stream has no end, leave it out")
+                raise InvalidArgument(reason=f"{refused[0]} is only for batch reads: a stream has no end; remove it")
             self._session_once = _Session(options)
             weakref.finalize(self, self._session_once.progress.end)
         return self._session_once
@@ -415,9 +415,7 @@ class _Session:
     def _check_has(self, latest: PartitionOffsets, wanted: PartitionOffsets) -> None:
         """Raises DataLost if the log has not any more what AvailableNow is to read, whatever failOnDataLoss says."""
         for lost in (*whats_gone(wanted, latest), *whats_moved_back(wanted, latest)):
-            raise DataLost(
-                reason=f"{lost}; Trigger.AvailableNow had set out to read it (failOnDataLoss does not count)"
-            )
+            raise DataLost(reason=f"{lost}; Trigger.AvailableNow must read it, whatever failOnDataLoss is")
 
     # --- what is there -------------------------------------------------------------------------------------------
 
@@ -531,7 +529,7 @@ class _Session:
         pass for what this stream read before.
 
         Args:
-            can_wait: leave those topics as they are while the group can not be asked; a later look sees to them.
+            can_wait: leave those topics as they are while the group cannot be asked; a later look sees to them.
         """
         new = {partition.topic for partition in end} - {partition.topic for partition in position}
         begun = {p: was for p, was in self._outdated.items() if self._again.get(p, position.get(p)) == position.get(p)}
@@ -593,17 +591,17 @@ class _Session:
         ]
 
     def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
-        """Raises DataLost if a micro-batch of AvailableNow ends where it can not, whatever failOnDataLoss says."""
+        """Raises DataLost if a micro-batch of AvailableNow ends where it cannot, whatever failOnDataLoss says."""
         if end.keys() != target.keys():
             raise DataLost(
-                reason=f"a micro-batch of Trigger.AvailableNow ends in {partition_names(end)}, and it had set out to "
-                f"read {partition_names(target)}"
+                reason=f"a micro-batch of Trigger.AvailableNow ends in {partition_names(end)}, but the target is "
+                f"{partition_names(target)}"
             )
         for partition, offset in sorted(end.items()):
             if offset > target[partition]:
                 raise DataLost(
-                    reason=f"a micro-batch of Trigger.AvailableNow ends at offset {offset} of {partition}, and it had "
-                    f"set out to read up to {target[partition]}"
+                    reason=f"a micro-batch of Trigger.AvailableNow ends at offset {offset} of {partition}, but the "
+                    f"target is {target[partition]}"
                 )
 
         def look(losses: Losses) -> None:

@@ -44,7 +44,7 @@ def test_kafka_without_its_jars_is_one_sentence(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     [line] = [json.loads(line) for line in ran.stdout.splitlines()]
     assert line["benchmark"] == "kafka"
-    assert line["skipped"].startswith("Kafka's jars can not be had from here: ")
+    assert line["skipped"].startswith("Kafka's jars cannot be had from here: ")
     assert "\n" not in line["skipped"]
 
 

@@ -90,7 +90,7 @@ def verify(path: Path, topics: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{counted(len(found.logs), 'log')}: {_counts(found)}")
     if found.problems:
         count = counted(len(found.problems), "problem")
-        raise KafkalogError(reason=f"{path}: {count}, the first of them: {found.problems[0]}")
+        raise KafkalogError(reason=f"{path}: {count}, the first: {found.problems[0]}")
 
 
 _COUNTS = {"segments": "segment", "batches": "batch", "records": "record", "bytes": "byte"}

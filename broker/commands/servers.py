@@ -115,7 +115,7 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
         sys.stdout.flush()
         while not stop.wait(1.0):
             if not server.serves():
-                raise ZooKeeperUnreachable(address=server.connect, reason=f"it ended; {server.log_file} says why")
+                raise ZooKeeperUnreachable(address=server.connect, reason=f"it ended; see {server.log_file}")
 
 
 @contextmanager

@@ -123,15 +123,15 @@ class LocalCluster:
         host: str = "127.0.0.1",
     ) -> None:
         if brokers < 1:
-            raise InvalidArgument(reason=f"a cluster has at least one broker, not {brokers}")
+            raise InvalidArgument(reason=f"brokers must be at least 1, not {brokers}")
         given = dict(settings or {})
         for name in _OWN_SETTINGS:
             if name in given or name.replace(".", "_") in given:
-                raise InvalidArgument(reason=f"setting {name} is the local cluster's own")
+                raise InvalidArgument(reason=f"setting {name} is chosen by the local cluster and cannot be given")
         parsed = BrokerSettings.parse(given | {"host": host})
         last_port = (port or 0) + 2 * brokers - 1
         if port is not None and not 0 < port <= last_port < 65536:
-            raise InvalidArgument(reason=f"ports {port} to {last_port} are not all ports")
+            raise InvalidArgument(reason=f"ports {port} to {last_port} are not all from 1 to 65535")
         self.brokers: list[LocalBroker] = []
         self.zookeeper: LocalZooKeeper | None = None
         self._host = host
@@ -198,7 +198,7 @@ class LocalCluster:
         last = max((int(number) for number in numbers if number.isdecimal()), default=-1)
         if last >= self._count:
             raise InvalidArgument(
-                reason=f"{self._data} has the data of broker {last}, whose partitions nobody would serve with "
+                reason=f"{self._data} has the data of broker {last}, whose partitions would not be served with "
                 f"brokers={self._count}: give brokers={last + 1} (kafkalog local --brokers {last + 1})"
             )
 

@@ -135,7 +135,7 @@ class BrokerChild:
     def launch(self) -> None:
         """Start the process; it does its imports and then waits for `let_go`."""
         if self._process is not None and self._process.poll() is None:
-            raise InvalidRequest(reason=f"broker {self.broker_id} runs already")
+            raise InvalidRequest(reason=f"broker {self.broker_id} is already running")
         self._release()
         lines = [f"{name}={BrokerSettings.rows[name].to_text(value)}" for name, value in self._settings.items()]
         self._config.write_text("\n".join(lines) + "\n")
@@ -278,7 +278,7 @@ class Guard:
             return {"connect": self._zookeeper.connect, "pid": self._zookeeper.pid}
         if what == "kill_zookeeper":
             return self._zookeeper.kill()
-        raise InternalError(reason=f"the guard knows no command '{what}'")
+        raise InternalError(reason=f"unknown command '{what}' of the guard")
 
     def _start(self) -> dict[str, Any]:
         """ZooKeeper, and while it starts the brokers' imports, which take as long; then the brokers."""

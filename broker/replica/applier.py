@@ -104,7 +104,9 @@ class Applier:
         """
         if not self._applying.acquire(timeout=_WAIT_SECONDS):
             waited_ms = round(_WAIT_SECONDS * 1000)
-            raise RequestTimedOut(what=f"another apply to {self._log.label}", address="its log", timeout_ms=waited_ms)
+            raise RequestTimedOut(
+                what=f"another apply to {self._log.label}", address="the broker", timeout_ms=waited_ms
+            )
         try:
             return self._apply(transactional_id, producer_id, batch_id, commit_uuid)
         finally:
@@ -122,7 +124,8 @@ class Applier:
     def _apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
         prepared = self._staging.prepared(commit_uuid)
         if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
-            raise InvalidRequest(reason=f"commit {commit_uuid.hex()} of {self._log.label} is another batch's")
+            reason = f"commit {commit_uuid.hex()} of {self._log.label} is of batch {prepared.batch_id}, not {batch_id}"
+            raise InvalidRequest(reason=reason)
         count = 0
         progress = self._log.apply_progress(producer_id)
         if not _is_applied(progress, batch_id, prepared):
@@ -131,7 +134,7 @@ class Applier:
                     transactional_id=transactional_id,
                     batch_id=batch_id,
                     partition=self._log.label,
-                    reason="nothing of it is prepared here",
+                    reason="it is not prepared on this broker",
                 )
             count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
             progress = self._log.apply_progress(producer_id)

@@ -353,16 +353,16 @@ class Host:
         """What there is to say if a partition's log is not where its state says."""
         here = f"{self._directory_id} ({self._directory.path})"
         if state.directory != self._directory_id:
-            reason = f"its log is in data directory {state.directory}, and broker {self.broker_id} has {here}"
+            reason = f"its log is in data directory {state.directory}, but broker {self.broker_id} has {here}"
         elif (topic.topic_id, number) not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)
             if self._directory.has_log(topic.topic_id, number):
                 reason = (
                     f"files of its folder {folder} in data directory {here} were removed or replaced while in use, "
-                    "or by a recovery that did not end"
+                    "or by a recovery that did not finish"
                 )
             else:
-                reason = f"its folder {folder} is gone from data directory {here}, or empty"
+                reason = f"its folder {folder} is missing from data directory {here}, or empty"
         else:
             return None
         return PartitionLost(

@@ -181,7 +181,7 @@ class InDoubtRecovery:
             if now - staged.renewed < self._timeout:
                 return False
             if version <= prepared.version:
-                # From now on its coordinator can not decide for it without preparing it again.
+                # From now on its coordinator cannot decide for it without preparing it again.
                 try:
                     version = decisions.raise_version(self._host.metadata.session, decision)
                 except DecisionMoved:

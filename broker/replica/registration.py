@@ -107,7 +107,7 @@ class Registration:
 
     def _taken_by(self, other: BrokerRecord) -> InvalidSetting:
         """What there is to say to a broker whose id another live one has."""
-        reason = f"the broker at {other.host}:{other.grpc_port} has it ({other.where})"
+        reason = f"the broker at {other.host}:{other.grpc_port} has this id ({other.where})"
         if other.directory == self._record.directory:
             reason += ", and one of the two data directories is a copy of the other"
         return InvalidSetting(name="broker.id", value=self._record.broker_id, reason=reason)

@@ -146,9 +146,9 @@ def _sort_in(call: Call, host: Host, groups: Groups) -> None:
     """Check a call and put its batches with those of the same partition."""
     request, body = call.request, call.body
     if call.acks not in (ACKS_NONE, ACKS_LEADER):
-        reason = "there is no replication yet, so the leader's word (acks=1) is all there is"
+        reason = "there is no replication yet; use acks=1"
         if call.acks != -1:
-            reason = "it is 0 (no answer), 1 (the leader has it) or -1 (all replicas)"
+            reason = "it must be 0 (no answer), 1 (the leader has it) or -1 (all replicas)"
         raise UnsupportedAcks(acks="all" if call.acks == -1 else call.acks, reason=reason)
     parts = request.partitions
     if len(parts) == 1:
@@ -169,10 +169,10 @@ def _sort_in(call: Call, host: Host, groups: Groups) -> None:
 
 
 def _wrong_length(total: int, body: memoryview) -> InvalidRequest:
-    return InvalidRequest(reason=f"an append's partitions have {total} bytes, its body {len(body)}")
+    return InvalidRequest(reason=f"an append's partitions have {total} bytes, but its body has {len(body)}")
 
 
-_UNWRITTEN = InternalError(reason="the append was not reached")
+_UNWRITTEN = InternalError(reason="the append was not executed")
 
 
 def _add(call: Call, part: pb.AppendPartition, data: memoryview, host: Host, groups: Groups) -> None:
@@ -215,7 +215,7 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
         if header.codec == 0:
             _BODIES.check(header, batch, label)
         elif header.record_count > limit // _RECORD_MIN:
-            reason = f"a compressed batch of {header.record_count} records for {label}: no {limit} bytes hold as many"
+            reason = f"a compressed batch for {label} has {header.record_count} records, too many for {limit} bytes"
             raise InvalidRequest(reason=reason)
         batches.append((header, batch))
         length += header.length
@@ -233,17 +233,19 @@ def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
     if last_offset_delta != record_count - 1:
         return "its records are not consecutive"
     if attributes & HAS_OFFSET:
-        return "it brings offsets of its own"
+        return "it has its own offsets; only the leader assigns offsets"
     if min_timestamp_us != max_timestamp_us and not attributes & HAS_TIMESTAMP:
-        return "it has no timestamps though they differ"
+        return "its smallest and largest timestamps differ, but it has no column of timestamps"
     if producer_id != NO_PRODUCER and (producer_id < 0 or producer_epoch < 0 or base_sequence < 0):
-        return f"producer {producer_id} gives no epoch or no sequence"
+        return f"producer {producer_id}, epoch {producer_epoch} and sequence {base_sequence} must all be >= 0"
     if length == HEADER_SIZE:
         return "it has no body"
     if not staged:
-        return None if batch_id == part == NO_TRANSACTION else "it is part of a transaction: stage it"
+        if batch_id == part == NO_TRANSACTION:
+            return None
+        return f"it has transaction batch {batch_id} and part {part}; send it as a stage request, not as an append"
     if batch_id < 0 or part < 0 or producer_id == NO_PRODUCER:
-        return f"it is staged, but names producer {producer_id}, batch {batch_id} and part {part}"
+        return f"a staged batch needs producer id, batch id and part >= 0, not {producer_id}, {batch_id} and {part}"
     return None
 
 
@@ -297,8 +299,8 @@ def ack_reply(call: Call) -> pb.AppendReply:
     reply = pb.AppendReply()
     for index, result in enumerate(call.results):
         if call.waits_for and index in call.waits_for:
-            flush = f"the flush of {call.waits_for[index][0].label}"
-            result = RequestTimedOut(what=flush, address="its disk", timeout_ms=call.timeout_ms)
+            flush = f"the fdatasync of {call.waits_for[index][0].label}"
+            result = RequestTimedOut(what=flush, address="the broker's disk", timeout_ms=call.timeout_ms)
         added = reply.partitions.add()
         if isinstance(result, KafkalogError):
             added.error.CopyFrom(error_to_wire(result))

@@ -43,19 +43,20 @@ def list_decisions(request: pb.ListDecisionsRequest, host: Host) -> pb.Decisions
 def _check_id(transactional_id: str) -> None:
     if not 0 < len(transactional_id) <= ID_LENGTH_MAX:
         raise InvalidRequest(
-            reason=f"a transactional id has 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
+            reason=f"a transactional id must have 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
         )
 
 
 def _check(decision: Decision) -> None:
     _check_id(decision.transactional_id)
     if decision.version < NO_VERSION or decision.batch_id < NO_BATCH:
-        raise InvalidRequest(reason=f"version {decision.version} and batch {decision.batch_id} make no decision")
+        reason = f"a decision's version and batch_id must be >= -1, not {decision.version} and {decision.batch_id}"
+        raise InvalidRequest(reason=reason)
     if len(decision.commit_uuid) != (0 if decision.batch_id == NO_BATCH else _UUID_SIZE):
         raise InvalidRequest(
-            reason=f"a commit uuid has {_UUID_SIZE} bytes, and none where no batch is decided, "
-            f"not {len(decision.commit_uuid)} (batch {decision.batch_id})"
+            reason=f"the commit uuid of batch {decision.batch_id} has {len(decision.commit_uuid)} bytes; it must have "
+            f"{_UUID_SIZE}, or 0 if no batch is decided (batch {NO_BATCH})"
         )
     for topic in (*decision.topics, *decision.applied):
         if len(topic.topic_id) != _UUID_SIZE or any(first > last for first, last in topic.partitions):
-            raise InvalidRequest(reason=f"the partitions of topic '{topic.topic}' are no ranges of a topic id")
+            raise InvalidRequest(reason=f"topic '{topic.topic}' has an invalid topic id or range of partitions")

@@ -190,5 +190,5 @@ def _check_known(group: str, host: Host) -> None:
 def _check_name(name: str, what: str = "group") -> None:
     if not paths.is_valid_name(name):
         raise InvalidRequest(
-            reason=f"'{name}' is no {what} name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+            reason=f"'{name}' is not a {what} name: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.', '..'"
         )

@@ -35,7 +35,7 @@ def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsRe
                 listed.found = True
                 listed.offset, listed.size_bytes = partition.reach(wanted.from_offset, wanted.max_bytes)
             else:
-                raise InvalidRequest(reason=f"{wanted.at} is no place to list an offset at")
+                raise InvalidRequest(reason=f"unknown kind of offset {wanted.at}")
         except KafkalogError as error:
             listed.Clear()
             listed.error.CopyFrom(error_to_wire(error))

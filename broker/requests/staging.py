@@ -51,7 +51,9 @@ class StageCall:
         """Raises InvalidRequest: the body is not what the partitions say."""
         total = sum(part.length for part in request.partitions)
         if total != len(body) or not request.partitions:
-            raise InvalidRequest(reason=f"a stage request's partitions have {total} bytes, its body {len(body)}")
+            raise InvalidRequest(
+                reason=f"a stage request's partitions have {total} bytes, but its body has {len(body)}"
+            )
         self._reply = data_pb.StageReply()
         self._checked: list[tuple[data_pb.StagedPartition, Partition, bytes, list[Batch]]] = []
         start = 0
@@ -268,16 +270,16 @@ def staged_bytes(host: Host) -> int:
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
     _check_uuid(request.commit_uuid, "commit")
     if not 0 < len(request.transactional_id.encode()) <= _ID_BYTES_MAX:
-        raise InvalidRequest(reason=f"a transactional id has 1 to {_ID_BYTES_MAX} bytes")
+        raise InvalidRequest(reason=f"a transactional id must have 1 to {_ID_BYTES_MAX} bytes")
     if request.producer_id != producer_id_of(request.transactional_id):
-        raise InvalidRequest(reason=f"producer {request.producer_id} is not '{request.transactional_id}'s")
+        raise InvalidRequest(reason=f"producer id {request.producer_id} is not that of '{request.transactional_id}'")
     if request.batch_id < 0:
-        raise InvalidRequest(reason=f"batch {request.batch_id} is none")
+        raise InvalidRequest(reason=f"batch_id must be >= 0, got {request.batch_id}")
 
 
 def _check_uuid(uuid: bytes, what: str) -> None:
     if len(uuid) != _UUID_SIZE:
-        raise InvalidRequest(reason=f"the uuid of a {what} has {_UUID_SIZE} bytes, not {len(uuid)}")
+        raise InvalidRequest(reason=f"the uuid of a {what} must have {_UUID_SIZE} bytes, not {len(uuid)}")
 
 
 def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> PreparedSet:
@@ -285,7 +287,7 @@ def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> Prepared
     for part in parts:
         _check_uuid(part.uuid, "part")
     if not parts or any(before.part >= after.part for before, after in zip(parts, parts[1:], strict=False)):
-        raise InvalidRequest(reason=f"the parts of partition {wanted.partition} do not stand in order, each once")
+        raise InvalidRequest(reason=f"the parts of partition {wanted.partition} must be in ascending order, each once")
     return PreparedSet(
         request.transactional_id, request.producer_id, request.batch_id, request.commit_uuid, request.version, parts
     )

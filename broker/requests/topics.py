@@ -70,7 +70,7 @@ def create_topic(request: pb.CreateTopicRequest, host: Host, seconds_left: float
         raise InvalidTopicName(topic=request.name)
     if request.replicas > 1:
         raise InvalidRequest(
-            reason=f"topic '{request.name}' with {request.replicas} replicas: there is no replication yet"
+            reason=f"topic '{request.name}' cannot have {request.replicas} replicas: there is no replication yet"
         )
     count = request.partitions or host.settings.num_partitions
     _check_count(request.name, count, host)
@@ -103,7 +103,7 @@ def alter_topic(request: pb.AlterTopicRequest, host: Host, seconds_left: float) 
         replicas = list(topic.replicas)
         if request.partitions:
             if request.partitions < len(replicas):
-                reason = f"it has {len(replicas)}, and partitions are never taken away"
+                reason = f"it has {len(replicas)}, and partitions cannot be removed"
                 raise InvalidPartitions(topic=topic.name, partitions=request.partitions, reason=reason)
             _check_count(topic.name, request.partitions, host)
             replicas += _place(host, request.partitions - len(replicas))
@@ -142,15 +142,15 @@ def recover_partitions(
     read_to: Mapping[int, tuple[int, str]] = {}
     if request.HasField("start_offset"):
         if not 0 <= request.start_offset <= _START_OFFSET_MAX:
-            raise InvalidRequest(reason=f"start offset {request.start_offset} is not from 0 to {_START_OFFSET_MAX}")
+            raise InvalidRequest(reason=f"start offset {request.start_offset} must be from 0 to {_START_OFFSET_MAX}")
     else:
         read_to = groups.highest_offsets(host.metadata.session, topic.name, topic.topic_id)
     for number in request.partitions:
         committed, group = read_to.get(number, (0, ""))
         if committed > _COMMITTED_MAX:
             raise InvalidRequest(
-                reason=f"group '{group}' has committed offset {committed} of {topic.name}-{number}, which no log ever "
-                "gave out: say where the new log is to begin (--start-offset)"
+                reason=f"group '{group}' has committed offset {committed} of {topic.name}-{number}, which is too "
+                "large to be an offset of its log: give the start of the new log (--start-offset)"
             )
     for number in request.partitions:
         behind = read_to.get(number, (0, ""))[0] + OFFSETS_SKIPPED

@@ -76,7 +76,7 @@ class _Dropped(Exception):
 
 
 class _Set:
-    """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it can not be
+    """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it cannot be
     applied; `told`: the log says that."""
 
     __slots__ = ("checked", "counted", "files", "length", "lost", "parts", "prepared", "renewed", "staged_us", "told")
@@ -213,11 +213,11 @@ class Staging:
         """What is wrong with a part of a set, or None."""
         part = self._parts.get(spec.uuid)
         if part is None:
-            return f"part {spec.part} is not here"
+            return f"part {spec.part} is not staged here"
         if (part.producer_id, part.batch_id, part.number) != (prepared.producer_id, prepared.batch_id, spec.part):
-            return f"part {spec.part} is another's"
+            return f"part {spec.part} belongs to another write"
         if (len(part.places), part.length) != (spec.batches, spec.length):
-            return f"part {spec.part} has {len(part.places)} batches of {spec.batches}"
+            return f"part {spec.part} has only {len(part.places)} of its {spec.batches} batches"
         return None
 
     def _lost_error(self, known: _Set) -> StagedPartLost:
@@ -305,7 +305,7 @@ class Staging:
             new = self._new_batches(part, batches)
             if new:
                 if part.sets:
-                    raise InvalidRequest(reason=f"part {part.number} for {self.label} is prepared: it gets no more")
+                    raise InvalidRequest(reason=f"part {part.number} for {self.label} is prepared and cannot grow")
                 now_us = self._clock.now_us()
                 file, position = self._write(
                     [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
@@ -322,7 +322,7 @@ class Staging:
         new: list[Batch] = []
         for header, data in batches:
             if not part.is_whose(header):
-                raise InvalidRequest(reason=f"batches of another part than {part.number} for {self.label}")
+                raise InvalidRequest(reason=f"batches of another part were sent for part {part.number} of {self.label}")
             expected = len(part.places) + len(new)
             if header.base_sequence > expected:
                 raise StagedOutOfOrder(
@@ -388,7 +388,7 @@ class Staging:
             self._check_usable()
             known = self._sets.get(prepared.commit_uuid)
             if known is not None and known.prepared._replace(version=prepared.version) != prepared:
-                raise InvalidRequest(reason=f"commit {prepared.commit_uuid.hex()} of {self.label} is another set's")
+                raise InvalidRequest(reason=f"commit {prepared.commit_uuid.hex()} of {self.label} has another set")
             for spec in prepared.parts:
                 fault = self._fault(spec, prepared)
                 if fault is not None:
@@ -689,7 +689,7 @@ class Staging:
                     if not self._names_synced:
                         self._disk.sync_dir(self._folder.parent)
                 except OSError as error:
-                    self._errors.refuse(error, "making a staged file last")
+                    self._errors.refuse(error, "syncing the folder of staged files")
                 self._drops_synced = drops
                 with self._lock:
                     self._removed -= removed

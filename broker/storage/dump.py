@@ -398,7 +398,7 @@ def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
     """The logs at a path, by name, of some topics or of all."""
     if path.is_file():
         if not _is_segment(path):
-            raise InvalidArgument(reason=f"{path} is no segment: its name is not 20 digits and {LOG_SUFFIX} or .next")
+            raise InvalidArgument(reason=f"{path} is not a segment, whose name is 20 digits and {LOG_SUFFIX} or .next")
         whole = _log_of(path.parent)
         found = [whole._replace(segments=[segment for segment in whole.segments if segment.path.name == path.name])]
     elif path.is_dir():
@@ -416,8 +416,8 @@ def _log_folders(path: Path) -> list[Path]:
     found = [sub for directory in directories for sub in _entries(directory, path) if is_log_folder(sub.name)]
     if not found and not any(map(is_data_directory, directories)):
         raise InvalidArgument(
-            reason=f"{path} holds no log: it is no segment, partition's folder, broker's data directory, "
-            "or folder of data directories"
+            reason=f"{path} holds no log: give a segment, a partition's folder, a broker's data directory, "
+            "or a folder of data directories"
         )
     return found
 
@@ -462,7 +462,7 @@ def _of_topics(found: list[_OfflineLog], topics: Topics, path: Path) -> list[_Of
         here = {number for name, number in there.values() if name == topic}
         if not here:
             hint = nearest_hint(topic, {name for name, _ in there.values() if name})
-            raise InvalidArgument(reason=f"no partition of topic '{topic}' is in {path}{hint}")
+            raise InvalidArgument(reason=f"{path} has no partition of topic '{topic}'{hint}")
         if numbers - here:
             missing = ", ".join(map(str, sorted(numbers - here)))
             raise InvalidArgument(reason=f"topic '{topic}' has no partition {missing} in {path}")

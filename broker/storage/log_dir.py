@@ -167,7 +167,7 @@ class LogDirectory:
             self.disk.make_dirs(self.path)
         except OSError as error:
             if is_of_a_name(error):  # a file has its name, or one above; the disk is not to blame
-                reason = f"it is no directory and cannot be made one: {error.strerror}"
+                reason = f"it is not a directory and cannot be created: {error.strerror}"
                 raise InvalidSetting(name="log.dir", value=str(self.path), reason=reason) from None
             raise
         lock_path = self.path / _LOCK
@@ -222,7 +222,7 @@ class LogDirectory:
                 raise ClusterMismatch(directory=str(self.path), expected=theirs, actual=ours)
             return
         if self.existing():  # never so after a crash: meta is written before the first log is made
-            reason = f"it holds logs, but {self.path / _META}, which says whose they are, is gone: put it back"
+            reason = f"it holds logs, but {self.path / _META}, which names their broker, is missing: put it back"
             raise StorageFailed(directory=str(self.path), reason=reason)
         directory_id = uuid.uuid4().hex
         facts = {"cluster_id": cluster_id, "broker_id": broker_id, "directory_id": directory_id}
@@ -477,7 +477,7 @@ class LogDirectory:
             if self.disk.stands_at(self._lock_fd, lock):
                 return True
             reason = (
-                f"{lock} is not the file any more that this broker has locked: the directory was removed, emptied or "
+                f"{lock} is no longer the file that this broker has locked: the directory was removed, emptied or "
                 "replaced while it was in use"
             )
         except OSError as error:

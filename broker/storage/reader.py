@@ -183,7 +183,7 @@ class Reader:
     def _check_moved(self, view: View, offset: int) -> None:
         """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
         if self._look(None)[0] is view:
-            raise CorruptBatch(partition=self._label, offset=offset, reason="its segment's file is gone")
+            raise CorruptBatch(partition=self._label, offset=offset, reason="the file of its segment is missing")
 
     def out_of_range(self, offset: int, view: View, end_offset: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(
@@ -258,7 +258,7 @@ class Reader:
                 self._examine(segment, file, examined, limit, limit_offset)
         behind = segment.index.at_or_after(offset + 1)  # a batch starts there: what is lost ends there at the latest
         end_offset = limit_offset if behind is None else min(behind[1], limit_offset)
-        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch holds it", end_offset=end_offset)
+        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch has it", end_offset=end_offset)
 
     def _examine(
         self, segment: Segment, file: SharedFile, position: int, limit: int, limit_offset: int

@@ -380,7 +380,7 @@ class Connection:
         if request.HasField("append"):
             self._refuse_partitions(request, len(request.append.partitions), _WRITTEN_PARTITIONS_MAX)
         elif not request.HasField("fetch"):
-            reason = "the frame's header names no request that this broker knows"
+            reason = "the frame's header has no request that this broker knows"
             self._hold(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
         elif (named := len(request.fetch.partitions)) > _FETCHED_PARTITIONS_MAX:
             self._refuse_partitions(request, named, _FETCHED_PARTITIONS_MAX)
@@ -393,7 +393,7 @@ class Connection:
     def _refuse_partitions(self, request: pb.RequestHeader, named: int, limit: int) -> None:
         """Refuse a request as a whole that names too many partitions."""
         kind = request.WhichOneof("request")
-        error = InvalidRequest(reason=f"the {kind} names {named} partitions, and one request may name {limit}")
+        error = InvalidRequest(reason=f"the {kind} names {named} partitions; the limit for one request is {limit}")
         silent = request.HasField("append") and request.append.acks == appends.ACKS_NONE
         self._hold(_Refusal(request.correlation_id, error, fatal=silent, silent=silent))
         if silent:
@@ -401,7 +401,7 @@ class Connection:
 
     def _refuse_stream(self, frame: Frame | OversizedBody | OversizedHeader) -> None:
         """Tell that the stream cannot be followed, after what was asked before, and read no more of it."""
-        error: KafkalogError = InvalidRequest(reason="the frame's header is no RequestHeader message")
+        error: KafkalogError = InvalidRequest(reason="the frame's header is not a RequestHeader message")
         if isinstance(frame, OversizedHeader):
             limit = frames.HEADER_LENGTH_MAX
             error = RequestTooLarge(size=frame.header_length, setting="limit of a frame's header", limit=limit)

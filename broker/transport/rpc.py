@@ -241,7 +241,7 @@ class BrokerService:
         if len(request.body) > _INLINE_MAX:
             raise RequestTooLarge(size=len(request.body), setting="inline append limit", limit=_INLINE_MAX)
         if request.request.acks == append.ACKS_NONE:
-            raise InvalidRequest(reason="acks=0 has no meaning over gRPC, where every call is answered; use acks=1")
+            raise InvalidRequest(reason="acks=0 is not possible over gRPC, because every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
         append.append([call], self._host)
         self._wait(call.waiting_at(), call.is_acked, call.timeout_ms, context, is_cut_by_stop=False)
@@ -277,7 +277,7 @@ class BrokerService:
                 self._pulls_waiting.release()
         if not reservation.granted:
             reservation.release()
-            reason = f"{_ANSWERS_MAX} bytes of gRPC answers are under way, and the data port knows no such limit"
+            reason = f"{_ANSWERS_MAX} bytes of gRPC answers are not sent yet; the data port has no such limit"
             raise BrokerBusy(broker=self._host.broker_id, reason=reason)
         if not context.add_callback(reservation.release):  # it has ended already
             reservation.release()
@@ -370,7 +370,7 @@ class _Receiving(grpc.ServerInterceptor):
 
         def answer(messages: Iterator[bytes], context: Any, *send: Any) -> Any:
             if is_refusing():
-                reason = f"{QUEUED_MAX} calls like {name} wait already, or no thread can be started for them"
+                reason = f"{QUEUED_MAX} calls of the lane of {name} are queued, or no thread can be started for them"
                 _abort(context, BrokerBusy(broker=self._broker_id, reason=reason))
             requests = self._requests(name, lane, handler.request_deserializer, messages, context)
             if handler.request_streaming:
@@ -399,7 +399,7 @@ class _Receiving(grpc.ServerInterceptor):
                     return
                 request = parsed(message)
             except DecodeError:
-                _abort(context, InvalidRequest(reason=f"the message is no request for {name}"))
+                _abort(context, InvalidRequest(reason=f"the message is not a request of {name}"))
             except MessageOverdue:
                 context.abort(grpc.StatusCode.CANCELLED, "the message came too late")
             yield request

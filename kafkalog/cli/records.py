@@ -545,7 +545,7 @@ def _wanted(
         ]
     listed = [topic for topic in admin.topics() if pattern.fullmatch(topic.name)]
     if not listed:
-        raise InvalidArgument(reason=f"no topic has a name that matches '{pattern.pattern}' as a whole")
+        raise InvalidArgument(reason=f"no topic name matches the whole of '{pattern.pattern}'")
     wanted = [
         TopicPartition(topic.name, partition.partition)
         for topic in listed

@@ -194,7 +194,7 @@ def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> Non
         each.at = _AT[spec]
     else:
         raise InvalidArgument(
-            reason=f"{spec!r} is no place in a partition: 'earliest', 'latest', AtTimestamp(us) or "
+            reason=f"{spec!r} is not a position in a partition: give 'earliest', 'latest', AtTimestamp(us) or "
             "AfterBytes(from_offset, max_bytes)"
         )
 
@@ -550,7 +550,7 @@ def _positive(partitions: int | None) -> int:
     if partitions is None:
         return 0
     if not 1 <= arguments.whole_number("partitions", partitions) < 1 << 31:
-        raise InvalidArgument(reason=f"{partitions} is not a number of partitions: it must be at least 1")
+        raise InvalidArgument(reason=f"the number of partitions must be at least 1, not {partitions}")
     return partitions
 
 

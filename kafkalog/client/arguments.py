@@ -55,7 +55,7 @@ def partition(given: object) -> TopicPartition:
         topic, number = given
         if isinstance(topic, str) and isinstance(number, int) and not isinstance(number, bool):
             return TopicPartition(topic, number)
-    raise InvalidArgument(reason=f"{given!r} is no partition: give TopicPartition(topic, number)")
+    raise InvalidArgument(reason=f"{given!r} is not a partition: give TopicPartition(topic, number)")
 
 
 def partitions(what: str, given: Iterable[TopicPartition]) -> list[TopicPartition]:

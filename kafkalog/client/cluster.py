@@ -558,6 +558,6 @@ def _reason(error: KafkalogError) -> str:
 def _unregistered(broker_id: int) -> BrokerUnreachable:
     if broker_id == NO_LEADER:
         return BrokerUnreachable(
-            address="the partition's leader", reason="it has none; no broker has opened its log yet"
+            address="the partition's leader", reason="there is none: no broker has opened its log yet"
         )
-    return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster (any more)")
+    return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")

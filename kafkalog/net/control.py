@@ -199,7 +199,7 @@ class ControlConnection:
             return BrokerUnreachable(address=self.address, reason="the connection was closed here")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(
-                address=self.address, reason=f"this server has no {method}; it is no kafkalog broker, or an older one"
+                address=self.address, reason=f"this server has no {method}: it is not a kafkalog broker, or is older"
             )
         return InternalError(reason=f"{method} at {self.address}: {code.name} {details}")
 
@@ -215,7 +215,7 @@ class ControlConnection:
             pass
         else:
             return ProtocolError(
-                address=self.address, reason="this is a broker's data port; bootstrap.servers wants its gRPC port"
+                address=self.address, reason="this is a broker's data port; give its gRPC port in bootstrap.servers"
             )
         if isinstance(error, RequestTimedOut):
             reason = (
@@ -224,7 +224,7 @@ class ControlConnection:
         elif _answers_as_grpc(self._host, self._port):
             reason = "its gRPC service closed the connection"
         else:
-            reason = "what listens there is no kafkalog broker's gRPC port"
+            reason = "the server there is not the gRPC port of a kafkalog broker"
         return BrokerUnreachable(address=self.address, reason=reason)
 
     def close(self) -> None:

@@ -159,7 +159,7 @@ class DataConnection:
         self._fill(PREFIX_SIZE)
         header_length, body_length = PREFIX.unpack_from(self._buffer, self._start)
         if header_length > HEADER_LENGTH_MAX or body_length > BODY_LENGTH_MAX:
-            reason = f"a frame with a header of {header_length} and a body of {body_length} bytes is none of ours"
+            reason = f"a frame with a header of {header_length} and a body of {body_length} bytes is not valid here"
             raise ProtocolError(address=self.address, reason=reason)
         return header_length, body_length
 

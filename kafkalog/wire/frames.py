@@ -44,7 +44,7 @@ def check_hello(data: bytes, address: str) -> int:
     if magic != HELLO_MAGIC:
         raise ProtocolError(address=address, reason="this is not a kafkalog data port (is it the gRPC port?)")
     if version != VERSION:
-        raise ProtocolError(address=address, reason=f"data port version {version}, here {VERSION}")
+        raise ProtocolError(address=address, reason=f"it speaks data port version {version}, this side {VERSION}")
     return version
 
 

@@ -77,11 +77,11 @@ def parse_connect(text: str) -> Address:
         if not match or not 0 < int(match.group(2)) < 65536:
             raise InvalidSetting(name="zookeeper.connect", value=text, reason=f"'{host}' is not host:port")
     if "," in chroot:
-        reason = f"the chroot stands once, behind the last host: {_with_one_chroot(text)}"
+        reason = f"give the chroot once, after the last host: {_with_one_chroot(text)}"
         raise InvalidSetting(name="zookeeper.connect", value=text, reason=reason)
     chroot = "/" + chroot.strip("/") if chroot.strip("/") else paths.DEFAULT_CHROOT
     if "//" in chroot:
-        raise InvalidSetting(name="zookeeper.connect", value=text, reason=f"'{chroot}' is no chroot")
+        raise InvalidSetting(name="zookeeper.connect", value=text, reason=f"chroot '{chroot}' has an empty name")
     return Address(",".join(host.strip() for host in hosts.split(",")), chroot)
 
 

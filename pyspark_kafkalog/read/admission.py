@@ -40,7 +40,7 @@ def limited(start: Mapping[TopicPartition, int], end: PartitionOffsets, max_offs
 class Gate:
     """Whether there is enough for a micro-batch (minOffsetsPerTrigger), or it was waited for long enough.
 
-    The first time after a start it always opens, for it can not be known how long the one before is ago.
+    The first time after a start it always opens, for it cannot be known how long the one before is ago.
 
     Args:
         min_offsets: records that are enough; None: any are.

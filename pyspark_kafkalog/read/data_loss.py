@@ -22,7 +22,7 @@ class Losses:
     def found(self, reason: str) -> None:
         """Raises DataLost, if losses are to fail the read."""
         if self.fail:
-            raise DataLost(reason=f"{reason} (failOnDataLoss=false goes on with what is there)")
+            raise DataLost(reason=f"{reason}; set failOnDataLoss=false to continue with the records that are left")
         if reason not in self._told:
             self._told.add(reason)
             log.warning("data_lost", reason=reason)

@@ -46,7 +46,7 @@ def parse_group(name: str, text: str) -> str:
     """The value of the option that names a group. Raises InvalidArgument."""
     if not is_valid_name(text.strip()):
         raise InvalidArgument(
-            reason=f"{name}='{text}' is no group name: 1 to 249 of the characters a-z A-Z 0-9 . _ - and not '.' or '..'"
+            reason=f"{name}='{text}' is not valid: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.' or '..'"
         )
     return text.strip()
 
@@ -94,7 +94,7 @@ def start_of(
 ) -> int:
     """Where a partition of [earliest, latest) starts: its committed offset, or by the fallback.
 
-    Earliest stays a symbol, which a batch looks up when it reads; latest is an offset, for a batch can not start there
+    Earliest stays a symbol, which a batch looks up when it reads; latest is an offset, for a batch cannot start there
     otherwise.
     """
     offset = committed.get(partition)

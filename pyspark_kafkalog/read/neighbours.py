@@ -6,7 +6,7 @@ reads those of the others that the same process started: one driver's. Another s
 this one last answered is of the same query, for as long as the two were never busy at the same time: those of one query
 never are, and those of different queries soon are when they wait for records.
 
-It is a hint, for how long to wait: what can not be written or read is as if nobody else was there. A source that Spark
+It is a hint, for how long to wait: what cannot be written or read is as if nobody else was there. A source that Spark
 ended leaves its file behind; the next one to start removes it.
 """
 

@@ -196,7 +196,7 @@ class Lookup:
         for partition in sorted(times.keys() - found.keys() - ends.keys()):
             raise InvalidArgument(
                 reason=f"{partition} has no record at or after timestamp {times[partition]} us "
-                f"({bound.option}): startingOffsetsByTimestampStrategy=latest starts such partitions at their end"
+                f"({bound.option}); set startingOffsetsByTimestampStrategy=latest to start such partitions at their end"
             )
         return found, {partition: ends[partition] for partition in times if partition not in found}
 

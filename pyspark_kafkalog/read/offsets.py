@@ -93,7 +93,7 @@ def _by_partition(
             parsed = parse(value)
             if not number.isdecimal() or parsed is None:
                 raise InvalidArgument(
-                    reason=f"{option}: '{number}': {json.dumps(value)} of topic '{topic}' is no partition "
+                    reason=f"{option}: '{number}': {json.dumps(value)} of topic '{topic}' is not a partition "
                     f"and {what.split()[1]}, as in {example}"
                 )
             values[TopicPartition(topic, int(number))] = parsed
@@ -109,7 +109,7 @@ def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
             raise InvalidArgument(reason=f"assign: topic '{topic}' must have a list of partitions, as in {example}")
         for number in numbers:
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-                raise InvalidArgument(reason=f"assign: {json.dumps(number)} is no partition of topic '{topic}'")
+                raise InvalidArgument(reason=f"assign: {json.dumps(number)} is not a partition of topic '{topic}'")
             found.add(TopicPartition(topic, number))
     if not found:
         raise InvalidArgument(reason=f"assign='{text}' names no partition; expected {example}")
@@ -199,9 +199,9 @@ def check_batch_bounds(start: Bound, end: Bound) -> None:
         if bound.by_time:
             continue
         if bound.position == symbol:
-            raise InvalidArgument(reason=f"{bound.option} of a batch read can not be {word}: nothing would be read")
+            raise InvalidArgument(reason=f"{bound.option} of a batch read cannot be {word}: no record would be read")
         if isinstance(bound.position, dict) and (named := symbols_in([bound.position], symbol)):
-            raise InvalidArgument(reason=f"{bound.option} of a batch read can not be {word} ({symbol}) for {named[0]}")
+            raise InvalidArgument(reason=f"{bound.option} of a batch read cannot be {word} ({symbol}) for {named[0]}")
     first, last = start.position, end.position
     if isinstance(first, dict) and isinstance(last, dict) and first.keys() != last.keys():
         raise InvalidArgument(

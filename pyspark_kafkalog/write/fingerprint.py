@@ -74,14 +74,14 @@ def _configured(root: str, name: str) -> str:
 
 
 class Fingerprints:
-    """Reads checkpoints in the process that commits. What can not be read is logged once for each checkpoint."""
+    """Reads checkpoints in the process that commits. What cannot be read is logged once for each checkpoint."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
         self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
-        """SHA-256 of the batch's file; UNKNOWN where it is not known where the checkpoint is, or it can not be read."""
+        """SHA-256 of the batch's file; UNKNOWN where it is not known where the checkpoint is, or it cannot be read."""
         if not checkpoint.location:
             return self._unknown(checkpoint, "where it is was not said")
         try:

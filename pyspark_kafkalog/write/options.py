@@ -58,9 +58,9 @@ def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptio
         )
     if (app_id is None) != (version is None):
         given, missing = ("txnVersion", "txnAppId") if app_id is None else ("txnAppId", "txnVersion")
-        raise InvalidArgument(reason=f"the option {given} is nothing without {missing}: give both, or neither")
+        raise InvalidArgument(reason=f"the option {given} requires {missing}: give both, or neither")
     if app_id is not None and delivery == AT_LEAST_ONCE:
-        raise InvalidArgument(reason=f"txnAppId and txnVersion need delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
+        raise InvalidArgument(reason=f"txnAppId and txnVersion require delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
     txn = None if app_id is None or version is None else TxnVersion(app_id, version)
     return SinkOptions(
         bootstrap_servers=bootstrap_servers(values),

@@ -203,7 +203,7 @@ def test_no_batches_give_no_rows() -> None:
         ([StructField("Value", BinaryType())], "no column 'Value'"),
         ([StructField("value", StringType())], "column 'value' is of type binary, not string"),
         ([StructField("offset", IntegerType())], "column 'offset' is of type bigint, not int"),
-        ([StructField("value", BinaryType(), False)], "can not say NOT NULL"),
+        ([StructField("value", BinaryType(), False)], "cannot be NOT NULL"),
         ([StructField("value", BinaryType()), StructField("value", BinaryType())], "names a column twice"),
     ],
 )

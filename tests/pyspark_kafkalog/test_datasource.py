@@ -65,8 +65,8 @@ def test_a_wrong_option_is_told_at_load(
 @pytest.mark.parametrize(
     ("schema", "options", "says"),
     [
-        (None, {"startingOffsets": "latest"}, "startingOffsets of a batch read can not be latest"),
-        (None, {"endingOffsets": "earliest"}, "endingOffsets of a batch read can not be earliest"),
+        (None, {"startingOffsets": "latest"}, "startingOffsets of a batch read cannot be latest"),
+        (None, {"endingOffsets": "earliest"}, "endingOffsets of a batch read cannot be earliest"),
         ("body binary", {}, "a read has no column 'body'"),
         ("value binary", {"includeHeaders": "maybe"}, "includeHeaders='maybe' is not valid"),
         ("value string", {}, "column 'value' is of type binary, not string"),

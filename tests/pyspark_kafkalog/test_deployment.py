@@ -203,7 +203,7 @@ def test_foreach_batch_under_spark_connect_knows_its_query_by_its_checkpoint(
     with Running([*client, topic, address], environment(PYTHONPATH="", PYSPARK_PYTHON=""), tmp_path) as running:
         found = running.answer()
     assert found["unnumbered"] is found["named"] is found["again"] is None
-    assert "which query writes version 0 of txnAppId 'connect' is not known" in found["unnamed"]
+    assert "the query that writes version 0 of txnAppId 'connect' is not known" in found["unnamed"]
     assert f"query {found['id']} wrote to topic '{topic}', and this write belongs to query" in found["new"]
     assert [message.value for message in messages_in(topic)] == [b"a", b"a"]  # unnumbered, and named
     [warning] = [line for line in serving.errors if "write_not_numbered" in line]

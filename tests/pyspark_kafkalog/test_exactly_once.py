@@ -609,7 +609,7 @@ def test_a_numbered_write_in_a_thread_that_does_not_know_its_query_fails_and_say
         write(rows, options, txnAppId="threads", txnVersion=str(batch_id))
 
     foreach_batch.add("a")
-    says = "which query writes version 0 of txnAppId 'threads' is not known.*own checkpointLocation as an option"
+    says = "the query that writes version 0 of txnAppId 'threads' is not known.*own checkpointLocation as an option"
     with pytest.raises(StreamingQueryException, match=says):
         foreach_batch.run(in_a_thread(numbered))
     assert messages_in(topic) == []
@@ -680,7 +680,7 @@ def test_a_checkpoint_that_can_not_be_read_fails_a_numbered_write_that_needs_it(
 ) -> None:
     admin.create_topic(topic)
     rows = spark.range(1).selectExpr("'a' AS value")
-    with pytest.raises(Exception, match=r"which query writes version 0.*no/metadata.*that the driver can read"):
+    with pytest.raises(Exception, match=r"the query that writes version 0.*no/metadata.*that the driver can read"):
         write(rows, options, txnAppId="a", txnVersion="0", checkpointLocation=f"file:{tmp_path}/no")
     assert messages_in(topic) == []
 

@@ -83,7 +83,7 @@ def test_the_topics_of_assigned_partitions_come_once_each_and_sorted() -> None:
         (SERVERS, "a read needs one of the options subscribe, subscribePattern, assign"),
         ({**READ, "assign": '{"t": [0]}'}, "a read needs only one of the options subscribe, assign"),
         ({**SERVERS, "subscribe": " ,"}, "subscribe=' ,' names no topic"),
-        ({**SERVERS, "subscribePattern": "("}, "is no regular expression"),
+        ({**SERVERS, "subscribePattern": "("}, "is not a regular expression"),
         ({**SERVERS, "subscribePattern": " "}, "subscribePattern is empty"),
         ({**SERVERS, "assign": "t"}, "assign='t' is not valid"),
         ({**READ, "startingOffsets": "now"}, "startingOffsets='now' is not valid"),
@@ -253,13 +253,13 @@ def test_a_write_is_exactly_once_unless_told_otherwise(
     ("given", "says"),
     [
         ({"delivery": "at-most-once"}, "it must be exactly-once or at-least-once"),
-        ({"txnAppId": "app"}, "the option txnAppId is nothing without txnVersion"),
-        ({"txnVersion": "1"}, "the option txnVersion is nothing without txnAppId"),
+        ({"txnAppId": "app"}, "the option txnAppId requires txnVersion"),
+        ({"txnVersion": "1"}, "the option txnVersion requires txnAppId"),
         ({"txnAppId": " ", "txnVersion": "1"}, "the option txnAppId is empty"),
         ({"txnAppId": "app", "txnVersion": "-1"}, "txnVersion='-1' is not valid: it must be a whole number"),
         ({"txnAppId": "app", "txnVersion": "1.0"}, "txnVersion='1.0' is not valid"),
         ({"txnAppId": "app", "txnVersion": str(1 << 63)}, "is not valid: it must be a whole number"),
-        ({"txnAppId": "app", "txnVersion": "1", "delivery": "at-least-once"}, "need delivery=exactly-once"),
+        ({"txnAppId": "app", "txnVersion": "1", "delivery": "at-least-once"}, "require delivery=exactly-once"),
     ],
 )
 def test_a_wrong_option_of_a_write_gets_one_clear_sentence(given: dict[str, str | None], says: str) -> None:

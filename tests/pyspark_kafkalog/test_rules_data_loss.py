@@ -157,7 +157,7 @@ def test_a_checkpoint_of_what_the_options_leave_out_is_told_as_that_and_not_as_a
     logged = {src: {"0": 2}}
     selects = {how: {"subscribe": text, "subscribePattern": f"^{text}$", "assign": {text: [0]}}[how]}
     strict, lenient = live.stream(**selects, **EARLIEST), live.stream(**selects, **GO_ON)
-    says = f"^the checkpoint is of {src}-0, and the options say {how}=.*{text}.*: give the query a checkpointLocation"
+    says = f"^the checkpoint has {src}-0, but the options select {how}=.*{text}.*: give the query its own checkpoint"
     for call in (lambda: strict.latestOffset(logged, EVERYTHING), lambda: strict.partitions({src: {"0": 1}}, logged)):
         with pytest.raises(KafkalogError, match=says) as raised:
             call()
@@ -724,20 +724,20 @@ def test_available_now_fails_on_a_loss_whatever_fail_on_data_loss_says(live: Liv
     topic = live.topic(4)
     stream, start, end = available_now(live, topic, maxOffsetsPerTrigger="3")
     for moved, says in (
-        ({topic: {"0": 3, "1": 1}}, "had set out to read"),
-        ({}, "ends in none, and it had set out to read"),
-        ({topic: {"0": 5}}, "had set out to read up to 4"),
+        ({topic: {"0": 3, "1": 1}}, "but the target is"),
+        ({}, "ends in none, but the target is"),
+        ({topic: {"0": 5}}, "but the target is 4"),
     ):
         with pytest.raises(DataLost, match=says):
             stream.partitions(start, moved)
     live.admin.delete_topic(topic)
-    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+    with pytest.raises(DataLost, match="AvailableNow must read it"):
         stream.partitions(start, end)
-    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+    with pytest.raises(DataLost, match="AvailableNow must read it"):
         stream.latestOffset(end, EVERYTHING)
     live.admin.create_topic(topic)
     live.append(topic, 1)  # made anew, and shorter
-    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+    with pytest.raises(DataLost, match="AvailableNow must read it"):
         stream.partitions(start, end)
 
 
@@ -745,7 +745,7 @@ def test_available_now_fails_if_a_topic_is_made_anew_under_it_although_that_is_l
     topic = live.topic(4)
     stream, _, end = available_now(live, topic, maxOffsetsPerTrigger="3")
     made_anew(live, topic, 9)
-    with pytest.raises(DataLost, match="AvailableNow had set out to read it"):
+    with pytest.raises(DataLost, match="AvailableNow must read it"):
         stream.latestOffset(end, EVERYTHING)
 
 

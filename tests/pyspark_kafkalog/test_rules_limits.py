@@ -333,6 +333,6 @@ def test_a_task_that_gets_no_answer_gives_up_after_poll_timeout_ms(live: Live) -
         servers = f"127.0.0.1:{silent.getsockname()[1]}"
         options = dataclasses.replace(reader._options, bootstrap_servers=servers)
         started = time.monotonic()
-        with pytest.raises(RequestTimedOut, match=r"kafkaConsumer.pollTimeoutMs.* did not answer within 400 ms"):
+        with pytest.raises(RequestTimedOut, match=r"kafkaConsumer.pollTimeoutMs.* did not finish within 400 ms"):
             list(reading.read_ranges(options, reader._schema, planned[0].value))
         assert time.monotonic() - started < 15

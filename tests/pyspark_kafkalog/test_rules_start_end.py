@@ -284,10 +284,10 @@ SCHEMA = StructType.fromJson(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"startingOffsets": "latest"}, "startingOffsets of a batch read can not be latest"),
-        ({"startingOffsets": {"t": {"0": -1}}}, "can not be latest (-1) for t-0"),
-        ({"endingOffsets": "earliest"}, "endingOffsets of a batch read can not be earliest"),
-        ({"endingOffsets": {"t": {"0": -2}}}, "can not be earliest (-2) for t-0"),
+        ({"startingOffsets": "latest"}, "startingOffsets of a batch read cannot be latest"),
+        ({"startingOffsets": {"t": {"0": -1}}}, "cannot be latest (-1) for t-0"),
+        ({"endingOffsets": "earliest"}, "endingOffsets of a batch read cannot be earliest"),
+        ({"endingOffsets": {"t": {"0": -2}}}, "cannot be earliest (-2) for t-0"),
         ({"startingOffsets": {"t": {"0": 1}}, "endingOffsets": {"t": {"1": 2}}}, "must list the same partitions"),
         (
             {"startingOffsets": {"t": {"0": 1}}, "endingOffsets": {"t": {"0": 0}}},
@@ -343,7 +343,7 @@ def test_a_stream_refuses_an_end_at_its_first_call(live: Live, option: str, firs
         ({"startingTimestamp": "soon"}, "startingTimestamp='soon' is not valid"),
         ({"endingTimestamp": "1.5"}, "endingTimestamp='1.5' is not valid"),
         ({"startingOffsetsByTimestamp": "latest"}, "startingOffsetsByTimestamp='latest' is not valid; expected"),
-        ({"startingOffsetsByTimestamp": '{"t": {"0": "x"}}'}, "is no partition and timestamp"),
+        ({"startingOffsetsByTimestamp": '{"t": {"0": "x"}}'}, "is not a partition and timestamp"),
         ({"startingOffsetsByTimestampStrategy": "earliest"}, "it must be error or latest"),
         ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "15"}, "minOffsetsPerTrigger (20) is greater than max"),
         ({"minOffsetsPerTrigger": "0"}, "it must be a whole number of at least 1"),
@@ -358,7 +358,7 @@ def test_a_stream_refuses_an_end_at_its_first_call(live: Live, option: str, firs
         ({"fetchOffset.numRetries": "0"}, "fetchOffset.numRetries='0'"),
         ({"fetchOffset.retryIntervalMs": "-5"}, "fetchOffset.retryIntervalMs='-5'"),
         ({"kafka.isolation.level": "read_all"}, "it must be read_uncommitted or read_committed"),
-        ({"kafka.group.id": " "}, "kafkalog.group.id=' ' is no group name"),
+        ({"kafka.group.id": " "}, "kafkalog.group.id=' ' is not valid"),
         ({"columns": "value,colour"}, "columns: a read has no column 'colour'"),
         ({"columns": "value,value"}, "columns names a column twice"),
         ({"columns": " ,"}, "names no column"),

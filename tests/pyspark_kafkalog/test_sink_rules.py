@@ -189,7 +189,7 @@ def test_a_topic_column_of_another_type_and_no_topic_at_all_are_refused(
             {"delivery": "at-most-once"},
             "'at-most-once' is not valid: it must be exactly-once or at-least-once",
         ),
-        ({"txnAppId": "app"}, "the option txnAppId is nothing without txnVersion"),
+        ({"txnAppId": "app"}, "the option txnAppId requires txnVersion"),
     ],
 )
 def test_a_batch_write_with_a_wrong_option_is_refused_before_any_task(

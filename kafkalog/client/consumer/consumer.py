@@ -326,7 +326,7 @@ class Consumer:
         partition = arguments.partition(partition)
         cursor = self._cursors.get(partition)
         if cursor is None:
-            raise InvalidArgument(reason=f"{partition} is not assigned to this consumer (any more)")
+            raise InvalidArgument(reason=f"{partition} is not assigned to this consumer")
         return cursor
 
     def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
@@ -337,7 +337,7 @@ class Consumer:
                 continue
             if not isinstance(start, int) or isinstance(start, bool) or start < 0:
                 raise InvalidArgument(
-                    reason=f"{start!r} is no place to start in {partition}: 'earliest', 'latest', 'committed', an "
+                    reason=f"{start!r} is not a start in {partition}: give 'earliest', 'latest', 'committed', an "
                     "offset from 0, or AtTimestamp(us)"
                 )
         from_group = [partition for partition, start in wanted.items() if start == "committed"]

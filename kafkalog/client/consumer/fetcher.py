@@ -219,7 +219,7 @@ class Fetcher:
             None after `timeout` seconds without anything, or when closed.
 
         Raises:
-            KafkalogError: of a source that can not go on; or a broker was unreachable, or a partition without a leader,
+            KafkalogError: of a source that cannot go on; or a broker was unreachable, or a partition without a leader,
                 for retry.timeout.ms.
         """
         end = None if timeout is None else time.monotonic() + timeout

@@ -152,8 +152,8 @@ class _RangeFetch:
                 self._asked_offset <= self._position < batch.start_offset and self._is_compacted()
             ):
                 raise DataLost(
-                    reason=f"{self._reader.topic_partition} goes on at offset {batch.start_offset} where "
-                    f"{self._position} comes next"
+                    reason=f"{self._reader.topic_partition} continues at offset {batch.start_offset}, but "
+                    f"{self._position} is next"
                 )
             self._position = batch.header.end_offset
 

@@ -153,7 +153,7 @@ class Accumulator:
             while not batch.done:
                 if threading.get_ident() in self.own_threads:
                     raise InvalidArgument(
-                        reason=f"{what} can not be waited for in on_delivery: acks come on that thread"
+                        reason=f"{what} cannot be waited for in on_delivery, because that thread receives the acks"
                     )
                 batch.awaited = True
                 left = None if end is None else end - time.monotonic()

@@ -354,7 +354,7 @@ class Producer:
             KafkalogError: as from `flush`; the producer is closed all the same.
         """
         if threading.get_ident() in self._accumulator.own_threads:
-            raise InvalidArgument(reason="close() can not be called in on_delivery: it waits for that thread")
+            raise InvalidArgument(reason="close() cannot be called in on_delivery, because it waits for that thread")
         arguments.seconds("timeout", timeout)
         if not self._lock.run(self._take_no_more):
             return

@@ -320,7 +320,7 @@ class Sender:
     def _frames(
         self, link: Link[_Request], requests: list[_Request]
     ) -> tuple[list[tuple[int, _Request]], list[bytes | memoryview]]:
-        """The requests with their correlation ids, and their bytes. A batch that can not be encoded fails, and what is
+        """The requests with their correlation ids, and their bytes. A batch that cannot be encoded fails, and what is
         behind it in its partition waits."""
         framed: list[tuple[int, _Request]] = []
         pieces: list[bytes | memoryview] = []

@@ -70,7 +70,7 @@ def chunks(
         rows_max, bytes_max: of a chunk; a single row may be larger, up to `message_bytes_max`.
 
     Raises:
-        InvalidArgument: an unknown column, or one of a type that it can not have.
+        InvalidArgument: an unknown column, or one of a type that it cannot have.
         UnknownPartition: in the column `partition`.
         RecordTooLarge: a row that fits in no batch. Nothing of the table is sent then.
     """

@@ -366,7 +366,7 @@ class TransactionCoordinator:
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
-        """Whether the batch of a commit that is given up is decided; None: that can not be told. One that asked for its
+        """Whether the batch of a commit that is given up is decided; None: that cannot be told. One that asked for its
         decision and had no answer is seen to: a request that is late is refused once the version is another than it
         named. Of a stream's or a numbered batch another attempt may be decided meanwhile.
 
@@ -587,7 +587,7 @@ class TransactionCoordinator:
 
     def forget(self, decisions: Iterable[Decision]) -> None:
         """Have the counts of numbered writes begin anew, under the next name: leaders keep how far batches of this one
-        came. Of several nothing is forgotten if one can not be.
+        came. Of several nothing is forgotten if one cannot be.
 
         Raises:
             InvalidArgument: a batch is decided and not done.
@@ -598,7 +598,7 @@ class TransactionCoordinator:
             if decision.is_open:
                 raise InvalidArgument(
                     reason=f"version {decision.batch_id} of transaction '{decision.transactional_id}' is decided and "
-                    "not everywhere yet, so it can not be forgotten; `kafkalog transactions resolve` finishes it"
+                    "not everywhere yet, so it cannot be forgotten; `kafkalog transactions resolve` finishes it"
                 )
         for decision in decisions:
             self._decide(Decision(decision.transactional_id, decision.version, is_stream=True, forgotten=True))
@@ -628,7 +628,7 @@ class TransactionCoordinator:
         decision = self.decision(transactional_id)
         if decision.is_open:
             raise InvalidArgument(
-                reason=f"batch {decision.batch_id} of transaction '{transactional_id}' is decided, so it can not be "
+                reason=f"batch {decision.batch_id} of transaction '{transactional_id}' is decided, so it cannot be "
                 "aborted; `kafkalog transactions resolve` finishes it"
             )
         undecided = [each for each in self.staged(transactional_id) if _is_undecided(each, decision)]

@@ -1,6 +1,6 @@
 """Requests to the leaders of many partitions: side by side, and again until every partition has answered.
 
-Each partition answers for itself; those that can not yet (their broker restarts, their leader moved, or works at it)
+Each partition answers for itself; those that cannot yet (their broker restarts, their leader moved, or works at it)
 are asked again for as long as anything is done for any of them. Knows nothing of what the requests mean.
 """
 

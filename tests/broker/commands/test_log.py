@@ -36,7 +36,7 @@ def test_log_dump_and_verify_read_a_stopped_brokers_files(
     damaged[100] ^= 1
     segment.write_bytes(damaged)
     ran = Ran(capfdbinary, "log", "verify", str(segment))
-    ran.fails_with(": 1 problem, the first of them: ")
+    ran.fails_with(": 1 problem, the first: ")
     assert "damaged: offsets 0 to 0" in ran.out
 
 

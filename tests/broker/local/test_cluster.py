@@ -232,7 +232,7 @@ def test_a_killed_broker_comes_back_at_its_ports_with_its_data() -> None:
         broker.kill()
         assert broker.stop() is None
         broker.start()
-        with pytest.raises(InvalidRequest, match="runs already"):
+        with pytest.raises(InvalidRequest, match="is already running"):
             broker.start()
 
 
@@ -339,7 +339,7 @@ def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
 
 def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "broker-0").write_text("no directory")
-    with pytest.raises(InvalidSetting, match=r"broker-0' is not valid: it is no directory.*File exists"):
+    with pytest.raises(InvalidSetting, match=r"broker-0' is not valid: it is not a directory.*File exists"):
         LocalCluster(data=tmp_path).start()
 
 
@@ -351,7 +351,7 @@ def test_fewer_brokers_than_the_data_directory_has_are_refused(tmp_path: Path) -
         with pytest.raises(InvalidArgument) as raised:
             LocalCluster(brokers=brokers, data=tmp_path, port=1).start()
         assert str(raised.value) == (
-            f"{tmp_path} has the data of {missing}, whose partitions nobody would serve with brokers={brokers}: "
+            f"{tmp_path} has the data of {missing}, whose partitions would not be served with brokers={brokers}: "
             "give brokers=3 (kafkalog local --brokers 3)"
         )
 
@@ -363,9 +363,7 @@ def test_the_end_of_the_guard_is_told_as_such(tmp_path: Path) -> None:
         os.kill(cluster.guard_pid, signal.SIGKILL)
         assert watched.all_end()
         watched.close()
-        with pytest.raises(
-            LocalClusterEnded, match=f"^the process that holds the local cluster in {tmp_path} has ended"
-        ):
+        with pytest.raises(LocalClusterEnded, match=f"^the guard process of the local cluster in {tmp_path} has ended"):
             cluster.look()
 
 
@@ -413,10 +411,10 @@ def test_a_command_that_was_interrupted_leaves_its_answer_to_nobody() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"brokers": 0}, "a cluster has at least one broker, not 0"),
-        ({"port": 0}, "ports 0 to 1 are not all ports"),
-        ({"port": 65_535}, "ports 65535 to 65536 are not all ports"),
-        ({"brokers": 2, "port": 65_533}, "ports 65533 to 65536 are not all ports"),
+        ({"brokers": 0}, "brokers must be at least 1, not 0"),
+        ({"port": 0}, "ports 0 to 1 are not all from 1 to 65535"),
+        ({"port": 65_535}, "ports 65535 to 65536 are not all from 1 to 65535"),
+        ({"brokers": 2, "port": 65_533}, "ports 65533 to 65536 are not all from 1 to 65535"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused_before_it_is_started(given: dict[str, Any], says: str) -> None:

@@ -593,7 +593,7 @@ def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
         lambda: host.metadata.brokers.get(0, mine).epoch > mine.epoch and host.metadata.brokers[0].where == mine.where,
     )
     assert caplog.text.count("not_followed path=/brokers/ids/0") == 1
-    assert "has it (host:/another)" in caplog.text
+    assert "has this id (host:/another)" in caplog.text
 
 
 def test_a_log_to_be_opened_again_of_a_topic_that_no_sync_has_taken_in_ends_no_thread(

@@ -95,11 +95,11 @@ def test_a_log_that_is_gone_is_refused_and_served_again_once_it_is_back(
     broker = start_broker()
     if wipe is wipe_directory:
         for partition in (0, 1):
-            assert_lost(broker, topic, partition, "its log is in data directory [0-9a-f]{32}, and broker 0 has")
+            assert_lost(broker, topic, partition, "its log is in data directory [0-9a-f]{32}, but broker 0 has")
         assert broker.new_topic("other")  # the new directory is as good as any
         assert broker.broker.host.leader_of(broker.broker.host.metadata.topic("other").topic_id, 0).log.end_offset == 0
     else:
-        assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone from data directory")
+        assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is missing from data directory")
         assert broker.broker.host.leader_of(topic, 1).log.end_offset == 5
     assert caplog.text.count("partition_lost partition=t-0") == 1
     broker.stop(clean)
@@ -189,7 +189,7 @@ def test_a_state_that_another_directory_was_faster_to_write_is_respected(
 
     monkeypatch.setattr("broker.replica.host.registry.write_states", second)
     topic = broker.new_topic()
-    assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
+    assert_lost(broker, topic, 0, "its log is in data directory another, but broker 0 has")
 
 
 def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_broker: StartBroker) -> None:
@@ -201,7 +201,7 @@ def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_
     taken = replace(record.states[0], leader_epoch=1, directory="another")
     registry.write_states(host.metadata.session, record, {0: taken})
     until(broker, lambda: (topic, 0) not in host.hosted)
-    assert_lost(broker, topic, 0, "its log is in data directory another, and broker 0 has")
+    assert_lost(broker, topic, 0, "its log is in data directory another, but broker 0 has")
     with pytest.raises(errors.NotLeader):
         partition.read(0, 100, None)
     assert host.leader_of(topic, 1).log.end_offset == 5
@@ -238,7 +238,9 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     wipe(tmp_path, topic)
     host._directory.tidy()
     until(broker, lambda: host.failure(topic, 0) is not None)
-    told = "its folder {} is gone" if wipe in (wipe_folder, empty_folder) else "files of its folder {} .* were removed"
+    told = (
+        "its folder {} is missing" if wipe in (wipe_folder, empty_folder) else "files of its folder {} .* were removed"
+    )
     assert_lost(broker, topic, 0, told.format(f"{topic.hex()}-0"))
     with pytest.raises(errors.NotLeader):
         partition.append_as_leader([])
@@ -295,7 +297,7 @@ def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_
     for _ in range(3):
         assert rounds.acquire(timeout=60)
     assert caplog.text.count("partition_lost partition=t-0") == 1
-    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
+    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is missing")
     recovered = recover(broker, topic, 0, start_offset=12)
     assert (recovered.start_offset, recovered.leader_epoch) == (12, 1)
     assert host.leader_of(topic, 0).log.end_offset == 12
@@ -315,7 +317,7 @@ def test_logs_of_a_topic_that_are_removed_one_after_the_other_are_all_lost(
         host._directory.tidy()
         until(broker, lambda: len(host.unserved()) > number)  # noqa: B023
     for number in range(2):
-        assert_lost(broker, topic, number, rf"its folder {topic.hex()}-{number} is gone")
+        assert_lost(broker, topic, number, rf"its folder {topic.hex()}-{number} is missing")
     assert host.leader_of(topic, 2).log.end_offset == 5
 
 
@@ -341,7 +343,7 @@ def test_a_roll_in_a_folder_that_is_gone_takes_its_partition_out_and_no_other(
     with pytest.raises(errors.NotLeader), host.leader_of(topic, 0)._hosted():
         host.leader_of(topic, 0).log.delete_before(5)  # all of it: another segment is to be made
     until(broker, lambda: host.failure(topic, 0) is not None)
-    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is gone")
+    assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is missing")
     assert host.failed is None
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=1).base_offset == 5
@@ -467,7 +469,7 @@ def test_only_what_is_lost_is_recovered_and_by_its_own_broker(start_broker: Star
     ):
         with pytest.raises(grpc.RpcError, match=refused):
             recover(asked, topic, number)
-    with pytest.raises(grpc.RpcError, match="start offset -1 is not from 0 to"):
+    with pytest.raises(grpc.RpcError, match="start offset -1 must be from 0 to"):
         recover(broker, topic, 0, start_offset=-1)
     broker.stop()
     wipe_folder(tmp_path, topic)

@@ -70,7 +70,7 @@ def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDir
     assert partition.stage(b"u" * 16, [first]) == (1, len(first[1]))
     assert partition.stage(b"u" * 16, [first, batch(1)])[0] == 2
     assert partition.stage(b"u" * 16, [first])[0] == 2
-    with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 was sent batch 3 when 2 was expected"):
+    with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 got batch 3, but 2 is next"):
         partition.stage(b"u" * 16, [batch(3)])
     with pytest.raises(InvalidRequest, match="batches of another part"):
         partition.stage(b"u" * 16, [batch(2, part=1)])
@@ -359,7 +359,7 @@ def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_af
     directory = LogDirectory(directory.path, clock=ManualClock())
     partition = open_partition(directory, topic(segment_bytes=1 << 24))
     assert partition.readable_end_offset == partition.end_offset == end_offset
-    assert "part 0 has 3 batches of 4" in lost_by(partition, prepared)
+    assert "part 0 has only 3 of its 4 batches" in lost_by(partition, prepared)
     assert partition.readable_end_offset == end_offset
     assert partition.drop(prepared.commit_uuid, 5)  # as once the loss is accepted
     assert partition.readable_end_offset == end_offset
@@ -621,7 +621,7 @@ def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_s
     reopened = LogDirectory(directory.path, clock=ManualClock())
     with contextlib.closing(reopened):
         partition = open_partition(reopened)
-        assert [staged.lost for staged in partition.staged()] == ["part 0 is not here"]
+        assert [staged.lost for staged in partition.staged()] == ["part 0 is not staged here"]
         assert errors_logged(caplog) == []
         for _ in range(2):
             with pytest.raises(StagedPartLost):

@@ -72,7 +72,7 @@ def test_a_compressed_batch_of_more_records_than_fit_uncompressed_is_refused(
     append([too_many, enough], hosted)
     refused = too_many.failed()
     assert isinstance(refused, errors.InvalidRequest)
-    assert f"compressed batch of {records_max + 1} records for t-0" in str(refused)
+    assert f"compressed batch for t-0 has {records_max + 1} records" in str(refused)
     assert enough.failed() is None
 
 
@@ -104,31 +104,40 @@ def test_a_batch_that_no_producer_may_send_is_refused_with_what_is_wrong(directo
     good = a_batch([b"value"] * 3)
     refused = {
         "its records are not consecutive": with_valid_checksum(good[:44] + (3).to_bytes(4, "little") + good[48:]),
-        "it brings offsets of its own": with_valid_checksum(good[:34] + b"\x08\x00" + good[36:]),
-        "it has no timestamps though they differ": with_valid_checksum(good[:56] + b"\xff" * 7 + b"\0" + good[64:]),
+        "it has its own offsets; only the leader assigns offsets": with_valid_checksum(
+            good[:34] + b"\x08\x00" + good[36:]
+        ),
+        "its smallest and largest timestamps differ, but it has no column of timestamps": with_valid_checksum(
+            good[:56] + b"\xff" * 7 + b"\0" + good[64:]
+        ),
         "it has no body": encode_batch(
             memoryview(b""), codec=CODECS["lz4"], attributes=0, record_count=1, min_timestamp_us=0, max_timestamp_us=0
         ).tobytes(),
-        "producer 1 gives no epoch or no sequence": a_batch(producer_id=1, producer_epoch=0),
-        "producer 2 gives no epoch or no sequence": a_batch(producer_id=2, base_sequence=0),
-        "producer -5 gives no epoch or no sequence": a_batch(producer_id=-5, producer_epoch=0, base_sequence=0),
+        "producer 1, epoch 0 and sequence -1 must all be >= 0": a_batch(producer_id=1, producer_epoch=0),
+        "producer 2, epoch -1 and sequence 0 must all be >= 0": a_batch(producer_id=2, base_sequence=0),
+        "producer -5, epoch 0 and sequence 0 must all be >= 0": a_batch(
+            producer_id=-5, producer_epoch=0, base_sequence=0
+        ),
     }
     calls = [call_of((0, batch)) for batch in refused.values()]
     calls += [call_of((0, a_batch(transaction_batch_id=0))), call_of((0, a_batch(part=0)))]
     calls.append(call_of((0, good[:-1])))
     append(calls, hosted)
     reasons = [error.facts["reason"] for call in calls if (error := call.failed())]
-    staged = "it is part of a transaction: stage it"
-    assert reasons == [*refused, staged, staged, f"only {len(good) - 1} of its {len(good)} bytes were sent"]
+    staged = [
+        f"it has transaction batch {each}; send it as a stage request, not as an append"
+        for each in ("0 and part -1", "-1 and part 0")
+    ]
+    assert reasons == [*refused, *staged, f"only {len(good) - 1} of its {len(good)} bytes were sent"]
     assert hosted.partitions[0].log.end_offset == 0
 
 
 @pytest.mark.parametrize(
     ("header", "names"),
     [
-        ({"producer_id": 1, "transaction_batch_id": 0}, "producer 1, batch 0 and part -1"),
-        ({"producer_id": 1, "part": 0}, "producer 1, batch -1 and part 0"),
-        ({"transaction_batch_id": 0, "part": 0}, "producer -1, batch 0 and part 0"),
+        ({"producer_id": 1, "transaction_batch_id": 0}, "1, 0 and -1"),
+        ({"producer_id": 1, "part": 0}, "1, -1 and 0"),
+        ({"transaction_batch_id": 0, "part": 0}, "-1, 0 and 0"),
     ],
 )
 def test_a_staged_batch_names_its_producer_its_batch_and_its_part(
@@ -136,7 +145,9 @@ def test_a_staged_batch_names_its_producer_its_batch_and_its_part(
 ) -> None:
     [partition, _] = Hosted(directory).partitions
     sequence: dict[str, Any] = {"producer_epoch": 0, "base_sequence": 0} if "producer_id" in header else {}
-    with pytest.raises(errors.CorruptBatch, match=f"it is staged, but names {names}"):
+    with pytest.raises(
+        errors.CorruptBatch, match=f"a staged batch needs producer id, batch id and part >= 0, not {names}"
+    ):
         checked(memoryview(bytearray(a_batch(**sequence, **header))), partition, staged=True)
 
 
@@ -157,8 +168,8 @@ def test_an_acks_that_there_is_not_is_refused_with_what_there_is(directory: LogD
     calls = [call_of((0, a_batch()), acks=-1), call_of((0, a_batch()), acks=2)]
     append(calls, hosted)
     assert [str(call.failed()) for call in calls] == [
-        "acks=all is not supported: there is no replication yet, so the leader's word (acks=1) is all there is",
-        "acks=2 is not supported: it is 0 (no answer), 1 (the leader has it) or -1 (all replicas)",
+        "acks=all is not supported: there is no replication yet; use acks=1",
+        "acks=2 is not supported: it must be 0 (no answer), 1 (the leader has it) or -1 (all replicas)",
     ]
 
 
@@ -269,7 +280,7 @@ def test_with_flush_messages_1_a_call_is_acked_once_its_partitions_are_flushed(d
     assert not call.is_acked()
     late = ack_reply(call)
     assert not late.partitions[0].HasField("error")
-    assert "the flush of t-1" in str(error_from_wire(late.partitions[1].error))
+    assert "the fdatasync of t-1" in str(error_from_wire(late.partitions[1].error))
     hosted.partitions[1].log.flush()
     assert call.is_acked()
     assert not ack_reply(call).partitions[1].HasField("error")

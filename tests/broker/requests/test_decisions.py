@@ -79,14 +79,14 @@ def test_a_decision_on_another_version_is_refused_with_both_versions(broker: Run
     [
         (replace(DECIDED, transactional_id=""), "1 to 1000 characters, not 0"),
         (replace(DECIDED, transactional_id="x" * 1001), "1 to 1000 characters, not 1001"),
-        (replace(DECIDED, commit_uuid=b"short"), "a commit uuid has 16 bytes"),
-        (replace(DECIDED, batch_id=-1), "none where no batch is decided"),
-        (replace(DECIDED, batch_id=-2), "make no decision"),
-        (replace(DECIDED, version=-2), "make no decision"),
-        (replace(DECIDED, topics=(DecidedTopic(b"t" * 16, "t", ((3, 2),)),)), "are no ranges"),
-        (replace(DECIDED, topics=(DecidedTopic(b"short", "t", ((0, 2),)),)), "are no ranges"),
-        (replace(DECIDED, applied=(DecidedTopic(b"short", "t", ((0, 0),)),)), "are no ranges"),
-        (replace(DECIDED, applied=(DecidedTopic(b"t" * 16, "t", ((1, 0),)),)), "are no ranges"),
+        (replace(DECIDED, commit_uuid=b"short"), "it must have 16, or 0"),
+        (replace(DECIDED, batch_id=-1), "or 0 if no batch is decided"),
+        (replace(DECIDED, batch_id=-2), "must be >= -1"),
+        (replace(DECIDED, version=-2), "must be >= -1"),
+        (replace(DECIDED, topics=(DecidedTopic(b"t" * 16, "t", ((3, 2),)),)), "has an invalid topic id or range"),
+        (replace(DECIDED, topics=(DecidedTopic(b"short", "t", ((0, 2),)),)), "has an invalid topic id or range"),
+        (replace(DECIDED, applied=(DecidedTopic(b"short", "t", ((0, 0),)),)), "has an invalid topic id or range"),
+        (replace(DECIDED, applied=(DecidedTopic(b"t" * 16, "t", ((1, 0),)),)), "has an invalid topic id or range"),
     ],
 )
 def test_nonsense_is_refused_and_nothing_is_written(broker: RunningBroker, decision: Decision, says: str) -> None:

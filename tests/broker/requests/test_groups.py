@@ -191,7 +191,7 @@ def test_every_request_refuses_a_name_that_is_none(broker: RunningBroker) -> Non
     ):
         error = refused(call, request)
         assert isinstance(error, InvalidRequest)
-        assert f"'a/b' is no {what} name" in str(error)
+        assert f"'a/b' is not a {what} name" in str(error)
 
 
 def test_a_member_that_comes_as_its_group_is_deleted_keeps_it(

@@ -439,9 +439,9 @@ def test_a_plain_append_of_a_staged_batch_and_a_staged_plain_batch_are_refused(b
     topic = broker.new_topic()
     with broker.client() as client:
         appended = client.append(topic, staged_batch(b"x", batch_id=0, part=0, sequence=0))
-        assert "part of a transaction" in str(error_from_wire(appended.error))
+        assert "send it as a stage request" in str(error_from_wire(appended.error))
         (staged,) = stage(client, topic, (0, os.urandom(16), a_batch()))
-        assert "it is staged, but names producer -1" in str(error_from_wire(staged.error))
+        assert "a staged batch needs producer id, batch id and part >= 0, not -1" in str(error_from_wire(staged.error))
     assert values_in(broker, topic) == []
 
 
@@ -471,11 +471,11 @@ def test_a_set_that_misses_a_part_is_not_prepared(broker: RunningBroker) -> None
     lost, fine = write.prepare()
     assert isinstance(lost, errors.StagedPartLost)
     assert str(lost) == (
-        "what was staged of transaction 'spark-stream-1', batch 0, for t-0 is lost: part 0 has 2 batches of 3"
+        "staged rows of transaction 'spark-stream-1', batch 0, for t-0 are lost: part 0 has only 2 of its 3 batches"
     )
     assert fine is None
     refused, applied = write.apply()
-    assert isinstance(refused, errors.StagedPartLost) and "nothing of it is prepared here" in str(refused)
+    assert isinstance(refused, errors.StagedPartLost) and "it is not prepared on this broker" in str(refused)
     assert applied == 1
 
 
@@ -709,7 +709,7 @@ def test_parts_out_of_order_or_named_twice_are_not_prepared(broker: RunningBroke
         write.stage(part, (b"a",))
     (error,) = write.prepare()
     assert isinstance(error, errors.InvalidRequest)
-    assert "do not stand in order, each once" in str(error)
+    assert "must be in ascending order, each once" in str(error)
     assert all(not staged.commit_uuid for staged in listed(broker))
 
 
@@ -961,11 +961,11 @@ def preparing(*parts: pb.StagedPart, version: int = -1) -> pb.PrepareRequest:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"transactional_id": "", "producer_id": producer_id_of("")}, "a transactional id has 1 to 4000 bytes"),
-        ({"transactional_id": "é" * 2001, "producer_id": producer_id_of("é" * 2001)}, "has 1 to 4000 bytes"),
-        ({"producer_id": PRODUCER + 1}, f"producer {PRODUCER + 1} is not '{TRANSACTION}'s"),
-        ({"batch_id": -1}, "batch -1 is none"),
-        ({"commit_uuid": b"short"}, "the uuid of a commit has 16 bytes, not 5"),
+        ({"transactional_id": "", "producer_id": producer_id_of("")}, "a transactional id must have 1 to 4000 bytes"),
+        ({"transactional_id": "é" * 2001, "producer_id": producer_id_of("é" * 2001)}, "must have 1 to 4000 bytes"),
+        ({"producer_id": PRODUCER + 1}, f"producer id {PRODUCER + 1} is not that of '{TRANSACTION}'"),
+        ({"batch_id": -1}, "batch_id must be >= 0, got -1"),
+        ({"commit_uuid": b"short"}, "the uuid of a commit must have 16 bytes, not 5"),
     ],
 )
 @pytest.mark.parametrize("kind", [pb.PrepareRequest, pb.ApplyRequest])
@@ -979,25 +979,25 @@ def test_a_request_names_a_transaction_its_producer_and_its_commit(
 
 
 def test_what_is_no_uuid_is_refused_where_it_stands(hosted: Any, jobs: StagedJobs) -> None:
-    with pytest.raises(errors.InvalidRequest, match="the uuid of a commit has 16 bytes, not 1"):
+    with pytest.raises(errors.InvalidRequest, match="the uuid of a commit must have 16 bytes, not 1"):
         staging.release(pb.ReleaseRequest(commit_uuid=b"c"), hosted)
     good = staged_at(hosted)
     [prepared] = staging.prepare(
         preparing(pb.StagedPart(uuid=b"u", batches=1, length=good.length)), hosted, jobs, 30
     ).partitions
-    assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(prepared.error))
+    assert "the uuid of a part must have 16 bytes, not 1" in str(error_from_wire(prepared.error))
     body = staged_batch(b"value", batch_id=0, part=0, sequence=0)
     request = data_pb.StageRequest()
     request.partitions.add(topic_id=TOPIC_ID, partition=0, uuid=b"u", length=len(body))
     [staged] = staging.StageCall(request, memoryview(bytearray(body)), hosted).write().partitions
-    assert "the uuid of a part has 16 bytes, not 1" in str(error_from_wire(staged.error))
+    assert "the uuid of a part must have 16 bytes, not 1" in str(error_from_wire(staged.error))
 
 
 def test_a_request_without_partitions_or_parts_is_refused(hosted: Any, jobs: StagedJobs) -> None:
-    with pytest.raises(errors.InvalidRequest, match="a stage request's partitions have 0 bytes, its body 0"):
+    with pytest.raises(errors.InvalidRequest, match="a stage request's partitions have 0 bytes, but its body has 0"):
         staging.StageCall(data_pb.StageRequest(), memoryview(bytearray()), hosted)
     [prepared] = staging.prepare(preparing(), hosted, jobs, 30).partitions
-    assert "the parts of partition 0 do not stand in order" in str(error_from_wire(prepared.error))
+    assert "the parts of partition 0 must be in ascending order" in str(error_from_wire(prepared.error))
 
 
 @pytest.mark.parametrize(("retention_ms", "within_ms"), [(1, 1), (400_000, 100_000), (1 << 40, 86_400_000)])

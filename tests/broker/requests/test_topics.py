@@ -96,7 +96,7 @@ def test_a_log_begins_at_no_offset_that_there_is_not(broker: RunningBroker, star
     request = pb.RecoverPartitionsRequest(topic_id=broker.new_topic("t"), partitions=[0], start_offset=start_offset)
     error = refused(broker.stub.RecoverPartitions, request)
     assert isinstance(error, InvalidRequest)
-    assert f"start offset {start_offset} is not from 0 to {1 << 62}" in str(error)
+    assert f"start offset {start_offset} must be from 0 to {1 << 62}" in str(error)
 
 
 def test_a_change_is_waited_for_no_longer_than_its_client_waits() -> None:

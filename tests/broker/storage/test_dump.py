@@ -198,7 +198,7 @@ def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
     )  # fmt: skip
     stamp(data, 0, 0, 0)
     (tmp_path / f"{0:020d}.log").write_bytes(data)
-    assert [p.what for p in verify(tmp_path).problems] == ["it has 2 records where its header says 3"]
+    assert [p.what for p in verify(tmp_path).problems] == ["it has 2 records, but its header says 3"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
     [
         ("missing", "there is no file or folder"),
         (".", "holds no log"),
-        ("file.txt", "is no segment: its name is not 20 digits and .log"),
+        ("file.txt", "is not a segment, whose name is 20 digits and .log"),
     ],
 )
 def test_path_without_a_log_gets_a_sentence(tmp_path: Path, name: str, sentence: str) -> None:

@@ -60,7 +60,7 @@ def test_directory_is_one_process_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["file", "file/logs"])
 def test_a_log_dir_that_is_a_file_is_a_wrong_setting_and_no_failed_disk(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("somebody's")
-    with pytest.raises(InvalidSetting, match=rf"^log\.dir='{tmp_path / name}' is not valid: it is no directory"):
+    with pytest.raises(InvalidSetting, match=rf"^log\.dir='{tmp_path / name}' is not valid: it is not a directory"):
         LogDirectory(tmp_path / name)
     assert (tmp_path / "file").read_text() == "somebody's"
 
@@ -125,7 +125,7 @@ def test_logs_without_meta_are_claimed_by_nobody(tmp_path: Path) -> None:
     directory.close()
     (tmp_path / "meta").unlink()
     directory = LogDirectory(tmp_path)
-    with pytest.raises(StorageFailed, match=r"it holds logs, but .*/meta, which says whose they are, is gone"):
+    with pytest.raises(StorageFailed, match=r"it holds logs, but .*/meta, which names their broker, is missing"):
         directory.claim("red", 1)
     directory.close()
     assert not (tmp_path / "meta").exists()
@@ -627,7 +627,7 @@ def test_a_directory_that_is_gone_or_another_is_out_of_service(
     assert directory.failed is None
     deed(tmp_path / "data", tmp_path / "kept")
     directory.tidy()
-    assert "is not the file any more that this broker has locked" in str(directory.failed)
+    assert "is no longer the file that this broker has locked" in str(directory.failed)
     assert not lost
     directory.close()
     assert not (tmp_path / "data" / "clean").exists()

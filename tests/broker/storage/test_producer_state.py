@@ -29,7 +29,7 @@ def test_sequence_in_order_is_taken() -> None:
 def test_unknown_producer_must_begin_at_zero() -> None:
     refused = after().check(header(5))
     assert isinstance(refused, OutOfOrderSequence)
-    assert str(refused) == "producer 7 sent sequence 5 to t-0 where 0 comes next"
+    assert str(refused) == "producer 7 sent sequence 5 to t-0, but 0 is next"
 
 
 @pytest.mark.parametrize("producer", [0, 7])
@@ -66,7 +66,7 @@ def test_newer_epoch_begins_at_zero_and_shuts_the_older_one_out() -> None:
     producers.record(first, 200, 9)
     refused = producers.check(header(2))
     assert isinstance(refused, ProducerFenced)
-    assert str(refused) == "producer 7 has epoch 0 on t-0 but 1 is in use"
+    assert str(refused) == "producer 7 has epoch 0 on t-0, and is fenced by epoch 1"
     assert producers.check(header(0, epoch=1)) == Remembered(0, 1, 200, 201, 9)
 
 
@@ -137,7 +137,7 @@ def test_the_producer_silent_longest_is_forgotten_for_a_new_one_and_none_that_ma
     append(1, 1)
     refused = producers.check(header(0, producer=4))
     assert isinstance(refused, TooManyProducers) and refused.retriable
-    assert str(refused) == "t-0 keeps the state of 3 producers already, all active lately; raise producer.state.max"
+    assert str(refused) == "t-0 already keeps the state of 3 producers, all active recently; raise producer.state.max"
     assert len(producers) == 3
     clock.advance(101)  # 2 appended last five minutes ago
     append(4)

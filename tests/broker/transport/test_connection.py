@@ -167,9 +167,9 @@ def test_a_request_that_names_too_many_partitions_is_refused_as_a_whole(broker: 
         assert client.is_closed()
     assert [reply.correlation_id for reply in replies] == [1, 2, 3, 4, 5]
     assert [str(error_of(reply)) for reply in replies[1:4]] == [
-        "bad request: the append names 1001 partitions, and one request may name 1000",
-        "bad request: the stage names 1001 partitions, and one request may name 1000",
-        "bad request: the fetch names 50001 partitions, and one request may name 50000",
+        "invalid request: the append names 1001 partitions; the limit for one request is 1000",
+        "invalid request: the stage names 1001 partitions; the limit for one request is 1000",
+        "invalid request: the fetch names 50001 partitions; the limit for one request is 50000",
     ]
 
 
@@ -670,7 +670,7 @@ def test_an_ack_that_waits_too_long_for_its_flush_is_told_so(
     monkeypatch.setattr(log._disk, "sync", lambda fd: may_sync.wait(30))
     with broker.client() as client:
         error = error_of(client.append(topic, a_batch(), timeout_ms=50))
-        assert str(error) == "the flush of t-0 at its disk did not answer within 50 ms"
+        assert str(error) == "the fdatasync of t-0 at the broker's disk did not finish within 50 ms"
         may_sync.set()
 
 
@@ -800,7 +800,7 @@ def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: S
     topic = broker.new_topic()
     with broker.client() as one, broker.client(), DataPortClient(broker.broker.data_port) as third:
         reply, _ = third.reply()
-        assert str(error_of(reply)) == "the broker has its 2 connections (max.connections)"
+        assert str(error_of(reply)) == "the broker already has 2 connections (max.connections)"
         assert third.is_closed()
         assert one.append(topic, a_batch()).base_offset == 0
     waited_for(lambda: broker.counters()["dataport.connections"] == 0)

@@ -92,9 +92,9 @@ def test_describing_what_is_not_there_says_so_in_its_place(broker: RunningBroker
 @pytest.mark.parametrize(
     "request_, error, status, says",
     [
-        ({"name": "no/name"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "'no/name' is no topic name"),
-        ({"name": ""}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is no topic name"),
-        ({"name": "line\n"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is no topic name"),
+        ({"name": "no/name"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "'no/name' is not a topic name"),
+        ({"name": ""}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is not a topic name"),
+        ({"name": "line\n"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is not a topic name"),
         ({"name": "t", "partitions": 10_001}, errors.InvalidPartitions, "INVALID_ARGUMENT", "is 10000"),
         ({"name": "t", "replicas": 2}, errors.InvalidRequest, "INVALID_ARGUMENT", "no replication"),
         ({"name": "t", "config": {"retention": "1"}}, errors.UnknownSetting, "INVALID_ARGUMENT", "retention"),
@@ -135,7 +135,7 @@ def test_alterations_that_cannot_be_are_refused(broker: RunningBroker) -> None:
     assert isinstance(refused(alter, bpb.AlterTopicRequest(name="gone"))[0], errors.UnknownTopic)
     assert isinstance(refused(alter, bpb.AlterTopicRequest(name="a/b"))[0], errors.UnknownTopic)
     fewer, _ = refused(alter, bpb.AlterTopicRequest(name="t", partitions=1))
-    assert "never taken away" in str(fewer)
+    assert "cannot be removed" in str(fewer)
     unknown, _ = refused(alter, bpb.AlterTopicRequest(name="t", unset=["retention.m"]))
     assert "did you mean 'retention.ms'" in str(unknown)
     assert isinstance(
@@ -470,7 +470,7 @@ def test_nobody_waits_longer_than_the_broker_lets_him(
             timeout=30,
         )
         error = error_from_wire(appended.partitions[0].error)
-        assert str(error) == "the flush of t-0 at its disk did not answer within 20 ms"
+        assert str(error) == "the fdatasync of t-0 at the broker's disk did not finish within 20 ms"
 
 
 def test_an_answer_larger_than_what_all_may_take_is_given_alone(
@@ -726,7 +726,7 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         assert call.code() is grpc.StatusCode.UNAVAILABLE
         error = error_from_wire(pb.Error.FromString(dict(call.trailing_metadata())[rpc.ERROR_KEY]))
         assert isinstance(error, errors.BrokerBusy)
-        assert "calls like Discard wait already" in str(error)
+        assert "calls of the lane of Discard are queued" in str(error)
 
 
 def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_goes_on(
@@ -857,7 +857,7 @@ def test_a_call_without_its_message_and_one_that_is_no_message_are_refused(broke
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     error, status = refused(broker.channel.unary_unary(f"/{SERVICE}/CreateTopic"), b"\xff")
     assert status is grpc.StatusCode.INVALID_ARGUMENT
-    assert str(error) == "bad request: the message is no request for CreateTopic"
+    assert str(error) == "invalid request: the message is not a request of CreateTopic"
 
 
 def test_a_peer_that_has_vanished_loses_its_connection(

@@ -232,14 +232,14 @@ def test_a_new_group_gets_its_first_offsets(admin: Admin, made: str, done: Run) 
     zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
     new = made + ".new"
     reset = ["reset", new, "--topic", made, "--to-timestamp", "4000"]
-    assert f"no group is called '{new}'" in done(*reset, code=1)
+    assert f"there is no group '{new}'" in done(*reset, code=1)
     assert json.loads(done(*reset, "--create", "--json")) == [
         {"topic": made, "partition": 0, "was": None, "is": 4},
         {"topic": made, "partition": 1, "was": None, "is": 0},
     ]
     assert admin.committed(new) == {zero: 4, one: 0}
     assert "name one with --topic" in done("reset", new + "er", "--create", "--to", "latest", code=1)
-    assert "is no group name" in done("reset", "a/b", "--create", "--topic", made, "--to", "latest", code=1)
+    assert "is not a group name" in done("reset", "a/b", "--create", "--topic", made, "--to", "latest", code=1)
 
 
 def test_a_group_is_deleted_unless_a_member_is_live(admin: Admin, client: Cluster, made: str, done: Run) -> None:
@@ -254,8 +254,8 @@ def test_a_group_is_deleted_unless_a_member_is_live(admin: Admin, client: Cluste
     leave_group(client, first, "me-1")
     assert done("delete", first, second, "--yes") == f"deleted group {first}\ndeleted group {second}\n"
     assert not {first, second} & {group.name for group in admin.groups()}
-    assert f"no group is called '{first}'" in done("describe", first, code=1)
-    assert f"no group is called '{first}'" in done("delete", first, "--yes", code=1)
+    assert f"there is no group '{first}'" in done("describe", first, code=1)
+    assert f"there is no group '{first}'" in done("delete", first, "--yes", code=1)
     admin.commit(first, {zero: 2})  # as a Consumer that goes on
     assert admin.committed(first) == {zero: 2}
 
@@ -347,8 +347,8 @@ def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run
     admin.commit(made, {TopicPartition(made, 0): 4})
     for arguments in (["describe"], ["reset", "--to", "latest"]):
         says = done(arguments[0], made + "x", *arguments[1:], code=1)
-        assert f"no group is called '{made}x'" in says and f"did you mean '{made}'?" in says
-    assert "'a/b' is no group name" in done("describe", "a/b", code=1)
+        assert f"there is no group '{made}x'" in says and f"did you mean '{made}'?" in says
+    assert "'a/b' is not a group name" in done("describe", "a/b", code=1)
 
 
 @pytest.mark.parametrize(

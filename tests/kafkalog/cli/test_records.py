@@ -633,7 +633,7 @@ def test_consume_reads_several_topics_and_those_that_a_pattern_matches_as_a_whol
         assert Ran(capfdbinary, "consume", "--pattern", f"{filled}-o.*", *arguments[:2]).out == "other\n"
         assert len(Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", *arguments).out.splitlines()) == 11
         ran = Ran(capfdbinary, "consume", "--pattern", filled[:-1], *arguments)
-        ran.fails_with(f"no topic has a name that matches '{filled[:-1]}' as a whole")
+        ran.fails_with(f"no topic name matches the whole of '{filled[:-1]}'")
         ran = Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", "--partition", "1", *arguments)
         assert [json.loads(line)["partition"] for line in ran.out.splitlines()] == [1] * 5
         ran = Ran(capfdbinary, "consume", "--pattern", f"{filled}.*", "--partition", "2", *arguments)
@@ -658,7 +658,7 @@ def test_an_offset_outside_of_a_partition_leaves_it_out(
     [
         ([], "say what to read: TOPICs, or a --pattern for their names"),
         (["t", "--pattern", "t.*"], "say what to read: TOPICs, or a --pattern for their names"),
-        (["--pattern", "("], "'(' is no regular expression"),
+        (["--pattern", "("], "'(' is not a regular expression"),
         (["t", "--from-beginning", "--offset", "3"], "--from-beginning and --offset say different places to start"),
         (["t", "--offset", "3", "--timestamp", "0"], "--offset and --timestamp say different places to start"),
         (

@@ -105,7 +105,7 @@ def test_a_lost_partition_is_described_and_recovered(
         shutil.rmtree(broker.data_directory / f"{topic_id.hex()}-1")
         broker.start()
 
-        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is missing from data directory"
         assert sentence in Ran(capfdbinary, "topics", "describe", "t").out
         [described] = json.loads(Ran(capfdbinary, "topics", "describe", "--json").out)
         assert described["partitions"][0]["error"] is None
@@ -146,7 +146,7 @@ def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
             for number in range(9):
                 producer.send("t", b"%d" % number, partition=number // 3)
         admin.commit("readers", {TopicPartition("t", number): 1 for number in range(3)})
-        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is gone from data directory"
+        sentence = f"partition t-1 is lost: its folder {topic_id.hex()}-1 is missing from data directory"
 
         def lost() -> bool:
             return TopicPartition("t", 1) in admin.unserved(["t"])
@@ -229,7 +229,7 @@ def test_offsets_tell_start_end_and_a_groups_lag(
     assert [(row["partition"], row["start_offset"], row["end_offset"]) for row in rows] == [(0, 3, 10), (1, 0, 0)]
     assert [(row["committed"], row["lag"]) for row in rows] == [(7, 3), (None, 0)]
     assert rows[0]["size_bytes"] > 0
-    Ran(capfdbinary, "offsets", topic, "--group", "watcher").fails_with("no group is called 'watcher'")
+    Ran(capfdbinary, "offsets", topic, "--group", "watcher").fails_with("there is no group 'watcher'")
     table = Ran(capfdbinary, "offsets", topic).out.splitlines()
     assert table[0].split() == ["PARTITION", "START", "OFFSET", "END", "OFFSET", "SIZE", "BYTES"]
     assert table[1].split()[:3] == ["0", "3", "10"]

@@ -37,7 +37,7 @@ def test_what_other_attempts_have_staged_stands_beside_a_decision_and_is_none_of
 @pytest.mark.parametrize("action", ["describe", "abort", "resolve"])
 def test_an_unknown_transaction_fails(action: str, topic: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     ran = Ran(capfdbinary, "transactions", action, "nope")
-    ran.fails_with("nothing is decided or staged of a transaction 'nope'")
+    ran.fails_with("there is no transaction 'nope'")
     assert ran.out == ""
 
 

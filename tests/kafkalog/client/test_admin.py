@@ -76,7 +76,7 @@ def test_a_busy_broker_is_left_out_of_what_is_unserved(
     admin.create_topic(topic)
 
     def busy(*_: object, broker_id: int, **__: object) -> None:
-        raise BrokerBusy(broker=broker_id, reason="256 calls like DescribeTopics wait already")
+        raise BrokerBusy(broker=broker_id, reason="256 calls of the lane of DescribeTopics are queued")
 
     info = admin._cluster.describe()
     monkeypatch.setattr(admin._cluster, "describe", lambda: info)
@@ -113,21 +113,21 @@ def test_a_broker_that_is_not_registered_is_told_at_once(admin: Admin, monkeypat
     "call, kind, sentence",
     [
         (lambda a, t: a.create_topic(t), TopicExists, "exists already"),
-        (lambda a, t: a.create_topic("a/b"), InvalidTopicName, "'a/b' is no topic name"),
-        (lambda a, t: a.create_topic("x", partitions=0), InvalidArgument, "0 is not a number of partitions"),
-        (lambda a, t: a.create_topic("x", partitions=1 << 20), InvalidPartitions, "is not a number of partitions"),
+        (lambda a, t: a.create_topic("a/b"), InvalidTopicName, "'a/b' is not a topic name"),
+        (lambda a, t: a.create_topic("x", partitions=0), InvalidArgument, "must be at least 1, not 0"),
+        (lambda a, t: a.create_topic("x", partitions=1 << 20), InvalidPartitions, "not a valid number of partitions"),
         (lambda a, t: a.create_topic("x", config={"retention.mss": 1}), UnknownSetting, "did you mean 'retention.ms'?"),
         (lambda a, t: a.create_topic("x", config={"retention.ms": "x"}), InvalidSetting, "it must be a whole number"),
-        (lambda a, t: a.alter_topic(t, partitions=1), InvalidPartitions, "partitions are never taken away"),
+        (lambda a, t: a.alter_topic(t, partitions=1), InvalidPartitions, "partitions cannot be removed"),
         (lambda a, t: a.alter_topic("no.such"), UnknownTopic, "there is no topic 'no.such'"),
         (lambda a, t: a.delete_topic("no.such"), UnknownTopic, "there is no topic 'no.such'"),
         (lambda a, t: a.describe_topics([t, "no.such"]), UnknownTopic, "there is no topic 'no.such'"),
         (lambda a, t: a.list_offsets({TopicPartition(t, 2): "latest"}), UnknownPartition, "no partition 2; it has 2"),
-        (lambda a, t: a.list_offsets({TopicPartition(t, 0): "last"}), InvalidArgument, "'last' is no place in"),
+        (lambda a, t: a.list_offsets({TopicPartition(t, 0): "last"}), InvalidArgument, "'last' is not a position in"),
         (lambda a, t: a.delete_records({TopicPartition(t, 0): 1}), OffsetOutOfRange, "is outside [0, 0]"),
         (lambda a, t: a.commit("g", {TopicPartition(t, 0): -1}), InvalidArgument, "is negative"),
         (lambda a, t: a.commit("g", {TopicPartition(t, 9): 1}), UnknownPartition, "has no partition 9; it has 2"),
-        (lambda a, t: a.committed("a/b"), KafkalogError, "'a/b' is no group name"),
+        (lambda a, t: a.committed("a/b"), KafkalogError, "'a/b' is not a group name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_one_sentence(

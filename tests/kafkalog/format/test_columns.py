@@ -128,11 +128,11 @@ def test_decoding_copies_nothing() -> None:
 @pytest.mark.parametrize("codec", list(CODECS))
 def test_batch_that_says_too_much_or_too_little_is_refused(codec: str) -> None:
     columns = columns_from_lists([b"a", b"b", b"c"], [1, 2, 3])
-    with pytest.raises(CorruptBatch, match="it has 3 records where its header says 2"):
+    with pytest.raises(CorruptBatch, match="it has 3 records, but its header says 2"):
         decode_columns(*batch_of(columns, codec, record_count=2))
     with pytest.raises(CorruptBatch, match="its attributes 17"):
         decode_columns(*batch_of(columns, codec, attributes=17))
-    with pytest.raises(CorruptBatch, match="its body is no Arrow batch"):
+    with pytest.raises(CorruptBatch, match="its body is not an Arrow batch"):
         decode_columns(*batch_of(columns, codec, attributes=HAS_TIMESTAMP | HAS_KEY | HAS_HEADERS))
     header, batch = batch_of(columns, codec)
     with pytest.raises(CorruptBatch, match="schema 4"):

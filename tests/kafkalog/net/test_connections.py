@@ -109,7 +109,11 @@ def test_nobody_listens_at_the_data_port() -> None:
         (silent, BrokerUnreachable, "it accepts connections but does not greet as a kafkalog data port"),
         (hang_up, BrokerUnreachable, ""),
         (http, ProtocolError, "this is not a kafkalog data port (is it the gRPC port?)"),
-        (lambda accepted: accepted.sendall(hello(version=9)), ProtocolError, "data port version 9, here 1"),
+        (
+            lambda accepted: accepted.sendall(hello(version=9)),
+            ProtocolError,
+            "it speaks data port version 9, this side 1",
+        ),
     ],
 )
 def test_what_is_no_data_port(talk: Callable[[socket.socket], None], kind: type[KafkalogError], sentence: str) -> None:
@@ -132,7 +136,7 @@ def test_a_host_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     "answer, sentence",
     [
-        (b"\xff" * 64, "is none of ours"),
+        (b"\xff" * 64, "is not valid here"),
         (frame_start(b"\xff\xff\xff", 0), "a frame's header is not readable"),
     ],
 )
@@ -147,7 +151,7 @@ def test_what_is_no_frame(answer: bytes, sentence: str) -> None:
 def test_an_answer_that_does_not_come_is_given_up() -> None:
     with server(greet_and(b"")) as port:
         connection = connect(port, timeout_ms=100)
-        with pytest.raises(RequestTimedOut, match=f"a request at 127.0.0.1:{port} did not answer within 100 ms"):
+        with pytest.raises(RequestTimedOut, match=f"a request at 127.0.0.1:{port} did not finish within 100 ms"):
             connection.receive()
         connection.close()
 
@@ -251,10 +255,12 @@ def test_a_data_port_given_for_the_grpc_port_is_recognised(cluster: LocalCluster
     port = cluster.brokers[0].data_port
     with pytest.raises(ProtocolError) as raised:
         control(port, timeout_ms=5000).connect()
-    assert str(raised.value) == f"127.0.0.1:{port}: this is a broker's data port; bootstrap.servers wants its gRPC port"
+    assert (
+        str(raised.value) == f"127.0.0.1:{port}: this is a broker's data port; give its gRPC port in bootstrap.servers"
+    )
 
 
-NO_BROKER = "what listens there is no kafkalog broker's gRPC port"
+NO_BROKER = "the server there is not the gRPC port of a kafkalog broker"
 GREETING = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 

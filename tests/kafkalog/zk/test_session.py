@@ -56,7 +56,7 @@ def test_a_connect_string_that_is_none_is_refused(text: str) -> None:
 
 
 def test_a_chroot_behind_each_host_is_refused_and_written_as_it_must_be() -> None:
-    with pytest.raises(InvalidSetting, match=r"the chroot stands once, behind the last host: h1:1,h2:2/a$"):
+    with pytest.raises(InvalidSetting, match=r"give the chroot once, after the last host: h1:1,h2:2/a$"):
         parse_connect("h1:1/a, h2:2/a")
 
 

@@ -60,7 +60,7 @@ def test_a_group_of_the_user_s_is_taken_under_either_name() -> None:
     assert parse_source({**READ, "kafka.group.id": "mine"}).group == "mine"
     with pytest.raises(InvalidArgument, match=r"kafkalog.group.id \(a\) and kafka.group.id \(b\) differ"):
         parse_source({**READ, "kafkalog.group.id": "a", "kafka.group.id": "b"})
-    with pytest.raises(InvalidArgument, match="'a/b' is no group name"):
+    with pytest.raises(InvalidArgument, match="'a/b' is not a group name"):
         parse_source({**READ, "kafkalog.group.id": "a/b"})
 
 

@@ -95,10 +95,10 @@ def test_symbols_are_replaced_and_offsets_kept() -> None:
 @pytest.mark.parametrize(
     ("starting", "ending", "says"),
     [
-        (LATEST, LATEST, "startingOffsets of a batch read can not be latest"),
-        ({A0: LATEST}, LATEST, r"can not be latest \(-1\) for a-0"),
-        (EARLIEST, EARLIEST, "endingOffsets of a batch read can not be earliest"),
-        (EARLIEST, {A1: EARLIEST}, r"can not be earliest \(-2\) for a-1"),
+        (LATEST, LATEST, "startingOffsets of a batch read cannot be latest"),
+        ({A0: LATEST}, LATEST, r"cannot be latest \(-1\) for a-0"),
+        (EARLIEST, EARLIEST, "endingOffsets of a batch read cannot be earliest"),
+        (EARLIEST, {A1: EARLIEST}, r"cannot be earliest \(-2\) for a-1"),
         ({A0: 1}, {A1: 2}, "must list the same partitions: a-0 and a-1"),
         ({A0: 3}, {A0: 2}, r"start offset 3 of a-0 \(startingOffsets\) is greater than its end offset 2"),
     ],
@@ -164,7 +164,7 @@ def test_listed_positions_name_the_symbols_that_may_stand_for_offsets_and_for_no
 
 
 def test_a_wrong_end_is_seen_behind_a_start_by_time() -> None:
-    with pytest.raises(InvalidArgument, match="endingOffsets of a batch read can not be earliest"):
+    with pytest.raises(InvalidArgument, match="endingOffsets of a batch read cannot be earliest"):
         offsets.check_batch_bounds(by_time("startingTimestamp", 5), Bound("endingOffsets", EARLIEST))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of a batch: the same after a restart, another in a copy, unknown where it can not be read."""
+"""What a checkpoint says of a batch: the same after a restart, another in a copy, unknown where it cannot be read."""
 
 from __future__ import annotations
 

@@ -152,10 +152,10 @@ def test_a_group_without_a_commit(cluster: LocalCluster, filled: TopicPartition)
 @pytest.mark.parametrize(
     "start, sentence",
     [
-        ("begin", "'begin' is no place to start in"),
-        (-1, "-1 is no place to start in"),
-        (1.5, "1.5 is no place to start in"),
-        (True, "True is no place to start in"),
+        ("begin", "'begin' is not a start in"),
+        (-1, "-1 is not a start in"),
+        (1.5, "1.5 is not a start in"),
+        (True, "True is not a start in"),
     ],
 )
 def test_a_wrong_start(consumer: Consumer, filled: TopicPartition, start: Any, sentence: str) -> None:

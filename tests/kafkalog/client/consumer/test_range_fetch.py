@@ -231,7 +231,7 @@ def test_a_busy_broker_is_asked_again_who_leads(
     connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = BrokerUnreachable(address="there", reason="reset by peer")
-    busy = BrokerBusy(broker=0, reason="256 calls like DescribeTopics wait already")
+    busy = BrokerBusy(broker=0, reason="256 calls of the lane of DescribeTopics are queued")
     monkeypatch.setattr(DataConnection, "send", failing({1: gone}, DataConnection.send))
     monkeypatch.setattr(connected, "refresh", failing({1: busy}, connected.refresh))
     assert read(connected, filled, 0, COUNT) == list(range(COUNT))
@@ -249,7 +249,7 @@ def test_an_answer_that_does_not_follow_the_one_before_is_refused(
 
     monkeypatch.setattr(PartitionFetch, "take", forget_the_second)
     found: list[int] = []
-    with pytest.raises(DataLost, match=rf"{filled} goes on at offset \d+ where \d+ comes next"):
+    with pytest.raises(DataLost, match=rf"{filled} continues at offset \d+, but \d+ is next"):
         found.extend(values(fetch_range(connected, filled, None, 0, COUNT, max_bytes=2000)))
     assert found == list(range(len(found))) != []
 
@@ -316,7 +316,7 @@ def test_a_gap_is_compactions_or_a_loss(policy: str, asked: int, follows: bool) 
         fetch._check_follows(found)
         assert fetch._position == 30
     else:
-        with pytest.raises(DataLost, match="t-0 goes on at offset 20 where 10 comes next"):
+        with pytest.raises(DataLost, match="t-0 continues at offset 20, but 10 is next"):
             fetch._check_follows(found)
 
 

@@ -355,9 +355,9 @@ def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> N
         assert told.wait(30)
         assert again[0].result(30).offset >= 0
     assert [str(error) for error in errors] == [
-        "a delivery can not be waited for in on_delivery: acks come on that thread",
-        "a flush can not be waited for in on_delivery: acks come on that thread",
-        "close() can not be called in on_delivery: it waits for that thread",
+        "a delivery cannot be waited for in on_delivery, because that thread receives the acks",
+        "a flush cannot be waited for in on_delivery, because that thread receives the acks",
+        "close() cannot be called in on_delivery, because it waits for that thread",
     ]
 
 
@@ -890,7 +890,7 @@ def test_closing_from_another_thread_ends_a_send_that_waits(cluster: LocalCluste
         sender.start()
         while not producer._accumulator._blocked:
             threading.Event().wait(0.001)
-        with pytest.raises(RequestTimedOut, match=r"a flush at .* did not answer within 100 ms"):
+        with pytest.raises(RequestTimedOut, match=r"a flush at .* did not finish within 100 ms"):
             producer.close(timeout=0.1)
         sender.join(30)
         assert [str(error) for error in ended] == ["this producer is closed"]

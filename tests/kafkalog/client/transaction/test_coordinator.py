@@ -303,7 +303,9 @@ def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost
     """Whether it was this batch that was last decided, or one after it; and whichever server was read before."""
     registry = Registry(OPEN, replace(OPEN, version=7), now, version=now.version)
     coordinator = coordinator_over(registry)
-    lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
+    lost = StagedPartLost(
+        transactional_id="tx", batch_id=5, partition="t-0", reason="it is not prepared on this broker"
+    )
 
     def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
         assert settle(Place("t", b"t" * 16, 0), lost)
@@ -320,7 +322,9 @@ def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts
     mine = replace(OPEN, is_stream=False, version=3)
     registry = Registry(mine, Decision("tx", raised), version=raised)
     coordinator = coordinator_over(registry)
-    lost = StagedPartLost(transactional_id="tx", batch_id=5, partition="t-0", reason="nothing of it is prepared here")
+    lost = StagedPartLost(
+        transactional_id="tx", batch_id=5, partition="t-0", reason="it is not prepared on this broker"
+    )
 
     def ask(method: str, places: object, request: object, patience: Patience, settle: Any) -> None:
         assert not parts_are_gone or settle(Place("t", b"t" * 16, 0), lost)
@@ -795,7 +799,7 @@ def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
     with pytest.raises(_Died):
         write(1, "f", query_id="with a new checkpoint")
     code, _, error = ran(app_id, "--yes")
-    assert code == 1 and "is decided and not everywhere yet, so it can not be forgotten" in error
+    assert code == 1 and "is decided and not everywhere yet, so it cannot be forgotten" in error
     del query.coordinator.__dict__["_roll_forward"]
     query.coordinator.resolve(query.transactional_id)
     assert ran(app_id, "--yes")[1] == f"forgot that {app_id} wrote version 1 to topic {topic}\n"
@@ -878,7 +882,7 @@ def test_what_is_decided_is_resolved_and_not_aborted(
     dies_before(query, "apply")
     with pytest.raises(_Died):
         query.write(0, rows(0))
-    with pytest.raises(InvalidArgument, match="is decided, so it can not be aborted"):
+    with pytest.raises(InvalidArgument, match="is decided, so it cannot be aborted"):
         operator.coordinator.abort(query.transactional_id)
     decision, lost = operator.coordinator.resolve(query.transactional_id)
     assert decision.done and lost == []
@@ -891,7 +895,7 @@ def test_a_commit_that_wakes_up_after_its_batch_was_done_and_forgotten_has_succe
     query, operator = start_query(), start_query()
     coordinator: Any = query.coordinator
     lost = StagedPartLost(
-        transactional_id="x", batch_id=0, partition=f"{topic}-0", reason="nothing of it is prepared here"
+        transactional_id="x", batch_id=0, partition=f"{topic}-0", reason="it is not prepared on this broker"
     )
 
     def asleep(method: str, places: Any, request: Any, patience: Any, settle: Any, *more: Any) -> Any:
@@ -1266,7 +1270,7 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     query = start_query()
     name = query.transactional_id
     assert run(["transactions", "describe", name, "--bootstrap", cluster.bootstrap_servers]) == 1
-    assert "nothing is decided or staged" in capfd.readouterr().err
+    assert "nothing of it is decided or staged" in capfd.readouterr().err
     dies_before(query, "decide")
     with pytest.raises(_Died):
         query.write(0, rows(0))
@@ -1298,4 +1302,4 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     assert run(["transactions", "resolve", name, "--bootstrap", cluster.bootstrap_servers]) == 1
     closed = ran("resolve", name, "--accept-loss")
     assert "batch 1 of transaction" in closed
-    assert closed.count("lost: what was staged of") == PARTITIONS
+    assert closed.count("lost: staged rows of") == PARTITIONS
