@@ -331,7 +331,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"'{text}' is no regular expression: {error}", context, parameter) from None
+        raise click.BadParameter(f"'{text}' is not a regular expression: {error}", context, parameter) from None
 
 
 @click.command(

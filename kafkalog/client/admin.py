@@ -550,7 +550,7 @@ def _positive(partitions: int | None) -> int:
     if partitions is None:
         return 0
     if not 1 <= arguments.whole_number("partitions", partitions) < 1 << 31:
-        raise InvalidArgument(reason=f"the number of partitions must be at least 1, not {partitions}")
+        raise InvalidArgument(reason=f"partitions must be from 1 to 2147483647, not {partitions}")
     return partitions
 
 

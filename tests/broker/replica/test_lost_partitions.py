@@ -147,7 +147,9 @@ def test_a_copy_of_a_live_brokers_directory_opens_nothing(start_broker: StartBro
     broker = start_broker()
     topic = filled(broker)
     shutil.copytree(tmp_path / "broker-0", tmp_path / "copy")
-    with pytest.raises(errors.InvalidSetting, match=r"the broker at 127\.0\.0\.1:\d+ has it .* is a copy of the other"):
+    with pytest.raises(
+        errors.InvalidSetting, match=r"the broker at 127\.0\.0\.1:\d+ has this id .* is a copy of the other"
+    ):
         start_broker(0, log_dir=str(tmp_path / "copy"), zookeeper_session_timeout_ms=1000)
     states = broker.record("t").states
     assert [states[number].leader_epoch for number in (0, 1)] == [0, 0]

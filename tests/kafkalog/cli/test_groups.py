@@ -275,7 +275,7 @@ def test_a_live_member_is_not_overwritten_unless_forced(admin: Admin, client: Cl
     keep_member(client, made, ME, {zero: 5})
     says = done("reset", made, "--to", "earliest", code=1)
     assert f"group '{made}' has a live member, me-1 on here" in says and says.count("\n") == 1
-    left_ms = int(re.findall(r"lease ends, at the latest in (\d+) ms", says)[0])
+    left_ms = int(re.findall(r"lease ends, in (\d+) ms at the latest", says)[0])
     assert 0 < left_ms <= 10_000 and "kafkalog groups reset --wait" in says
     with pytest.raises(GroupIsLive):
         admin.reset_offsets(made, {zero: "earliest"})

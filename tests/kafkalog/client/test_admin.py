@@ -114,7 +114,7 @@ def test_a_broker_that_is_not_registered_is_told_at_once(admin: Admin, monkeypat
     [
         (lambda a, t: a.create_topic(t), TopicExists, "exists already"),
         (lambda a, t: a.create_topic("a/b"), InvalidTopicName, "'a/b' is not a topic name"),
-        (lambda a, t: a.create_topic("x", partitions=0), InvalidArgument, "must be at least 1, not 0"),
+        (lambda a, t: a.create_topic("x", partitions=0), InvalidArgument, "partitions must be from 1 to"),
         (lambda a, t: a.create_topic("x", partitions=1 << 20), InvalidPartitions, "not a valid number of partitions"),
         (lambda a, t: a.create_topic("x", config={"retention.mss": 1}), UnknownSetting, "did you mean 'retention.ms'?"),
         (lambda a, t: a.create_topic("x", config={"retention.ms": "x"}), InvalidSetting, "it must be a whole number"),
@@ -370,7 +370,7 @@ def test_what_an_operator_changes_is_asked_for_once_and_values_go_as_the_brokers
         admin.create_topic("t", 1, {"a.b": True, "c": 5})
         admin.alter_topic("t", set={"a.b": False})
         admin.delete_topic("t")
-        with pytest.raises(InvalidArgument, match="2147483648 is not a number of partitions"):
+        with pytest.raises(InvalidArgument, match="partitions must be from 1 to 2147483647, not 2147483648"):
             admin.create_topic("t", 1 << 31)
     assert asked == [("CreateTopic", False), ("AlterTopic", False), ("DeleteTopic", False)]
     assert dict(requests[0].config) == {"a.b": "true", "c": "5"}
