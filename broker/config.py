@@ -66,14 +66,14 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
     zookeeper_connect = Setting(str, "127.0.0.1:2181", anything,
         "Addresses of the ZooKeeper ensemble, host:port,host:port, followed by the cluster's chroot if it is not /kafkalog.")
     zookeeper_session_timeout_ms = Setting(int, 10_000, between(1000, _INT_MAX),
-        "ZooKeeper removes the broker from the list of live ones after this long without a sign of it.")
+        "ZooKeeper removes a broker from the list of live brokers after this long without a heartbeat.")
     zookeeper_connection_timeout_ms = Setting(int, 15_000, between(100, _INT_MAX),
         "How long a starting broker waits for ZooKeeper.")
     host = Setting(str, "127.0.0.1", anything, "Address that both ports are bound to.")
-    advertised_host = Setting(str, None, anything, "Address that clients are given. Unset: the value of host. Required if host is 0.0.0.0 or ::, because clients cannot connect to that.")
+    advertised_host = Setting(str, None, anything, "Address that is reported to clients. Unset: the value of host. Required if host is 0.0.0.0 or ::, because clients cannot connect to that.")
     grpc_port = Setting(int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free port.")
     data_port = Setting(int, 9193, between(0, 65535), "Port for appends and fetches; 0 takes a free port.")
-    rack = Setting(str, None, anything, "Where the broker stands. Clients are given it.")
+    rack = Setting(str, None, anything, "Location of the broker (rack or zone), reported to clients.")
     num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic that is created without a number.")
     max_partitions_per_topic = Setting(int, 10_000, between(1, _PARTITIONS_MAX),
         "A topic with more partitions is refused. At most 40000: a topic is one znode, and ZooKeeper takes 1 MB.")
@@ -93,9 +93,9 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
     producer_batches_remembered = Setting(int, 128, between(5, 10_000),
         "Length of the deduplication window: the last batches of a producer, which are recognised when they are sent again. At least a producer's max.in.flight.requests.")
     transaction_timeout_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
-        "A prepared exactly-once batch that nobody decides is dropped after this long.")
+        "A prepared exactly-once batch that is not decided is dropped after this long.")
     transaction_staged_retention_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
-        "What is staged of an exactly-once write and never prepared is dropped this long after the last sign of any of its tasks.")
+        "Staged rows of an exactly-once write that are never prepared are dropped this long after the last report of any of its tasks.")
     log_level = Setting(str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs to stderr: events of this level and above.")
     exit_with_stdin = Setting(bool, False, anything,
         "Stop when standard input closes, so that the broker ends with the process that started it.")

@@ -172,7 +172,7 @@ OPTIONS = (
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest, committed or JSON", "batch: earliest, stream: latest", READ, _start,
            'Where to start. In JSON: an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. `committed` is where the read's group is in each partition. A stream uses "
+           "earliest and -1 for latest. `committed` starts each partition at the offset of the read's group. A stream uses "
            "it only if its checkpoint is new. A batch cannot start at latest.", "no `committed`"),
     Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", READ, parse_timestamps,
            "Starts each partition at its first record with this time or a later one. It takes precedence over "
@@ -193,7 +193,7 @@ OPTIONS = (
            "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
     Option("committed.fallback", "error, earliest or latest", "error", READ, parse_fallback,
            "Where `startingOffsets=committed` starts in a partition for which the group has committed no offset, "
-           "or an offset that is not in the log any more. `kafkalog.committed.fallback` is another name for it.", OURS),
+           "or an offset that is no longer in the log. `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after that of the last record. Earliest and latest are looked up each "
            "time the DataFrame is run."),
@@ -227,8 +227,7 @@ OPTIONS = (
            "Largest number of input splits: several offset ranges are packed into one split. Use it for topics "
            "with many small partitions, because each split costs a Python task of 20 to 55 ms.", OURS),
     Option("failOnDataLoss", "true or false", "true", READ, _truth,
-           "Whether to fail when records to be read are not in the log any more. If false, the loss is logged and "
-           "the read goes on with the records that are there.", "notices a topic that was deleted and created again only while it is shorter than before, and skips the records that it has then"),
+           "Whether to fail when records to be read are no longer in the log. If false, the loss is logged and the read continues with the records that are left.", "notices a topic that was deleted and created again only while it is shorter than before, and skips the records that it has then"),
     Option("kafkaConsumer.pollTimeoutMs", "milliseconds", "`retry.timeout.ms`", READ, _milliseconds,
            "How long a task retries brokers that do not answer.",
            "`spark.network.timeout` by default"),
@@ -243,8 +242,7 @@ OPTIONS = (
            "Topic for all rows. It takes precedence over the column `topic`. The argument of `save` or `start` is "
            "another way to give it.", "`save` and `start` take no argument there"),
     Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
-           "exactly-once: rows can be read once the whole write (in a stream: the micro-batch) is decided, and "
-           "each row is there once, whatever failed in between. at-least-once: each task writes directly to the "
+           "exactly-once: rows can be read once the whole write (in a stream: the micro-batch) is decided, and each row is written once, whatever fails meanwhile. at-least-once: each task writes directly to the "
            "log, and writes its rows again if it is run again.", "always at least once"),
     Option("txnAppId", "text", "none", (BATCH_WRITE,), _text,
            "Name of an application whose writes to a topic are numbered by `txnVersion`. For writes in "
@@ -253,7 +251,7 @@ OPTIONS = (
            "Number of this write. If the same query has already written this version to the topic, the write is "
            "skipped after a restart; if another query has, it fails. In `foreachBatch`, give the batch id.", OURS),
     Option("checkpointLocation", "path", "`spark.sql.streaming.checkpointLocation` and the query's name", WRITE, _path,
-           "The query's checkpoint. The sink reads it to tell a copied checkpoint from a restart. In "
+           "The query's checkpoint. The sink reads it to distinguish a copied checkpoint from a restart. In "
            "`foreachBatch`, give numbered writes the query's own checkpoint: under Spark Connect, and in a thread "
            "to which Spark does not report the query, they fail without it.", "only Spark reads it"),
 )  # fmt: skip

@@ -27,8 +27,8 @@ _topics = click.option(
 
 @click.group(cls=CommandGroup)
 def log() -> None:
-    """Look into segment files, partitions' folders, brokers' data directories and what `local --data` keeps; no broker
-    is needed."""
+    """Inspect segment files, partitions' folders, brokers' data directories and the directory of `local --data`. No
+    broker is needed."""
 
 
 @log.command(
@@ -40,10 +40,10 @@ def log() -> None:
 )
 @_path
 @_topics
-@click.option("--records", is_flag=True, help="Show the records too, not just their batches.")
+@click.option("--records", is_flag=True, help="Print the records too, not only their batches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 def dump(path: Path, topics: tuple[str, ...], records: bool, as_json: bool) -> None:
-    """Print what stands in the logs at PATH."""
+    """Print the contents of the logs at PATH."""
     from broker.storage import dump as log_dump
 
     chosen = dict(map(partitions_named, topics))
@@ -66,7 +66,7 @@ def _for_json(entry: dict[str, Any]) -> dict[str, Any]:
 @log.command(
     "verify",
     examples=[
-        ("All that a broker has", "kafkalog log verify data/broker-0"),
+        ("All logs of a broker", "kafkalog log verify data/broker-0"),
         ("One topic, for a program", "kafkalog log verify data/broker-0 --topic flights --json"),
     ],
 )

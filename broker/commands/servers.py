@@ -29,20 +29,20 @@ def _naming_the_option() -> Iterator[None]:
 @click.command(
     cls=Command,
     examples=[
-        ("One broker; what it holds is gone at the end", "kafkalog local"),
+        ("One broker; its data is deleted at the end", "kafkalog local"),
         ("Three brokers, and their data is kept", "kafkalog local --brokers 3 --data data"),
     ],
 )
-@click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many brokers.")
-@click.option("--data", type=_folder, help="Keep everything in this directory; else it is gone at the end.")
+@click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of brokers.")
+@click.option("--data", type=_folder, help="Keep all data in this directory; otherwise it is deleted at the end.")
 @click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
               help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
-@click.option("--no-restart", is_flag=True, help="Do not start a broker or ZooKeeper again that ended by itself.")
+@click.option("--no-restart", is_flag=True, help="Do not restart a broker or ZooKeeper that ended on its own.")
 @_naming_the_option()
 def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C.
 
-    What the brokers log as warnings and errors is shown on stderr, and when one has ended.
+    Warnings and errors that the brokers log are shown on stderr, and that a server has ended.
     """
     from broker.local import LocalCluster
     from broker.local.supervisor import Supervisor
@@ -70,11 +70,11 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     ],
 )
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
-              help="A file of name=value; conf/broker.properties lists them all.")  # fmt: skip
+              help="A file of name=value lines; conf/broker.properties lists all settings.")  # fmt: skip
 def broker(config: Path) -> None:
-    """Run one broker in the foreground, against a ZooKeeper that is there already.
+    """Run one broker in the foreground, with a ZooKeeper that already runs.
 
-    Exit code 74: its data directory failed while it started; look at the disk before it is started again.
+    Exit code 74: the data directory failed during the start; check the disk before you start the broker again.
     """
     from broker.server import read_config, run
 
@@ -88,13 +88,13 @@ def broker(config: Path) -> None:
 @click.command(
     cls=Command,
     examples=[
-        ("For tests; its data is gone at the end", "kafkalog zookeeper"),
+        ("For tests; its data is deleted at the end", "kafkalog zookeeper"),
         ("For brokers on other machines", "kafkalog zookeeper --host 0.0.0.0 --data data/zookeeper"),
     ],
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=2181, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address it is bound to.")
-@click.option("--data", type=_folder, help="Keep its data in this directory; else it is gone at the end.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--data", type=_folder, help="Keep the data in this directory; otherwise it is deleted at the end.")
 @_naming_the_option()
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""

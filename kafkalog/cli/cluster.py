@@ -24,7 +24,7 @@ def cluster() -> None:
 @cluster.command(
     "describe",
     examples=[
-        ("Brokers, and partitions that nobody serves", "kafkalog cluster describe"),
+        ("Brokers, and partitions that are not served", "kafkalog cluster describe"),
         ("For a program", "kafkalog cluster describe --json --bootstrap broker-1.example.org:9192"),
     ],
 )

@@ -21,7 +21,7 @@ bootstrap_option = click.option(
     default=DEFAULT_BOOTSTRAP,
     show_default=True,
     show_envvar=True,
-    help="gRPC address of one or more brokers, separated by commas; the rest of the cluster is found from there.",
+    help="gRPC address of one or more brokers, separated by commas; the client finds the other brokers from it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

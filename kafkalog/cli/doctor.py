@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 @json_option
 @click.pass_context
 def doctor(context: click.Context, bootstrap: str, as_json: bool) -> None:
-    """Check Java, the workers' Python, versions and the cluster, and say what to do."""
+    """Check Java, the workers' Python, versions and the cluster, and print what to correct."""
     asked_for = context.get_parameter_source("bootstrap") is not click.core.ParameterSource.DEFAULT
     findings = [*check_packages(), *check_java(), *check_workers_python(), *check_cluster(bootstrap, asked_for)]
     if as_json:

@@ -46,7 +46,7 @@ def groups() -> None:
 @bootstrap_option
 @json_option
 def list_groups(bootstrap: str, as_json: bool) -> None:
-    """List the groups: the topics that each has offsets for, and how many live members."""
+    """List the groups: the topics for which each has offsets, and the number of live members."""
     with admin_of(bootstrap) as admin:
         rows = [
             {"group": group.name, "topics": list(group.topics), "live_members": group.live_members}
@@ -65,7 +65,7 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(group: str, bootstrap: str, as_json: bool) -> None:
-    """Describe GROUP: its offset in each partition of its topics, how many records are before it, its live members."""
+    """Describe GROUP: its offset and lag in each partition of its topics, and its live members."""
     with admin_of(bootstrap) as admin:
         found, failed = _description(admin, group)
     if as_json:
@@ -131,46 +131,50 @@ def _time(time_us: int) -> str:
 @groups.command(
     "reset",
     examples=[
-        ("Read all that is there again", "kafkalog groups reset readers --to earliest"),
+        ("Read all records again", "kafkalog groups reset readers --to earliest"),
         (
-            "What came since noon, in one topic",
+            "Records since noon, in one topic",
             "kafkalog groups reset readers --topic flights --to-timestamp 2013-06-01T12:00",
         ),
         (
-            "See what 100 records back in each partition is",
+            "Show the offsets 100 records back in each partition",
             "kafkalog groups reset readers --shift-by -100 --dry-run",
         ),
-        ("Past a record that cannot be processed", "kafkalog groups reset readers --topic flights:2 --shift-by 1"),
-        ("Say where a new group begins", "kafkalog groups reset readers --create --topic flights --to latest"),
+        ("Skip a record that cannot be processed", "kafkalog groups reset readers --topic flights:2 --shift-by 1"),
+        ("Set where a new group begins", "kafkalog groups reset readers --create --topic flights --to latest"),
     ],
 )
 @click.argument("group")
-@click.option("--to", type=click.Choice(["earliest", "latest"]), help="Where each partition starts, or ends.")
+@click.option("--to", type=click.Choice(["earliest", "latest"]), help="The start or the end of each partition.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="The offset to consume next.")
 @click.option(
     "--to-timestamp",
     "to_timestamp_us",
     metavar="TIME",
     callback=timestamp_us,
-    help="The first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since 1970.",
+    help="The first record at or after this time: ISO-8601 (UTC unless a zone is given) or milliseconds since 1970.",
 )
 @click.option(
     "--shift-by",
     type=int,
     metavar="N",
-    help="So many records on from where it is, back if negative; as far as the log goes.",
+    help="Move each offset by N records, back if negative, within the log.",
 )
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC[:P,P]",
-    help="Only this topic, or these partitions of it; repeatable. All for which the group has offsets, if not given.",
+    help="Only this topic, or these partitions of it; repeatable. Default: all for which the group has offsets.",
 )
-@click.option("--create", is_flag=True, help="Although no such group is known; it has its first offsets then.")
+@click.option("--create", is_flag=True, help="Allow a group that does not exist yet.")
 @click.option("--dry-run", is_flag=True, help="Show what would be set, and set nothing.")
-@click.option("--force", is_flag=True, help="Although a member is live; it writes its own offsets again as it goes on.")
-@click.option("--wait", is_flag=True, help="Wait until no member is live: one that has stopped is so for 10 s at most.")
+@click.option(
+    "--force", is_flag=True, help="Reset although a member is live; a member that continues overwrites the reset."
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait until no member is live; a stopped member counts as live for at most 10 s."
+)
 @bootstrap_option
 @json_option
 def reset(
@@ -187,8 +191,9 @@ def reset(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set where GROUP goes on. Whatever reads under its name must be stopped: a Spark stream is a member, so that this
-    is refused while it runs; a Consumer is none, and its next commit overwrites what is set here."""
+    """Set the offsets at which GROUP continues. Stop its readers first. While a Spark stream of the group runs, the
+    reset is refused, because the stream is a member. A Consumer is not a member: its next commit overwrites the
+    reset."""
     from kafkalog.client.admin import AtTimestamp, ShiftBy
     from kafkalog.client.groups import GroupInfo
     from kafkalog.errors import UnknownGroup
@@ -281,16 +286,16 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
 @groups.command(
     "delete",
     examples=[
-        ("After a question", "kafkalog groups delete readers"),
+        ("With a confirmation", "kafkalog groups delete readers"),
         ("Two groups, in a script", "kafkalog groups delete readers auditors --yes"),
     ],
 )
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required if stdin is not a terminal.")
 @bootstrap_option
 def delete(names: tuple[str, ...], yes: bool, bootstrap: str) -> None:
-    """Forget GROUPs and their offsets. Refused while a member is live; a Consumer, which is none, makes its group anew
-    with its next commit."""
+    """Delete GROUPs with their offsets. Refused while a member is live. A Consumer is not a member: its next commit
+    creates its group again."""
     confirm(f"forget {', '.join(names)} and where each of them is?", yes)
     with admin_of(bootstrap) as admin:
         for name in names:

@@ -45,7 +45,7 @@ _COUNT_EVERY = 1000
 _COMMIT_EVERY = 10_000
 _IDLE_SECONDS = 0.2
 _NULL = "\\N"
-"""What stands for null in plain lines, as in SQL databases' text files."""
+"""Text for null in plain lines, as in SQL databases' text files."""
 
 
 class _Record(NamedTuple):
@@ -85,12 +85,12 @@ class _Record(NamedTuple):
     "--key-separator",
     metavar="TEXT",
     callback=not_empty,
-    help="What stands between key and value of a line, \\t for a tab; no keys otherwise.",
+    help="Separator between key and value of a line, \\t for a tab; default: no keys.",
 )
 @click.option(
     "--null",
     metavar="TEXT",
-    help=f"A key or value that is exactly this is null; none is otherwise, not even the {_NULL} of `consume`.",
+    help=f"A key or value equal to this text is null; default: no null, not even the {_NULL} of `consume`.",
 )
 @click.option(
     "--json",
@@ -108,9 +108,11 @@ class _Record(NamedTuple):
     callback=headers,
     help="A header of each record, after those of its JSON; repeatable.",
 )
-@click.option("--partition", type=click.IntRange(0), help="Send all to this partition, whatever their JSON says.")
+@click.option(
+    "--partition", type=click.IntRange(0), help="Send all records to this partition; overrides the partition in JSON."
+)
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A producer setting; repeatable.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not say how many records were sent.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print how many records were sent.")
 @bootstrap_option
 def produce(
     topic: str,
@@ -125,9 +127,9 @@ def produce(
 ) -> None:
     """Send each line of standard input to TOPIC as a record.
 
-    How many were sent is said on stderr. A failure, or the end by Ctrl-C, says which lines are acknowledged: to go on,
-    give the input from there. While standard input is a pipe, the first Ctrl-C ends nothing: what is written into it
-    until its end is sent, for whoever writes may count it as done. The second ends at once.
+    Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged: to
+    continue, send the input from there. While standard input is a pipe, the first Ctrl-C does not end the command: it
+    sends all lines up to the end of the pipe, because its writer may count them as done. The second ends it at once.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -337,18 +339,18 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
 @click.command(
     cls=Command,
     examples=[
-        ("What comes from now on, until Ctrl-C", "kafkalog consume flights"),
-        ("All there is, with keys", "kafkalog consume flights --from-beginning --exit-at-end --format key-value"),
+        ("New records, until Ctrl-C", "kafkalog consume flights"),
+        ("All records, with keys", "kafkalog consume flights --from-beginning --exit-at-end --format key-value"),
         (
             "Ten records of a partition, from an offset on",
             "kafkalog consume flights --partition 0 --offset 99 --max-messages 10",
         ),
         (
-            "What two topics got since noon",
+            "Records of two topics since noon",
             "kafkalog consume flights delays --timestamp 2013-06-01T12:00 --exit-at-end",
         ),
         ("Every topic whose name begins with flights, as JSON", "kafkalog consume --pattern 'flights.*' --format json"),
-        ("Go on where a group is", "kafkalog consume flights --group readers --from-beginning"),
+        ("Continue at a group's offsets", "kafkalog consume flights --group readers --from-beginning"),
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
@@ -356,7 +358,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--pattern",
     metavar="REGEX",
     callback=_expression,
-    help="Instead of TOPICs: all whose whole name matches, of those that are there as it starts.",
+    help="Instead of TOPICs: all topics that exist at the start and whose whole name matches.",
 )
 @click.option(
     "--partition",
@@ -368,26 +370,30 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
 @click.option(
     "--from-beginning",
     is_flag=True,
-    help="Start at the oldest record, else only new ones are shown; with --group, if the group has committed nothing "
-    "there yet.",
+    help="Start at the oldest record; default: show only new records. With --group, used only where the group has no"
+    " committed offset.",
 )
-@click.option("--offset", "place", metavar="N|earliest|latest", callback=_place, help="Start there in each partition.")
+@click.option(
+    "--offset", "place", metavar="N|earliest|latest", callback=_place, help="Start at this offset in each partition."
+)
 @click.option(
     "--timestamp",
     "since_us",
     metavar="TIME",
     callback=timestamp_us,
-    help="Start at the first record at or after it: ISO-8601 (UTC unless it says otherwise) or milliseconds since "
-    "1970; at the end where there is none.",
+    help="Start at the first record at or after this time: ISO-8601 (UTC unless a zone is given) or milliseconds "
+    "since 1970; at the end of a partition without such a record.",
 )
-@click.option("--exit-at-end", is_flag=True, help="Stop where the partitions ended as it started.")
-@click.option("--max-messages", type=click.IntRange(1), help="Stop after that many; else go on until interrupted.")
+@click.option("--exit-at-end", is_flag=True, help="Stop at the offsets at which the partitions ended at the start.")
+@click.option(
+    "--max-messages", type=click.IntRange(1), help="Stop after this many records; default: continue until interrupted."
+)
 @click.option(
     "--group",
     callback=not_empty,
-    help="Go on where this consumer group has committed, and commit what was shown. It wins over --from-beginning; "
-    "--offset and --timestamp are refused beside it. What was written into a pipe counts as shown: `kafkalog produce` "
-    "reads all of it, also after Ctrl-C; a reader that ends before loses the rest.",
+    help="Continue at this group's committed offsets, and commit the records that were shown. Takes precedence over "
+    "--from-beginning; cannot be combined with --offset or --timestamp. Records written into a pipe count as shown: "
+    "`kafkalog produce` reads all of them, also after Ctrl-C; another reader that ends before loses the rest.",
 )
 @click.option(
     "--format",
@@ -395,14 +401,14 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     type=click.Choice(["value", "key-value", "json"]),
     default="value",
     show_default=True,
-    help="A line of a record: its value; key, tab, value; or all of it as JSON, headers too, what is not UTF-8 in "
-    "base64 (value_base64).",
+    help="Format of a line: the value; key, tab, value; or the whole record as JSON with headers, bytes that are not"
+    " UTF-8 in base64 (value_base64).",
 )
 @click.option("--headers", "with_headers", is_flag=True, help="Begin plain lines with NAME=VALUE,NAME=VALUE and a tab.")
 @click.option(
     "--null",
     metavar="TEXT",
-    help=f"What stands for null in plain lines, {_NULL} if not given. `produce` has to be given the same.",
+    help=f"Text for null in plain lines; default: {_NULL}. Give `produce` the same.",
 )
 @bootstrap_option
 def consume(

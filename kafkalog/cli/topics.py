@@ -22,7 +22,7 @@ _NO_TOPICS = "there are no topics"
 
 @click.group(cls=CommandGroup)
 def topics() -> None:
-    """Make, list, describe, alter, delete and recover topics."""
+    """Create, list, describe, alter, delete and recover topics."""
 
 
 @topics.command(
@@ -36,12 +36,14 @@ def topics() -> None:
     ],
 )
 @click.argument("topic")
-@click.option("--partitions", type=click.IntRange(1), help="How many; the broker's num.partitions if not given.")
+@click.option(
+    "--partitions", type=click.IntRange(1), help="Number of partitions; default: the broker's num.partitions."
+)
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic of that name as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @bootstrap_option
 def create(topic: str, partitions: int | None, config: dict[str, str], if_not_exists: bool, bootstrap: str) -> None:
-    """Make TOPIC."""
+    """Create TOPIC."""
     with admin_of(bootstrap) as admin:
         try:
             made = admin.create_topic(topic, partitions=partitions, config=config)
@@ -50,7 +52,7 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
                 raise
             click.echo(f"topic {topic} exists already")
             return
-    click.echo(f"made topic {made.name} with {_partitions_of(made)}")
+    click.echo(f"created topic {made.name} with {_partitions_of(made)}")
 
 
 @topics.command(
@@ -63,7 +65,7 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
 @bootstrap_option
 @json_option
 def list_topics(bootstrap: str, as_json: bool) -> None:
-    """List the topics: partitions, records and bytes of each. What is not served is counted apart, not with them."""
+    """List the topics: partitions, records and bytes of each. Partitions that are not served are counted separately."""
     with admin_of(bootstrap) as admin:
         listed = admin.topics()
         extents = admin.extents()
@@ -87,8 +89,8 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
-    """Describe TOPICs, all of them if none is named: partitions, their leaders and how much is in them, and settings:
-    which were set for the topic, and which are as the defaults say."""
+    """Describe TOPICs, or all topics if none is named: partitions with leader and size, and settings, both those set
+    for the topic and the defaults."""
     with admin_of(bootstrap) as admin:
         listed = admin.describe_topics(list(names) or None)
         extents = admin.extents([topic.name for topic in listed])
@@ -155,15 +157,17 @@ def _description(
     examples=[
         ("Keep records for a day", "kafkalog topics alter flights --set retention.ms=86400000"),
         (
-            "As long as the default says, in more partitions",
+            "For the default time, in more partitions",
             "kafkalog topics alter flights --unset retention.ms --partitions 8",
         ),
     ],
 )
 @click.argument("topic")
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Set it; repeatable.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Take a setting back to its default; repeatable.")
-@click.option("--partitions", type=click.IntRange(1), help="Have that many; never fewer than there are.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Set a topic setting; repeatable."
+)
+@click.option("--unset", multiple=True, metavar="NAME", help="Reset a setting to its default; repeatable.")
+@click.option("--partitions", type=click.IntRange(1), help="New number of partitions; not fewer than now.")
 @bootstrap_option
 def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str) -> None:
     """Change settings of TOPIC, or add partitions."""
@@ -178,20 +182,25 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
 @topics.command(
     "recover",
     examples=[
-        ("Show what is lost", "kafkalog topics recover flights"),
-        ("Give it up", "kafkalog topics recover flights --partition 1 --accept-loss"),
+        ("List the lost partitions", "kafkalog topics recover flights"),
+        ("Accept the loss of one", "kafkalog topics recover flights --partition 1 --accept-loss"),
     ],
 )
 @click.argument("topic")
 @click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; repeatable.")
 @click.option("--start-offset", type=click.IntRange(0), metavar="N",
-              help="Offset of the first new record; else ten million after what groups have committed.")  # fmt: skip
-@click.option("--accept-loss", is_flag=True, help="Give up what was in them; without it, only show what is lost.")
+              help="Offset of the first new record; default: ten million after the highest offset that a group has "
+              "committed.")  # fmt: skip
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Accept the loss of their records; without this option, only list the lost partitions.",
+)
 @bootstrap_option
 def recover(
     topic: str, partitions: tuple[int, ...], start_offset: int | None, accept_loss: bool, bootstrap: str
 ) -> None:
-    """Have lost partitions of TOPIC begin anew, empty. Their records are given up for good."""
+    """Restart lost partitions of TOPIC with an empty log. Their records are lost for good."""
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         for number in partitions:
@@ -217,13 +226,13 @@ def recover(
 @topics.command(
     "delete",
     examples=[
-        ("After a question", "kafkalog topics delete flights"),
+        ("With a confirmation", "kafkalog topics delete flights"),
         ("In a script", "kafkalog topics delete flights --if-exists --yes"),
     ],
 )
 @click.argument("topic")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
-@click.option("--if-exists", is_flag=True, help="Do nothing if there is no such topic.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required if stdin is not a terminal.")
+@click.option("--if-exists", is_flag=True, help="Do nothing if the topic does not exist.")
 @bootstrap_option
 def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     """Delete TOPIC and its records."""
@@ -243,17 +252,15 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     cls=Command,
     examples=[
         ("Where each partition starts and ends", "kafkalog offsets flights"),
-        ("And how far a group is", "kafkalog offsets flights --group readers"),
+        ("With a group's offsets", "kafkalog offsets flights --group readers"),
     ],
 )
 @click.argument("topic")
-@click.option(
-    "--group", callback=not_empty, help="Show what this consumer group has committed, and how far behind it is."
-)
+@click.option("--group", callback=not_empty, help="Also show this consumer group's committed offsets and lag.")
 @bootstrap_option
 @json_option
 def offsets(topic: str, group: str | None, bootstrap: str, as_json: bool) -> None:
-    """Show from where to where each partition of TOPIC goes."""
+    """Show the start and end offset of each partition of TOPIC."""
     with admin_of(bootstrap) as admin:
         [description] = admin.describe_topics([topic])
         partitions = _all_of(description)

@@ -53,13 +53,13 @@ def _known(coordinator: TransactionCoordinator, transaction: str) -> tuple[Decis
 @transactions.command(
     "list",
     examples=[
-        ("What was decided last and what is staged", "kafkalog transactions list"),
+        ("Last decisions and staged rows", "kafkalog transactions list"),
     ],
 )
 @bootstrap_option
 @json_option
 def list_transactions(bootstrap: str, as_json: bool) -> None:
-    """List the last decision of each transaction, and what is staged on all brokers."""
+    """List the last decision of each transaction, and the staged rows on all brokers."""
     with _coordinator(bootstrap) as coordinator:
         decisions = coordinator.decisions()
         staged = coordinator.staged()
@@ -70,14 +70,14 @@ def list_transactions(bootstrap: str, as_json: bool) -> None:
 @transactions.command(
     "describe",
     examples=[
-        ("One of those that are listed", "kafkalog transactions describe 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+        ("One of the listed transactions", "kafkalog transactions describe 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
     ],
 )
 @click.argument("transaction")
 @bootstrap_option
 @json_option
 def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
-    """Describe TRANSACTION: its last decision, and what is staged for it partition by partition."""
+    """Describe TRANSACTION: its last decision, and its staged rows in each partition."""
     with _coordinator(bootstrap) as coordinator:
         decision, staged = _known(coordinator, transaction)
     described: dict[str, Any] = {
@@ -123,13 +123,13 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
 @transactions.command(
     "abort",
     examples=[
-        ("Give up what was never decided", "kafkalog transactions abort 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+        ("Drop rows that are not decided", "kafkalog transactions abort 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
     ],
 )
 @click.argument("transaction")
 @bootstrap_option
 def abort(transaction: str, bootstrap: str) -> None:
-    """Give up what is prepared of TRANSACTION and not decided. A writer that still runs fails."""
+    """Drop the prepared rows of TRANSACTION that are not decided. A writer that still runs fails."""
     with _coordinator(bootstrap) as coordinator:
         _known(coordinator, transaction)
         given_up = coordinator.abort(transaction)
@@ -143,14 +143,14 @@ def abort(transaction: str, bootstrap: str) -> None:
 @transactions.command(
     "resolve",
     examples=[
-        ("Append what was decided", "kafkalog transactions resolve 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
+        ("Append the decided batch", "kafkalog transactions resolve 2f1c8a52-3f0d-4c4e-9d5b-7f2b1a9c0e11"),
     ],
 )
 @click.argument("transaction")
-@click.option("--accept-loss", is_flag=True, help="Close the batch also where its staged rows are lost.")
+@click.option("--accept-loss", is_flag=True, help="Mark the batch done even if staged rows are lost.")
 @bootstrap_option
 def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
-    """Have the batch that TRANSACTION has decided appended everywhere, and close it."""
+    """Append the decided batch of TRANSACTION in every partition, and mark it done."""
     with _coordinator(bootstrap) as coordinator:
         _known(coordinator, transaction)
         decision, losses = coordinator.resolve(transaction, accept_loss)
@@ -171,12 +171,12 @@ def resolve(transaction: str, accept_loss: bool, bootstrap: str) -> None:
 )
 @click.argument("app_id")
 @click.argument("topic", default="")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask on.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required if stdin is not a terminal.")
 @bootstrap_option
 @json_option
 def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Forget which versions of APP_ID (a write's txnAppId) were written to TOPIC, or to any topic: the next one is
-    written whatever its number. Refused while one is decided and not everywhere yet."""
+    """Forget which versions of APP_ID (a write's txnAppId) were written to TOPIC, or to any topic: the next version is
+    written, whatever its number. Refused while a version is decided and not done."""
     from kafkalog.errors import InvalidArgument
     from kafkalog.format.numbered import parse
 

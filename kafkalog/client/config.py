@@ -21,7 +21,7 @@ class ClientSettings(Settings, what="client"):
     """What is about connections; producers and consumers have it too."""
 
     # fmt: off
-    connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept the connection and to answer the greeting.")
+    connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept a connection and to answer the hello.")
     request_timeout_ms = Setting(int, 30_000, between(1, INT_MAX),
         "How long a request may stay unanswered before its connection is given up.")
     bootstrap_timeout_ms = Setting(int, 5_000, between(0, INT_MAX),
@@ -42,7 +42,7 @@ class ClientSettings(Settings, what="client"):
 class ProducerSettings(ClientSettings, what="producer"):
     # fmt: off
     acks = Setting(str, "1", one_of("0", "1", "all"),
-        "0: there is no answer, and a record may be lost without notice; 1: the leader has the record; all: every in-sync replica has it.")
+        "0: no answer, and a record may be lost without an error; 1: the leader has the record; all: every in-sync replica has it.")
     linger_ms = Setting(int, 5, between(0, INT_MAX),
         "How long a batch waits for more records. Larger: bigger batches, later delivery.")
     batch_size = Setting(int, 2_500_000, between(1, 1 << 30),
@@ -62,7 +62,7 @@ class ProducerSettings(ClientSettings, what="producer"):
     enable_idempotence = Setting(bool, True, anything,
         "Whether the broker recognises batches that are sent again, so that retries neither double nor reorder records. Always off with acks=0.")
     transaction_commit_timeout_ms = Setting(int, 120_000, between(1, LONG_MAX),
-        "How long a commit of staged rows goes on without progress in any partition before it fails. What was decided by then is finished by the brokers.")
+        "How long a commit of staged rows continues without progress in any partition before it fails. A batch that is decided by then is completed by the brokers.")
     # fmt: on
 
     def conflict(self) -> tuple[str, str] | None:
@@ -84,7 +84,7 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
     fetch_max_bytes = Setting(int, 8 * _MIB, between(1, INT_MAX), "Largest answer to one fetch, in bytes. A first batch that is larger is sent all the same.")
     max_partition_fetch_bytes = Setting(int, 4 * _MIB, between(1, INT_MAX), "The same limit for each partition in the answer.")
     auto_offset_reset = Setting(str, "error", one_of("error", "earliest", "latest"),
-        "What to do when the log does not have the offset to read: fail, or go on at its start or at its end.")
+        "What to do when the log does not have the offset to read: fail, or continue at its start or at its end.")
     committed_fallback = Setting(str, "error", one_of("error", "earliest", "latest"),
         "What to do when a consumer starts at 'committed' and its group has committed nothing for the partition: fail, or start at the log's start or at its end.")
     # fmt: on

@@ -37,7 +37,7 @@ def test_topics_are_made_listed_described_altered_and_deleted(
 ) -> None:
     name = f"{topic}-more"
     made = Ran(capfdbinary, "topics", "create", name, "--partitions", "3", "--config", "retention.ms=60000")
-    assert (made.code, made.out) == (0, f"made topic {name} with 3 partitions\n")
+    assert (made.code, made.out) == (0, f"created topic {name} with 3 partitions\n")
     Ran(capfdbinary, "topics", "create", name).fails_with(f"topic '{name}' exists already")
     assert re.search(rf"^{name} +3 +0 +0$", Ran(capfdbinary, "topics", "list").out, re.MULTILINE)
     assert {topic, name} <= {each["topic"] for each in json.loads(Ran(capfdbinary, "topics", "list", "--json").out)}
@@ -68,7 +68,7 @@ def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.Cap
         for arguments in [("create", name, "--if-not-exists")] * 2 + [("delete", name, "--if-exists", "--yes")] * 2
     ]
     assert said == [
-        f"made topic {name} with 1 partition\n",
+        f"created topic {name} with 1 partition\n",
         f"topic {name} exists already\n",
         f"deleted topic {name}\n",
         f"there is no topic {name}\n",
