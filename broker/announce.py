@@ -1,8 +1,8 @@
-"""What a broker tells the process that started it, as lines of JSON on standard output: that it serves, or the error
-that kept it from serving, and from then on the warnings and errors that it logs.
+"""What a broker reports to the process that started it, as lines of JSON on standard output: that it serves, or the
+error that kept it from serving, and from then on the warnings and errors that it logs.
 
 Its log file may lie on the very disk that is full; a pipe does not. Nobody has to read the pipe: what does not fit is
-dropped, and of an event that repeats the first is told, and a minute later how many more there were.
+dropped, and of a repeated event the first is reported, and a minute later how many more there were.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def announce(fd: int, facts: dict[str, Any]) -> None:
 
 
 class Announcer(logging.Handler):
-    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread tells of all
+    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread reports all
     repeats, while there are any to come: a thousand threads, one for each event, would hold each other up."""
 
     def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -38,8 +38,8 @@ class Announcer(logging.Handler):
         self._fd = fd
         self._again_seconds = again_seconds
         self._clock = clock
-        # Under the handler's lock: how often each event came since it was told, when that is to be told, in this order,
-        # and who waits for the first of them.
+        # Under the handler's lock: how often each event came since its last report; when to report it again, in this
+        # order; and whether a thread waits for the first of them.
         self._repeats: dict[tuple[str, str], int] = {}
         self._due: deque[tuple[float, tuple[str, str]]] = deque()
         self._timer: threading.Timer | None = None
@@ -76,7 +76,7 @@ class Announcer(logging.Handler):
         super().close()
 
     def _wait(self) -> None:
-        """Have a thread wait for the first repeat to be told, if there is one and no thread does."""
+        """Start a thread that waits for the next report of repeats, if one is due and no thread waits."""
         if self._timer is not None or not self._due:
             return
         timer = threading.Timer(max(0.0, self._due[0][0] - self._clock.monotonic()), self._tell_repeats)

@@ -14,7 +14,7 @@ def lock_folder(folder: Path, name: str) -> IO[str]:
     """Take a folder, made if need be, until the file that comes back is closed or this process ends.
 
     Args:
-        name: of the file in it that is locked; it tells who holds it.
+        name: of the file in it that is locked; it names the process that holds it.
 
     Raises:
         DataDirInUse: another process has it.

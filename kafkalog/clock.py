@@ -19,7 +19,7 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that stands still until told; both times move together, but where the wall clock jumps."""
+    """A clock that stands still until it is set; both times move together, but where the wall clock jumps."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._lock = threading.Lock()  # guards both times

@@ -49,7 +49,7 @@ def _render(event: str, values: dict[str, Any]) -> str:
         return event
     try:
         return f"{event} {_renderer()(None, event, values)}"
-    except OSError:  # the import failed for want of file descriptors, which may be the very thing to be told
+    except OSError:  # the import failed for want of file descriptors, which may be what is to be logged
         return f"{event} {values}"
 
 

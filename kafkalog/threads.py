@@ -21,7 +21,7 @@ class Pool(ThreadPoolExecutor):
 
     Args:
         threads: at most.
-        process: whose they are, as whoever is told of the error knows it.
+        process: the process that the error names.
     """
 
     def __init__(

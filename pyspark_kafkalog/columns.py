@@ -292,7 +292,7 @@ def batches_by_topic(
     Args:
         batch: as Spark hands it over.
         columns: of `sink_columns`.
-        topic_option: every row's topic; None: the column `topic` tells.
+        topic_option: every row's topic; None: by the column `topic`.
 
     Raises:
         InvalidArgument: a row without a topic.

@@ -1,4 +1,4 @@
-"""The `kafkalog` format: names it, tells its schema and hands on to `source.py` and `sink.py`.
+"""The `kafkalog` format: its name and schema; the readers are in `source.py`, the writers in `sink.py`.
 
 Imports only pyspark's base class and `sentences.py` at module level: `pyspark_*` packages are imported at the first use
 of any Python data source, and the process of a streaming source has 10 seconds to start, imports included.

@@ -1,7 +1,7 @@
 """Python workers that Spark ends while they wait for a task, without what PySpark prints of it.
 
 A worker that waits for its next task reads the end of its socket when Spark lets it go, a minute after its last use or
-with the application. PySpark's takes that for a failure and tells it to the socket, which nobody reads any more. Over
+with the application. PySpark's treats that as a failure and writes it to the socket, which is no longer read. Over
 TCP that goes unnoticed; over a Unix socket it is a BrokenPipeError, whose traceback follows the output of a run in
 which nothing went wrong. A worker whose reader has enough, as of a `limit`, ends in the same way.
 

@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, from what Spark tells of its progress.
+"""How far a streaming query is behind, from the progress that Spark reports.
 
     spark.streams.addListener(LagListener())        # logs it with every progress
     kafkalog_lag(query.lastProgress).total
@@ -52,8 +52,8 @@ class Lag(NamedTuple):
 def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
     """How far a query was behind at a progress, over all of its kafkalog sources.
 
-    A partition that two of them read counts with the larger lag. A source tells Spark no name; one that is written in
-    Python and whose offsets look like ours counts as ours.
+    A partition that two of them read counts with the larger lag. Spark does not report a source's name; one that is
+    written in Python and whose offsets look like ours counts as ours.
 
     Args:
         progress: a `StreamingQueryProgress`, or the dictionary that its JSON holds.
@@ -104,10 +104,10 @@ class LagListener(StreamingQueryListener):
             )
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to tell yet."""
+        """Logs nothing."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new to tell."""
+        """Logs nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The group in ZooKeeper tells how far it came."""
+        """Logs nothing: the group in ZooKeeper has the last position."""

@@ -291,7 +291,7 @@ _REFUSED = {
     "interceptor.classes": "there are no interceptors",
     "partitioner.class": "a row goes where its column 'partition' says, or else where its key belongs",
 }
-"""What the Kafka connector refuses, and what would have no effect on a read whose every offset is told."""
+"""Options that the Kafka connector refuses, or that have no effect because Spark gives every offset to read."""
 
 
 _SECURITY = ("security.", "ssl.", "sasl.")

@@ -38,7 +38,7 @@ def has_ended(name: str) -> bool:
 
 
 def _namespace() -> str:
-    """What tells apart the boots of a machine, and the containers that run on it."""
+    """An id that differs between boots of a machine and between containers on it."""
     boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat(_PROC / 'self/ns/pid').st_ino}"
 

@@ -1,8 +1,8 @@
 """Errors as Spark shows them: the sentence, without the frames of Python's that led to it.
 
-Spark's Python workers tell a failure with its traceback, 7 to 44 lines of PySpark's frames and ours for a misspelt
-option, unless SPARK_HIDE_TRACEBACK is set where they run. A worker ends after it has told a failure; so that is set in
-the one that is about to tell an error of kafkalog's, and nothing else is told without its frames.
+Spark's Python workers report a failure with its traceback, 7 to 44 lines of PySpark's frames and ours for a misspelt
+option, unless SPARK_HIDE_TRACEBACK is set where they run. A worker ends after it has reported a failure. So the
+variable is set in a worker that is about to report an error of kafkalog; other errors keep their frames.
 """
 
 from __future__ import annotations

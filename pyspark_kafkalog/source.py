@@ -1,12 +1,12 @@
-"""Reading: a batch's and a stream's readers, as Spark calls them on the driver. In `read/`, what brokers tell is
-`offset_reader.py`'s to ask, how much is taken `admission.py`'s to say, how it is cut `ranges.py`'s, and reading it
-`partition_reader.py`'s.
+"""Reading: a batch's and a stream's readers, as Spark calls them on the driver. In `read/`,
+`offset_reader.py` asks brokers, `admission.py` limits a micro-batch, `ranges.py` cuts ranges into splits, and
+`partition_reader.py` reads them.
 
-A batch is bound late: its partitions carry earliest and latest as symbols that each task looks up when it reads, for
-Spark plans a DataFrame once and runs the same plan again and again. A stream's partitions carry numbers.
+A batch is bound late: its partitions carry earliest and latest as symbols that each task looks up when it reads,
+because Spark plans a DataFrame once and may run the plan many times. A stream's partitions carry numbers.
 
-A stream's position is in Spark's checkpoint, as JSON; what this reader remembers between micro-batches (its start, the
-ids of its topics, the target of AvailableNow) is gone after a restart and must not be needed then. Spark calls
+A stream's position is in Spark's checkpoint, as JSON. The reader's own state between micro-batches (its start, the
+ids of its topics, the target of AvailableNow) is lost at a restart and must not be needed then. Spark calls
 `initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
 there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged (with
 Trigger.Once: of the partitions whose start moves): an empty first batch writes the position down before anything is
@@ -232,7 +232,7 @@ class _Session:
         self._leaves_out_unopened = False
         self._went_on = False
         self._is_unread = False
-        self._left_out: set[str] = set()  # what was told of already
+        self._left_out: set[str] = set()  # what was logged already
         self._topic_ids: dict[str, bytes] = {}  # as this stream knows them; what was made anew has another
         self._asked_group: set[str] = set()  # for these topics
         self._group_said: dict[str, str] = {}
@@ -352,8 +352,8 @@ class _Session:
             if (back := self._gone_back(position, latest)) != position:
                 return back
             if latest == before:
-                # No news, and perhaps no wait: a broker with too many who wait answers at once, and so does one that
-                # fails. It tells nobody when that is over, so this asks again 50 ms after it last did, not in a spin.
+                # No news, and perhaps no wait: a broker with too many waiting calls answers at once, and so does one
+                # that fails. Brokers do not notify clients when that is over, so this asks again after 50 ms.
                 time.sleep(max(0.0, min(asked + _IDLE_PAUSE_S, deadline) - time.monotonic()))
 
     def _within_limits(
@@ -607,7 +607,7 @@ class _Session:
         def look(losses: Losses) -> None:
             self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end)
 
-        self._lookup.asked_again(look, Losses(fail=False))  # what is gone then is told by the check
+        self._lookup.asked_again(look, Losses(fail=False))  # the check reports what is missing then
 
     def _ranges(
         self, start: PartitionOffsets, end: PartitionOffsets, losses: Losses

@@ -1,9 +1,9 @@
 """The guard of a local cluster: the process that owns its ZooKeeper and brokers, and stops them when its parent goes.
 
 It lives in a session of its own, so that a Ctrl-C at the terminal reaches the parent only. Commands come as lines of
-JSON on standard input, each answered by a line on standard output. It ends, stopping everything in order, when told so,
-at the end of its input, when its parent dies (a pidfd tells, also when a forked child still holds the pipe), or on
-SIGTERM.
+JSON on standard input, each answered by a line on standard output. It ends, stopping everything in order, on a command,
+at the end of its input, when its parent dies (detected by a pidfd, also when a forked child still holds the pipe), or
+on SIGTERM.
 
 When the guard itself is killed, the brokers see the end of their input and stop in order, and ZooKeeper dies with it.
 """
@@ -159,7 +159,7 @@ class BrokerChild:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"\n")
-        except BrokenPipeError:  # it has ended; await_ready tells why
+        except BrokenPipeError:  # it has ended; await_ready raises why
             pass
 
     def await_ready(self) -> dict[str, Any]:

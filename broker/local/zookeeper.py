@@ -139,7 +139,7 @@ class EmbeddedZooKeeper:
         return self.directory / "zookeeper.log"
 
     def start(self) -> None:
-        """Start the server; `wait_ready` tells when it serves.
+        """Start the server; `wait_ready` returns when it serves.
 
         Raises:
             MissingDependency: no java, no jars.

@@ -380,7 +380,7 @@ class Host:
             try:
                 self._directory.make_folders(topic.topic_id, turn.wanted)
             except KafkalogError:
-                pass  # opening tells why
+                pass  # opening logs why
         for number, state in turn.wanted.items():
             try:
                 opened[number] = self._open(topic, number, settings, state.leader_epoch)

@@ -200,7 +200,7 @@ class Partition:
             self._staging.request_sync()
 
     def keep_prepared(self, commit_uuid: bytes) -> None:
-        """All of a recorded set is as it was staged, and outlives a power cut. Raises as Staging.check."""
+        """Make a recorded set durable, and check that it is as it was staged. Raises as Staging.check."""
         with self._hosted():
             self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
             self._staging.sync()
@@ -240,7 +240,7 @@ class Partition:
         return self._applier.applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     def finish_apply(self, applied: Applied) -> None:
-        """Wait until an applied batch outlives a power cut; readers see it from then on."""
+        """Wait until an applied batch is durable; readers see it from then on."""
         with self._hosted():
             self._applier.finish(applied)
 
@@ -308,7 +308,7 @@ class Partition:
         return self.log.needs_flush_for_ack
 
     def is_flushed_to(self, end_offset: int) -> bool:
-        """Whether what ends there outlives a power cut.
+        """Whether the log is durable up to an offset.
 
         Raises:
             StorageFailed: it cannot be known any more.

@@ -1,11 +1,12 @@
-"""Appends, top to bottom: check what came, write all of a partition's batches at once, say what each request gets.
+"""Appends, top to bottom: check the requests, write all of a partition's batches at once, return each one's result.
 
-The same for both ports. No ack is waited for here: what it has to wait for is in `Call.waits_for`, and whoever answers
-asks `ack_reply` once the call `is_acked`.
+The same for both ports. Nothing here waits for an ack: `Call.waits_for` has what the ack depends on, and the port calls
+`ack_reply` once the call `is_acked`.
 
-A batch's checksum is always checked. What the body holds is checked for codec none (`bodies.py`). A compressed body is
-not inflated here, so that an append makes the broker hold no more than its own bytes. Its record count is bounded by
-what max.message.bytes would hold uncompressed, for a consumer inflates what is of a few kilobytes to all its records.
+A batch's checksum is always checked. The columns of its body are checked for codec none (`bodies.py`). A compressed
+body is not inflated here, so that an append makes the broker hold no more than its own bytes. Its record count is
+bounded by what max.message.bytes would hold uncompressed, because a consumer would inflate a few kilobytes to all its
+records.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _BODIES = BodyCheck()
 
 
 class Call:
-    """One append request and, once `append` has run, what became of it.
+    """One append request and, after `append`, its results.
 
     Attributes:
         correlation_id: the port's name for it.
@@ -82,7 +83,7 @@ class Call:
         return min(self.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
 
     def is_acked(self) -> bool:
-        """Whether all that the ack promises has happened, or can happen no more, which is then the result."""
+        """Whether the ack's promise is kept, or can no longer be kept; the result is then that error."""
         waits_for = self.waits_for
         if waits_for:
             for index, (partition, end_offset) in list(waits_for.items()):
@@ -289,7 +290,7 @@ def _kept(error: KafkalogError) -> KafkalogError:
 
 
 def _defect(error: Exception, partition: str) -> InternalError:
-    """A mistake of ours: told to the client, and logged for us."""
+    """An error of the broker itself: returned to the client, and logged with its traceback."""
     log.exception("append_failed", partition=partition)
     return InternalError.of(error)
 

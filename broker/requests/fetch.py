@@ -1,7 +1,7 @@
 """Fetches, top to bottom: find each partition's slice of its log file and describe it. The same for both ports.
 
-Nothing waits and nothing is read here: `fetch` says what there is right now, as slices that hold their files open until
-they are sent; whoever answers decides by `Answer.is_enough` whether to wait for more (`waits.py`).
+Nothing waits and no record is read here: `fetch` returns what is there now, as slices that hold their files open until
+they are sent. The port decides by `Answer.is_enough` whether to wait for more (`waits.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Answer:
         reply: to be sent first.
         slices: its body, in order; `close` lets their files go.
         length: bytes in the slices.
-        failed: some partition has an error, which is told at once.
+        failed: some partition has an error, which is returned at once.
     """
 
     reply: pb.FetchReply

@@ -19,7 +19,7 @@ from kafkalog.wire import broker_pb2 as pb
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.session import Check
 
-_TEXT_MAX = 4096  # of what a member tells of itself: a znode is no place for more
+_TEXT_MAX = 4096  # bytes of each text of a member: its znode must stay small
 _RENEWALS_MAX = 5
 
 

@@ -1,4 +1,4 @@
-"""Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Who decides is not known here.
+"""Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Knows nothing of who decides.
 
 Every request but Renew and ListStaged names partitions led here; one that fails fails alone, and its error stands at
 its place of the reply. Where several partitions are to be synced, each is asked for before the first is waited for, so
@@ -93,8 +93,8 @@ def _renew_within_ms(host: Host) -> int:
 
 
 def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
-    """Have parts kept until their batch is decided. The answer means that they are undamaged and outlive a power cut,
-    but where it says that a partition is unfinished.
+    """Have parts kept until their batch is decided. The answer means that they are undamaged and durable,
+    except in partitions that it reports as unfinished.
 
     Args:
         seconds: until the client gives the request up.
@@ -135,8 +135,8 @@ def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: f
 
 
 def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.ApplyReply:
-    """Append what was decided. The answer means that all of it is in the logs and outlives a power cut, but where it
-    says that a partition is unfinished.
+    """Append what was decided. The answer means that all of it is in the logs and durable, except in partitions
+    that it reports as unfinished.
 
     Args:
         seconds: until the client gives the request up.
@@ -295,7 +295,8 @@ def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> Prepared
 
 @contextmanager
 def _errors_in(answer: Any) -> Iterator[None]:
-    """Puts what its block raises into the answer's error; a mistake of ours is told as one, and logged."""
+    """Puts what its block raises into the answer's error; an error of the broker itself becomes InternalError and is
+    logged."""
     try:
         yield
     except KafkalogError as error:

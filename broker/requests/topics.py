@@ -31,7 +31,7 @@ _COMMITTED_MAX = 1 << 53
 _SEEN_SECONDS = 10.0
 _OPENED_SECONDS = 10.0  # `Admin.create_topic` says so
 _ANSWER_SECONDS = 1.0
-"""Left of a call's time to answer in: what is done is better told than timed out."""
+"""Left of a call's time to answer in: so that the reply arrives before the client's timeout."""
 
 
 def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDescriptions:
@@ -131,8 +131,8 @@ def recover_partitions(
     """Put empty logs in the place of lost ones that should be led here.
 
     No offset is to be given out a second time. How many the lost log had given out is not known, only what groups have
-    committed. A new log begins `OFFSETS_SKIPPED` after that: whoever goes on from an offset of the lost one is told
-    that it is out of range, and neither takes new records for old ones nor skips any.
+    committed. A new log begins `OFFSETS_SKIPPED` after that: a reader that continues from an offset of the lost log
+    gets that it is out of range, and neither takes new records for old ones nor skips any.
 
     Raises:
         UnknownTopicId, UnknownPartition, NotLeader, NotLost, InvalidRequest, StorageFailed, DiskFull.
@@ -212,7 +212,7 @@ def _once_opened(
     topic: TopicRecord, version: int, added: range, host: Host, seconds_left: float
 ) -> pb.TopicDescription:
     """Describe a topic once the change that made its znode's version is seen here, its settings are passed on to the
-    logs here, and the partitions that it added are opened (or failed here, which is told to whoever uses them), or the
+    logs here, and the partitions that it added are opened (or failed here, which their users get as an error), or the
     time for that is over."""
 
     def current() -> TopicRecord | None:
@@ -254,7 +254,7 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
         if with_extents:
             try:
                 partition = host.leader_of(topic.topic_id, number)
-            except KafkalogError:  # another broker's, or told as the failure
+            except KafkalogError:  # another broker's, or returned as the failure
                 continue
             described.extent.start_offset = partition.start_offset  # before the end, which is never before it then
             described.extent.end_offset = partition.readable_end_offset

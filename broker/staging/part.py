@@ -31,9 +31,9 @@ class StagedFile:
     Attributes:
         salt: of its frames' checksums.
         size: where the next bytes go.
-        synced: bytes before it outlive a power cut, as far as is known.
+        synced: bytes before it are durable, as far as is known.
         live: how many batches and prepared sets stand in it that are needed.
-        drops: numbers of the files that hold the sets whose end is told in this one: without it, a start would take
+        drops: numbers of the files that hold the sets whose end is recorded in this one: without it, a start would take
             those for prepared.
     """
 

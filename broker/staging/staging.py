@@ -3,8 +3,8 @@
     <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
-parts of its batch prepared as one set (`prepare`); from the ack on they outlive a power cut and are kept until the set
-is dropped (`drop`), which is told in the file too. Parts that nobody prepares are forgotten (`discard`, `expire`);
+parts of its batch prepared as one set (`prepare`); from the ack on they are durable and are kept until the set
+is dropped (`drop`), which is recorded in the file too. Parts that nobody prepares are forgotten (`discard`, `expire`);
 after a restart they may be there again, and are forgotten again. Their age is counted by the monotonic clock, after a
 restart from that on: a wall clock that jumps makes nothing old.
 
@@ -77,7 +77,7 @@ class _Dropped(Exception):
 
 class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it cannot be
-    applied; `told`: the log says that."""
+    applied; `told`: that was logged."""
 
     __slots__ = ("checked", "counted", "files", "length", "lost", "parts", "prepared", "renewed", "staged_us", "told")
 
@@ -142,9 +142,10 @@ class Staging:
         self._sync_asked = False
         self.synced_bytes = 0  # since the start; grows with each file
         self.checked_bytes = 0  # since the start; see `check`
-        self._names_made = self._names_synced = 0  # files made, and those whose names outlive a power cut
+        self._names_made = self._names_synced = 0  # files made, and those whose names are durable
         self._drops_made = self._drops_synced = 0  # sets dropped, and those that no power cut brings back
-        self._untold: dict[bytes, list[StagedFile]] = {}  # sets whose end there was no room to tell, and where they are
+        # sets whose end could not be recorded for lack of space, and their files
+        self._untold: dict[bytes, list[StagedFile]] = {}
         self._files: dict[int, StagedFile] = {}
         self._removed: set[int] = set()  # numbers of files that a power cut may bring back
         self._next_number = 0
@@ -185,7 +186,7 @@ class Staging:
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 self._replay(file, found)
         except UnreadableFile as error:
-            del self._files[file.number]  # it stays where it is: nobody can tell whether it is needed
+            del self._files[file.number]  # the file is kept: it may be needed
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip
         finally:
@@ -531,9 +532,9 @@ class Staging:
             return len(gone)
 
     def _remove_dead(self) -> None:
-        """Remove the files of which nothing is needed any more; one that tells the ends of sets only after those of the
-        sets are gone for good. A power cut may keep of two removals the later one alone."""
-        for file in list(self._files.values()):  # the oldest first: what a file tells the end of is older
+        """Remove the files of which nothing is needed any more; one that records the ends of sets only after those of
+        the sets are gone for good. A power cut may keep of two removals the later one alone."""
+        for file in list(self._files.values()):  # the oldest first: the sets whose end a file records are older
             file.drops &= self._files.keys() | self._removed
             if file.live or file.drops & self._files.keys() or (file is self._active and file.size < _WASTE_MAX):
                 continue
@@ -670,10 +671,10 @@ class Staging:
                 self._services.flusher.soon(self._sync_task)
 
     def sync(self, *, drops_too: bool = False) -> None:
-        """All that was staged and recorded by now outlives a power cut. Raises StorageFailed, DiskFull, Closed.
+        """Make all that was staged and recorded until now durable. Raises StorageFailed, DiskFull, Closed.
 
         Args:
-            drops_too: the removal of files that hold nothing any more does so too; nobody else waits for that.
+            drops_too: also the removal of files of which nothing is needed; only settle_drops waits for that.
         """
         with self._sync_lock:
             with self._lock:

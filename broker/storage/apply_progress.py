@@ -44,7 +44,7 @@ class Progress:
     Attributes:
         batch_id: the transaction's batch.
         start_offset: of the first of its record batches.
-        first: that one's part, number within the part, and checksum: it tells whose the batch is, where several
+        first: that one's part, number within the part, and checksum: it identifies the set of the batch, where several
             coordinators prepared one of the same number.
         end_offset: after the last of them.
         last_append_us: when that was appended.

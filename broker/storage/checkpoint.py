@@ -76,7 +76,7 @@ def write_atomic(disk: Disk, path: Path, data: bytes, *, durable: bool = True) -
     """Put a file in another's place.
 
     Args:
-        durable: when this returns, the new content outlives a power cut. Without, either content may be there after
+        durable: when this returns, the new content is durable. Without, either content may be there after
             one, or a torn one: for files that carry a checksum and can be made again.
     """
     beside = path.with_name(path.name + TEMPORARY)
@@ -113,7 +113,7 @@ def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint, label: st
 
     Args:
         label: the partition's name, such as `flights-0`: the folder's own has the topic's id, and without a broker
-            nothing else tells which topic that is.
+            nothing else names the topic.
     """
     facts = {**checkpoint._asdict(), "partition": label}
     write_atomic(disk, folder / CHECKPOINT_NAME, seal(facts), durable=durable)

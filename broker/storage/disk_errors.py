@@ -1,6 +1,6 @@
 """What a failed step of the disk means: refused and to be tried again, or the end of a partition, or of its directory.
 
-A failed read, write or fdatasync takes the whole directory out of service: the page cache no longer tells the truth.
+A failed read, write or fdatasync takes the whole directory out of service: the page cache may differ from the disk.
 What lacks space, a descriptor or memory fails alone, and so does what concerns one name alone. Where a file is missing,
 somebody may have removed the partition's folder: then that partition alone is lost, which is found out later.
 """

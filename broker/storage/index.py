@@ -118,7 +118,7 @@ class Index:
 
 
 def places(index: Index, damaged: Iterable[Damage], from_position: int = 0) -> set[tuple[int, int]]:
-    """(position, offset) of where batches start, as far as an index tells from a position on, and known damage."""
+    """(position, offset) of where batches start, as far as an index has them from a position on, and known damage."""
     entry = bisect_left(index.positions, from_position, hi=len(index.offsets))
     entries = zip(index.positions[entry:], index.offsets[entry:], strict=False)
     return {*entries, *((damage.end_position, damage.end_offset) for damage in damaged)}

@@ -171,7 +171,7 @@ class Log:
 
     @property
     def flushed_offset(self) -> int:
-        """Everything before it outlives a power cut."""
+        """Everything before it is durable."""
         return self._flushed_offset
 
     @property
@@ -633,8 +633,8 @@ class Log:
             return bool(self._deleted)
 
     def _save_producers_before(self, offset: int) -> None:
-        """Save what the segments that an offset is behind of say of the producers and of transactions, unless a roll or
-        a checkpoint did: after a stop, or when the disk was full, nothing else tells it.
+        """Save the state of producers and transactions from the segments before an offset, unless a roll or a
+        checkpoint did: after a stop, or when the disk was full, only those segments have it.
 
         Raises:
             DiskFull: they have to stay.

@@ -11,7 +11,7 @@
 The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper name it, so that
 a log that is missing here is known to be missing, and is not taken for one that was never there.
 
-A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache no longer tells
+A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache may differ from
 the truth, so nothing of it is read or written until the broker starts anew. So does its removal, or another directory
 in its place. A log whose files somebody removed or moved away is lost alone (`on_lost`): each round of tidying looks
 for that, and whoever does not find a file has it looked for at once. What lacks space to be written, or a
@@ -151,7 +151,7 @@ class LogDirectory:
         self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
         self._closed = False
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
-        self._unsynced = False  # a folder was made, and its name may not outlive a power cut
+        self._unsynced = False  # a folder was made, and its name may not be durable
         self._tidier: threading.Thread | None = None
         self._changed = threading.Condition()  # guards all below; after any log's locks
         self._doubted: set[str] = set()  # labels of logs that are being looked for

@@ -4,8 +4,8 @@ A batch of a producer carries its id, its epoch and the sequence number of its f
 last one. Seen before: one of the last `remembered` batches of its producer, answered as it was the first time. A gap:
 an earlier batch is missing, the producer has to send again from there. A new epoch starts at sequence 0.
 
-A producer that was forgotten and goes on is told of a gap. It then starts an epoch, and gives up what it had sent and
-had no answer for (OutcomeUnknown): that may be in the log, and nobody knows any more. So nothing is doubled.
+A producer that was forgotten and continues gets an error for a gap. It then starts an epoch, and gives up what it had
+sent and had no answer for (OutcomeUnknown): that may be in the log, and nobody knows any more. So nothing is doubled.
 
 The state is a function of the log, saved now and then (`%020d.producers`, named by the offset that it is true at) so
 that a start reads only the log behind it. Saved form, little-endian, the CRC-32C of the rest at the end:
@@ -55,7 +55,7 @@ class Remembered(NamedTuple):
 
 class _Producer:
     """`batches`: the remembered ones as they are saved, for a packed one takes 32 bytes and a tuple of it 250.
-    `last_append`: by the monotonic clock, as far as the wall clock of a start tells.
+    `last_append`: by the monotonic clock, estimated at a start from the wall clock.
     `snapshots`: how many had been taken when this was made; with more, one of them holds it, and it is not changed."""
 
     __slots__ = ("batches", "epoch", "last_append", "last_append_us", "next_sequence", "snapshots")

@@ -1,5 +1,5 @@
 """Reading a log: from an offset or a timestamp to a place in a file. Takes no lock: a `View` is immutable, and what it
-speaks of is written. Damage that a read comes upon is found out once, told, and kept from every later reader."""
+speaks of is written. Damage that a read finds is examined and logged once, and later readers get the same error."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Reader:
         Args:
             offset: the slice starts with the batch that holds it.
             max_bytes: the slice is at most that long, unless its first batch is longer.
-            hint: where that batch starts, if an earlier slice told; checked, and looked up if it does not hold.
+            hint: where that batch starts, from an earlier slice; checked, and looked up if it is wrong.
             look: up to where may be read, else to the log's end; no batch at or behind it is in the slice.
 
         Returns:
@@ -137,7 +137,7 @@ class Reader:
 
         Raises:
             OffsetOutOfRange: before the start or behind the end.
-            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` tells where to go on.
+            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` is where to continue.
             StorageFailed, Closed.
         """
         while True:

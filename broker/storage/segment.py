@@ -27,7 +27,7 @@ from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, header
 
 
 class Hint(NamedTuple):
-    """Where a batch may stand, as an earlier slice told."""
+    """Where a batch may start, from an earlier slice."""
 
     segment_base_offset: int
     position: int
@@ -300,7 +300,7 @@ class Segment:
         `self.size` is then where the next batch belongs; the file is left as it is.
 
         Args:
-            known: where batches start, as far as anything but the index tells.
+            known: where batches start, as far as known from other sources than the index.
         """
 
         def on_batch(header: BatchHeader, position: int) -> None:

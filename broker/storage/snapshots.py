@@ -20,7 +20,7 @@ class Snapshots:
 
     Attributes:
         checkpoint: as it was written last.
-        producers_at: everything before that offset is told by the newest saved state of the producers, as far as it is
+        producers_at: the newest saved state of the producers covers everything before that offset, as far as it is
             known at all.
     """
 

@@ -4,7 +4,7 @@
 
 The poll is over the socket and an eventfd: appends, flushes, the pool and `stop` wake it. Appends are written when
 they are parsed, so they never wait for earlier acks; a fetch is looked up when its turn to be answered comes. A fetch
-that waits for data is answered at once when anything queues behind it.
+that waits for data is answered at once when another request queues behind it.
 
 A body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit; a longer one,
 a frame header over 1 MiB or one that cannot be parsed closes the connection after the error. Under acks=0 any error
@@ -400,7 +400,7 @@ class Connection:
             self._read_no_more()
 
     def _refuse_stream(self, frame: Frame | OversizedBody | OversizedHeader) -> None:
-        """Tell that the stream cannot be followed, after what was asked before, and read no more of it."""
+        """Queue the error that the stream cannot be parsed further, after the replies before it, and read no more."""
         error: KafkalogError = InvalidRequest(reason="the frame's header is not a RequestHeader message")
         if isinstance(frame, OversizedHeader):
             limit = frames.HEADER_LENGTH_MAX
@@ -511,7 +511,7 @@ class Connection:
                 answer = found
         except KafkalogError as error:
             return self._answer_refusal(_Refusal(fetch.correlation_id, error))
-        except Exception as error:  # a defect: told to the client, and logged for us
+        except Exception as error:  # a defect: returned to the client, and logged with its traceback
             log.exception("fetch_failed", peer=self._peer)
             failure = InternalError.of(error)
             return self._answer_refusal(_Refusal(fetch.correlation_id, failure))
@@ -583,8 +583,8 @@ class Connection:
         self._served["sendfile_bytes"] += piece.length
 
     def _cut_short(self, piece: FileSlice, error: OSError) -> None:
-        """An answer that says how long it is cannot be sent whole. The directory is out of service from now on, which
-        the client is told when it asks again."""
+        """An answer that says how long it is cannot be sent whole. The directory is out of service from now on, and
+        the client gets that error when it asks again."""
         try:
             piece.failed(error)
         except KafkalogError as failed:

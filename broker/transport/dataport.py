@@ -1,6 +1,6 @@
 """The data port: accepts connections and gives each a thread (`connection.py`). Knows no requests.
 
-A connection over `max.connections` is told so by an error frame and closed. `stop` lets every connection finish what it
+A connection over `max.connections` gets an error frame and is closed. `stop` lets every connection finish what it
 has received whole.
 """
 
@@ -151,7 +151,7 @@ class DataPort:
         poller.poll(_RETRY_ACCEPT_MS)
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        """Serve a connection, or tell it that there are too many. Raises OSError if no descriptor is left for it."""
+        """Serve a connection, or refuse it if there are too many. Raises OSError if no descriptor is left for it."""
         with self._lock:
             full = len(self._connections) >= self._settings.max_connections
         if full:
@@ -181,8 +181,8 @@ class DataPort:
             self._closed_counters.update(connection.counters())
 
     def _refuse(self, accepted: socket.socket, peer: str) -> None:
-        """Tell a connection that there are too many. It is closed a moment later, for a close with unread bytes in
-        it (the client's hello) resets the connection and may take the message with it."""
+        """Send a connection the error that there are too many. It is closed a moment later, for a close with unread
+        bytes in it (the client's hello) resets the connection and may take the message with it."""
         limit = self._settings.max_connections
         with self._lock:
             self._closed_counters["connections_refused"] += 1

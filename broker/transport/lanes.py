@@ -1,6 +1,6 @@
 """Lanes: the threads that answer gRPC calls, so that calls which wait for one thing hold up none that wait for another.
 
-Which lane answers a method is told by what the method may wait for:
+A method's lane depends on what the method may wait for:
 
     quick       nothing: what it says is in memory
     listings    an end that moves, if it was asked to wait; else a look at an index

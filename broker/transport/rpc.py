@@ -4,7 +4,7 @@ Turns messages into calls of `broker/requests` and errors into statuses; knows n
 makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
-`Pull`s under way, until they are sent, at most 16 MiB. Which threads answer a method is told in `lanes.py`. At most 16
+`Pull`s under way, until they are sent, at most 16 MiB. `lanes.py` defines which threads answer a method. At most 16
 listings wait for a partition's end to move and 8 `Pull`s for data or memory, which leaves threads to those that do not.
 """
 
@@ -84,7 +84,7 @@ class BrokerService:
     """Every method of the service, by its name; one line each, for `broker/requests` has the story.
 
     Args:
-        counters: what `DescribeBroker` tells.
+        counters: what `DescribeBroker` returns.
     """
 
     def __init__(
@@ -475,7 +475,7 @@ class RpcServer:
                 return method(request, context)
             except KafkalogError as error:
                 _abort(context, error)
-            except Exception as error:  # a defect: told to the client, and logged for us
+            except Exception as error:  # a defect: returned to the client, and logged with its traceback
                 log.exception("request_failed", method=name)
                 _abort(context, InternalError.of(error))
 

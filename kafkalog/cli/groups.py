@@ -268,7 +268,7 @@ def _written(
             elif time.monotonic() + left > lease_ends[who] + _RENEWED_SECONDS and who not in renewed:
                 renewed.add(who)
                 click.echo(f"{who} goes on and renews its lease: stop it", err=True)
-            # A lease ends by silence, so that no event tells of it, and brokers tell no client of a member that leaves:
+            # No event reports the end of a lease, and brokers do not notify clients of a member that leaves:
             # this looks again when the lease can have ended, or sooner. Ctrl-C ends the wait at once.
             time.sleep(min(left + _MILLISECOND, _LOOK_SECONDS))
 

@@ -1,6 +1,6 @@
 """The `kafkalog` command: its entry point, and what becomes of a failure.
 
-A command raises, and here that becomes an exit code: 0 done, 1 a failure told in one sentence on stderr, 2 wrong usage
+A command raises, and here that becomes an exit code: 0 done, 1 a failure, with one sentence on stderr, 2 wrong usage
 (click's). A traceback is shown only if KAFKALOG_DEBUG is set. Modules of commands import click and nothing heavier at
 the top, so that --help answers at once; a command imports what it needs when it is called.
 

@@ -29,8 +29,8 @@ _WAIT_TOLD_SECONDS = 1.0
 
 @contextmanager
 def admin_of(bootstrap: str) -> Iterator[Admin]:
-    """An Admin of a cluster that answers. While none does, a terminal is told after a second what is waited for. An
-    UnknownTopic of what is done with it says which name may be meant.
+    """An Admin of a cluster that answers. While none does, a terminal shows after a second what is waited for. An
+    UnknownTopic raised in the block gets a hint with the nearest name.
 
     Raises:
         BrokerUnreachable: none answered for as long as clients try at a start (bootstrap.timeout.ms).

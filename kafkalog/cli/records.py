@@ -456,7 +456,7 @@ def consume(
         ends = {partition: extent.end_offset for partition, extent in extents.items()}
         # What is written, not what was handed out: Ctrl-C may come between the two. And where it began, also in
         # partitions that it has not come to, or the next run would begin at their ends. Only a group that is to begin
-        # at the ends, and was shown nothing, has not begun: it may be told to begin elsewhere the next time.
+        # at the ends, and was shown nothing, has not begun: the next call may give it another start.
         offsets = {partition: consumer.position(partition) for partition in ends}
         if exit_at_end:
             consumer.unassign([partition for partition, end in ends.items() if offsets[partition] == end])

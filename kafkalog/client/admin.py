@@ -223,7 +223,7 @@ def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_
             )
 
         return cluster.first_of("ListOffsets", by_leader, has_news)
-    except KafkalogError:  # told by whoever asks next
+    except KafkalogError:  # raised by the next call
         return True
 
 
@@ -274,7 +274,7 @@ class Admin:
         return self._cluster.describe()
 
     def describe_broker(self, broker_id: int | None = None) -> pb.BrokerStatus:
-        """What a broker tells of itself: pid, version, counters, why it is out of service.
+        """A broker's own status: pid, version, counters, why it is out of service.
 
         Args:
             broker_id: None: the one that answers first, also if it is not registered (any more).
@@ -395,7 +395,7 @@ class Admin:
         Args:
             partitions: None: all that are lost.
             start_offset: of the first record of each. None: ten million after the highest offset that any group has
-                committed, so that whoever goes on from the lost log is told that its offset is out of range.
+                committed, so that a reader that continues from the lost log gets OffsetOutOfRange.
 
         Returns:
             Where each begins.

@@ -1,4 +1,4 @@
-"""What callers give, checked: a wrong Python type is told in one sentence, not by a TypeError from our depths."""
+"""Checks of callers' arguments: a wrong Python type raises one clear sentence, not a TypeError from deep inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads what: brokers, topics and their leaders as the cluster last told, and the connections to them.
+"""The cluster's metadata as last reported (brokers, topics, leaders), and the connections to brokers.
 
 Any broker can be asked for any of it, and those named at the start serve to find the rest. A call is tried at one
 broker after the other, with pauses, until it is answered or the time for it is over. Thread-safe. After a fork the
@@ -412,7 +412,7 @@ class Cluster:
         return found
 
     def remember(self, *topics: TopicInfo) -> None:
-        """Take in what was told of topics."""
+        """Keep reported descriptions of topics."""
         now = time.monotonic()
         with self._lock:
             for topic in topics:
@@ -424,17 +424,17 @@ class Cluster:
             self._topics.pop(name, None)
 
     def known_topic(self, name: str) -> TopicInfo | None:
-        """A topic as it was last told; None if it was never asked for, or is gone."""
+        """A topic as last reported; None if it was never asked for, or was deleted."""
         with self._lock:
             known = self._topics.get(name)
         return known[0] if known is not None else None
 
     def topic(self, name: str, *, patient: bool = True) -> TopicInfo:
-        """A topic as it was told within metadata.max.age.ms. Raises UnknownTopic."""
+        """A topic as reported within metadata.max.age.ms. Raises UnknownTopic."""
         return self.fresh_topic(name) or self.describe_topics([name], patient=patient)[0]
 
     def fresh_topic(self, name: str) -> TopicInfo | None:
-        """A topic if it was told within metadata.max.age.ms."""
+        """A topic if it was reported within metadata.max.age.ms."""
         with self._lock:
             known = self._topics.get(name)
         if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
@@ -478,7 +478,7 @@ class Cluster:
         """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable.
 
         Args:
-            known: where the broker is, from somebody who was told; None: as this cluster was told.
+            known: the broker's address from the caller; None: as last reported to this cluster.
         """
         with self._lock:
             if self._stopped.is_set():

@@ -60,7 +60,7 @@ class Link(Generic[_Request]):
         """Record a request as in flight, before it is sent: the answer may come at once.
 
         Args:
-            request: whatever tells what the answer is for.
+            request: any object that identifies what the answer is for.
             deadline: when it is overdue, by the user's clock.
         """
         self._in_flight.append((correlation_id, request, deadline))

@@ -36,7 +36,7 @@ def producer_id_of(transactional_id: str) -> int:
     """The producer id that a transaction's batches carry: the same for every run, and none that a broker hands out,
     for those are smaller.
 
-    Leaders tell transactions apart by it within a partition. There an application's differ in their generation only,
+    Leaders distinguish the transactions of a partition by it. There an application's differ in their generation only,
     so those of one count follow each other: none of them meets another.
     """
     name = numbered.parse(transactional_id)

@@ -93,7 +93,7 @@ class ControlConnection:
             ProtocolError: what answers there is no broker's gRPC service.
         """
         started = time.monotonic()
-        # A refused or silent address is told by a plain connect, at once and in plain words; gRPC would try again.
+        # A plain connect reports a refused or silent address at once and in plain words; gRPC would retry.
         connect(self._host, self._port, self._connect_timeout_ms).close()
         left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
         try:
@@ -271,7 +271,7 @@ def _answers_as_grpc(host: str, port: int) -> bool:
         return False
 
 
-# --- forks: what a child does with them is told by their owners (`forks.py`) ---------------------------------------
+# --- forks: their owners define what a child does with them (`forks.py`) ---------------------------------------
 
 _controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
 

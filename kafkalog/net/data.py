@@ -133,7 +133,7 @@ class DataConnection:
             BrokerUnreachable: the connection ended.
             RequestTimedOut: nothing came for the request timeout.
             ProtocolError: what came is no frame.
-            KafkalogError: an error that the broker tells before it closes (TooManyConnections).
+            KafkalogError: an error that the broker sends before it closes (TooManyConnections).
         """
         try:
             header_length, body_length = self._frame_lengths()

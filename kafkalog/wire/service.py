@@ -1,4 +1,4 @@
-"""The broker's gRPC service as its descriptor tells it: each method's path and messages. Imports no gRPC."""
+"""The broker's gRPC service from its descriptor: each method's path and messages. Imports no gRPC."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 """How long the decision of a batch write stays after it is done: a request of its coordinator may be late, or the
 coordinator itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
-marks of it as long after its last append (`broker/storage/apply_progress.py:DONE_KEPT_US`)."""
+apply progress of it as long after its last append (`broker/storage/apply_progress.py:DONE_KEPT_US`)."""
 _PIECE = 500
 """Decisions that are read, and removed, side by side."""
 

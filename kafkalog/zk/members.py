@@ -3,9 +3,9 @@
 Clients have no session with ZooKeeper whose end would take an ephemeral znode along, and a broker's session says
 nothing of the client; so a member's znode is a lease. Whichever broker the member reaches renews it, which leaves
 nothing to hand over when a broker dies. All times are ZooKeeper's own stamps, so no clock of a broker's or a client's
-is compared with another: "now" is the stamp of a write made just before. Who came first is told by the order in which
-ZooKeeper made the znodes (czxid). A member that let its lease lapse is removed by the next who looks, and comes last
-when it returns.
+is compared with another: "now" is the stamp of a write made just before. The first member is known by the order in
+which ZooKeeper made the znodes (czxid). A member that let its lease lapse is removed by the next who looks, and comes
+last when it returns.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
 
 
 def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
-    """Whether a registration may be that of a live process. The directory's id alone does not tell: a copy of a
+    """Whether a registration may be that of a live process. The directory's id alone does not show this: a copy of a
     directory has the same. Whoever holds a lock knows that nobody else does."""
     return (registered.directory, registered.lock) != (broker.directory, broker.lock)
 

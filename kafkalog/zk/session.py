@@ -307,7 +307,7 @@ class ZooKeeperSession:
             return None
 
         def changed(event: WatchedEvent) -> None:
-            if event.path:  # without one it is the session's state, which on_state tells
+            if event.path:  # without one it is the session's state, which on_state reports
                 watch(event.path)
 
         return self._watchers.setdefault(watch, changed)

@@ -9,7 +9,7 @@ log = get_logger(__name__)
 
 
 class Losses:
-    """Fails on a loss, or tells of it once and goes on.
+    """Fails on a loss, or logs it once and continues.
 
     Args:
         fail: the option failOnDataLoss.

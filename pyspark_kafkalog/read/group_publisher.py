@@ -1,9 +1,9 @@
 """Publishing a stream's position under its group while it runs. Knows offsets and a group's members; no Spark.
 
-The position is Spark's: what `latestOffset` is told as its start is done with. A thread writes it, through a broker, to
-ZooKeeper, and renews the stream's place among the group's live members; of several only the first publishes, the others
-warn and take over once it is gone. Nothing here slows a query or fails it: what goes wrong is a warning, once until it
-goes well again, and the next attempt comes with the next renewal.
+The position is Spark's: the start that Spark passes to `latestOffset`, for everything before it is processed. A thread
+writes it, through a broker, to ZooKeeper, and renews the stream's place among the group's live members; of several only
+the first publishes, the others warn and take over once it is gone. Nothing here slows a query or fails it: what goes
+wrong is a warning, once until it goes well again, and the next attempt comes with the next renewal.
 
 Spark ends the process of a source without a word. A member that is not renewed lapses after 10 s; a successor on the
 same machine, which sees that the process has ended, does not wait for that.
@@ -137,7 +137,8 @@ class Progress:
                     if published:
                         break
                     # The query is over, and with it what could wake this thread. What failed (a broker has not heard of
-                    # a topic yet, or restarts) passes inside brokers, which tell no client. It tries a few times more.
+                    # a topic yet, or restarts) ends inside brokers, which do not notify clients. It tries a few times
+                    # more.
                     time.sleep(_PAUSE_S)
                     published = self._publish(position, topic_ids)
                 self._leave()

@@ -1,8 +1,8 @@
 """The group of a read: its name, and starts where the group has committed. Knows no stream; the name is pure.
 
-A source's process is told no query id, so a group that the user does not name is called after what is read: the same
-query has the same group after a restart and on a new checkpoint, and two queries that read the same share one (only the
-first of them publishes, see `group_publisher.py`).
+Spark does not report the query's id to a source's process, so a group that the user does not name is called after what
+is read: the same query has the same group after a restart and on a new checkpoint, and two queries that read the same
+share one (only the first of them publishes, see `group_publisher.py`).
 """
 
 from __future__ import annotations

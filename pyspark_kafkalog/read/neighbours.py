@@ -1,10 +1,10 @@
 """How many other sources run in this source's query. Linux's /proc; no Spark, no broker.
 
-Spark asks the sources of a query one after the other, each in a process of its own, and tells none of the others. So
-each writes down when it was last asked and when it last answered, in a file in the machine's temporary directory, and
-reads those of the others that the same process started: one driver's. Another source that was asked and answered since
-this one last answered is of the same query, for as long as the two were never busy at the same time: those of one query
-never are, and those of different queries soon are when they wait for records.
+Spark asks the sources of a query one after the other, each in a process of its own, and does not report the other
+sources. So each writes down when it was last asked and when it last answered, in a file in the machine's temporary
+directory, and reads those of the others that the same process started: one driver's. Another source that was asked and
+answered since this one last answered is of the same query, for as long as the two were never busy at the same time:
+those of one query never are, and those of different queries soon are when they wait for records.
 
 It is a hint, for how long to wait: what cannot be written or read is as if nobody else was there. A source that Spark
 ended leaves its file behind; the next one to start removes it.

@@ -1,8 +1,8 @@
-"""What the brokers tell a read: which partitions there are, and where each starts, ends or reaches a time or a size.
-The one place where a `Bound` becomes offsets.
+"""Asks brokers for a read on the driver: which partitions exist, and where each starts, ends or reaches a time or a
+size. Converts a `Bound` to offsets; only earliest and latest of a batch are looked up in its tasks.
 
 On the driver a topic that is missing and records that are gone are asked for again (fetchOffset.numRetries) before it
-is believed: a broker's view of a new topic may lag behind the one that told of it.
+is believed: a broker's view of a new topic may be older than that of the broker that listed it.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Lookup:
                 return attempt(Losses(fail=True))
             except _DOUBTFUL as error:
                 log.warning("asking_again", reason=str(error))
-                # fetchOffset.retryIntervalMs: the user says how long. No event could end it early:
-                # ZooKeeper tells the brokers of topics and leaders, and no broker tells its clients. To stop the query,
-                # Spark ends this process.
+                # fetchOffset.retryIntervalMs, given by the user. No event could end it early: ZooKeeper notifies
+                # brokers of topics and leaders, but brokers do not notify clients. To stop the query, Spark ends this
+                # process.
                 time.sleep(self.options.fetch_retry_interval_ms / 1000)
         return attempt(losses)
 

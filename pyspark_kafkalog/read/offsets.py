@@ -193,7 +193,7 @@ def check_batch_bounds(start: Bound, end: Bound) -> None:
     """What can be known to be wrong with a batch's range before any broker is asked.
 
     Raises:
-        InvalidArgument: starts at latest, ends at earliest, or starts and ends that are told do not fit each other.
+        InvalidArgument: starts at latest, ends at earliest, or given starts and ends do not fit each other.
     """
     for bound, symbol, word in ((start, LATEST, "latest"), (end, EARLIEST, "earliest")):
         if bound.by_time:

@@ -3,7 +3,7 @@ planned on the driver.
 
 Symbols become numbers here. The start is looked up before the end, so that no record that comes or goes in between puts
 one behind the other. A range that has numbers is not looked up: its first fetch goes straight to the leader that the
-driver knew of, and the answer tells where the log ends.
+driver knew of, and the answer has the end of the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Delivery exactly once: tasks stage their rows beside the log, the driver commits what the tasks of a batch staged.
 
-Nothing staged can be read before it is committed. Every attempt of a task stages parts of its own, so twins and late
-attempts do no harm: Spark hands the driver the message of one attempt of each task, and what no message names is thrown
-away by the brokers. What a commit is made of is `kafkalog/client/transaction/coordinator.py`'s to know.
+Staged rows cannot be read before they are committed. Every attempt of a task stages its own parts, so speculative and
+late attempts do no harm: Spark hands the driver the message of one attempt of each task, and brokers delete
+the parts that no message names. `kafkalog/client/transaction/coordinator.py` makes the commit.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _of_query(message: Staged, query_id: str) -> Staged:
 
 
 def fingerprint(messages: Messages) -> bytes:
-    """What the checkpoint says of the micro-batch that was staged, as far as tasks told where it is."""
+    """What the checkpoint says of the micro-batch that was staged, if tasks reported where it is."""
     for message in _staged(messages):
         if message.checkpoint is not None and any(batch.parts for batch in message.batches):
             return _fingerprints.of(message.checkpoint, message.micro_batch)
@@ -273,14 +273,14 @@ def _warn_skipped(transaction: Transaction) -> None:
         if not transaction.run_id and not transaction.session_id:
             reason += (
                 ". Spark does not report the query's run to this write, so a second one of this micro-batch cannot be "
-                "told from a restart: two writes to one topic need a txnAppId each"
+                "distinguished from a restart: two writes to one topic need a txnAppId each"
             )
     else:
         reason = (
             "a write outside any query wrote this version or a later one before; nothing is written now. If these are "
-            "other rows, write them under another txnAppId, or start the count anew with `kafkalog transactions forget "
+            "other rows, write them under another txnAppId, or restart the count with `kafkalog transactions forget "
             f"{shlex.join([name.app_id, name.topic])}`. If this is foreachBatch, give the write the query's own "
-            "checkpointLocation as an option: without it two queries of one txnAppId are not told apart"
+            "checkpointLocation as an option: without it two queries of one txnAppId are not distinguished"
         )
     log.warning("write_skipped", app_id=name.app_id, version=transaction.batch_id, topic=name.topic, reason=reason)
 
@@ -299,7 +299,7 @@ def _warn_unnumbered(transaction: Transaction) -> None:
 
 
 def discard(messages: Messages, options: SinkOptions) -> None:
-    """Tell the brokers that what the tasks of a failed write staged is not wanted. A hint: what a commit may have
+    """Report to the brokers that the staged rows of a failed write are not needed. A hint: what a commit may have
     decided stays."""
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
         _coordinator(options).discard(parts)

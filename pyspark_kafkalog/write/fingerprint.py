@@ -1,4 +1,5 @@
-"""What a checkpoint says of a batch's input, as a hash: tells a stream that was started again from a copy of it.
+"""A hash of what a checkpoint says of a batch's input. It distinguishes a restart from a start on a copy of the
+checkpoint.
 
 Before a micro-batch runs, Spark writes which offsets it reads, and when it was planned, to
 `<checkpoint>/offsets/<batch id>`. A query that is started again reuses the file; one that runs on a copy of the
@@ -42,7 +43,7 @@ class Checkpoint(NamedTuple):
     """Where a query's checkpoint is, and what it takes to read it.
 
     Attributes:
-        location: as Spark was told it, with the query's name where that is part of it; empty: nobody said.
+        location: as given to Spark, with the query's name where that is part of it; empty: not given.
         query_id: as Spark reports it; empty where it does not.
         hadoop: the application's settings for file systems, sorted.
         jars: paths with commas between.

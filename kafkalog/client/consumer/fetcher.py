@@ -63,7 +63,7 @@ class Source:
         asked: the request for it that is unanswered.
         trouble: it alone cannot be read just now (no broker has opened its log, or none can), and is tried again.
         reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
-        broker_id: of its leader, as last told.
+        broker_id: of its leader, as last reported.
     """
 
     __slots__ = (

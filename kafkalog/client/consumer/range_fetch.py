@@ -33,7 +33,7 @@ log = get_logger(__name__)
 FETCH_BYTES = 4 << 20
 _WAIT_MS = 500
 # What the first request of a range asks for: enough for most ranges at once, and little for one of a few records, which
-# a broker else answers with all that follows it. What comes tells how large records are.
+# a broker else answers with all that follows it. Answers show how large records are.
 _FIRST_BYTES = 64 << 10
 _GUESSED_RECORD_BYTES = 1 << 10
 
@@ -68,7 +68,7 @@ def fetch_range(
         hint: whom to ask first, without asking brokers who leads; if it is outdated they are asked.
 
     Raises:
-        OffsetOutOfRange: records of the range are not in the log (any more): told with the first answer that says so.
+        OffsetOutOfRange: records of the range are not in the log; raised with the first answer that says so.
         CorruptBatch: they are damaged there; those before were handed out. As of `PartitionFetch.take`.
         DataLost: what came does not follow what was handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.

@@ -167,7 +167,7 @@ class Accumulator:
         return list(reversed(self._unfinished))
 
     def take_failure(self) -> KafkalogError | None:
-        """Lock held: the first failure that nobody was told of or asked for; it counts as told now."""
+        """Lock held: the first failure that no callback got and no caller asked for; it counts as reported now."""
         failures = [batch for batch in self._failures if not batch.observed]
         self._failures.clear()
         return failures[0].error if failures else None

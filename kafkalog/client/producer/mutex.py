@@ -82,7 +82,7 @@ class Mutex:
             if waiting:
                 try:
                     waiting[0].release()
-                except RuntimeError:  # it was told already
+                except RuntimeError:  # it was woken already
                     pass
         return result
 
@@ -138,7 +138,7 @@ class Mutex:
             return  # it found the lock by itself
         try:
             first.release()
-        except RuntimeError:  # it was told already, and will look
+        except RuntimeError:  # it was woken already, and will look
             pass
         try:
             self.waiting.remove(first)
@@ -148,7 +148,7 @@ class Mutex:
     # --- as a lock, for conditions and for threads of our own
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock, waiting for it unless told otherwise. `timeout` is not offered; it is there for Condition."""
+        """Take the lock, waiting for it by default. `timeout` is not offered; it is there for Condition."""
         assert timeout == -1
         holder = threading.get_ident()
         try:

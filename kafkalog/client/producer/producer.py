@@ -275,7 +275,7 @@ class Producer:
         Args:
             table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`
                 (`client/producer/tables.py` has their types).
-            partition: of all rows; None: the column tells, then the key, and rows without either go in turn.
+            partition: of all rows; None: by the column `partition`, then by the key; rows without either take turns.
 
         Raises:
             UnknownTopic, UnknownPartition, BrokerUnreachable, OutOfThreads, RecordTooLarge, InvalidArgument: nothing
@@ -329,7 +329,7 @@ class Producer:
         """Wait until all that was sent before is acknowledged or has failed; nothing of it lingers.
 
         Raises:
-            KafkalogError: the first failure, if there was one that neither a callback was told of nor anybody asked
+            KafkalogError: the first failure, if there was one that no callback got and no caller asked
                 for by the record's handle.
             RequestTimedOut: not within `timeout` seconds.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
@@ -455,7 +455,7 @@ class Producer:
         """Lock held: something ended what was being done under it.
 
         Errors of ours do so where nothing is half done, unless they come out of a signal handler. An interrupt may do
-        so anywhere: records that are there whole stay, and whoever has to know of them is told.
+        so anywhere: records that are there whole stay, and their callbacks are called.
         """
         if isinstance(error, KafkalogError) and all(is_clients(frame) for frame, _ in walk_tb(error.__traceback__)):
             return
@@ -540,12 +540,12 @@ class Producer:
         return route
 
     def _route_and_finished(self, info: TopicInfo) -> tuple[_Route, list[Batch]]:
-        """Lock held: a topic's route with what the cluster tells of it now, and the batches to call back for."""
+        """Lock held: a topic's route by the cluster's metadata now, and the batches to call back for."""
         route = self._known_or_new_route(info)
         return route, self._accumulator.finish(self._take_in(route, info))
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
-        """Lock held: what the cluster tells of a topic now. Returns what has no partition any more.
+        """Lock held: the cluster's metadata of a topic now. Returns what has no partition any more.
 
         Raises:
             OutOfThreads: of a leader's sender; the route is as it was.

@@ -64,7 +64,7 @@ class Batch:
         body: the encoded columns, made when first sent.
         identity, sequence: what it is sent under; None until then, and always if not idempotent.
         base_offset, error: the outcome, once `done`.
-        observed, awaited: somebody was told or has asked; somebody waits.
+        observed, awaited: its outcome was reported or asked for; a caller waits.
     """
 
     __slots__ = (

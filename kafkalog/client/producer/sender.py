@@ -172,14 +172,14 @@ class Sender:
             try:
                 if not self._turn():
                     return
-            except Exception as error:  # a defect of ours: told to whoever waits, and logged
+            except Exception as error:  # a defect of ours: raised to the callers that wait, and logged
                 log.exception("producer_sender_failed", broker_id=self.broker_id)
                 self._fail_everything(InternalError.of(error))
 
     def _turn(self) -> bool:
         """Wait for work and do it; whether there is a next turn."""
         with self._accumulator.lock:
-            if self._stopping:  # before anything is taken out that nobody would then be told of
+            if self._stopping:  # before batches are taken out whose outcome would then be lost
                 return False
             now = time.monotonic()
             requests, called, wake_at, in_need = self._collect(now)

@@ -64,7 +64,7 @@ def chunks(
     among the rows that name the same one.
 
     Args:
-        partition: for all rows; None: the column `partition` tells, then the partitioner, or else the key.
+        partition: for all rows; None: by the column `partition`, then by the partitioner, else by the key.
         next_turn: gives a partition for about one record batch of the rows for which any will do.
         now_us: for rows without a timestamp.
         rows_max, bytes_max: of a chunk; a single row may be larger, up to `message_bytes_max`.

@@ -366,7 +366,7 @@ class TransactionCoordinator:
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
-        """Whether the batch of a commit that is given up is decided; None: that cannot be told. One that asked for its
+        """Whether the batch of a commit that is given up is decided; None: that is not known. One that asked for its
         decision and had no answer is seen to: a request that is late is refused once the version is another than it
         named. Of a stream's or a numbered batch another attempt may be decided meanwhile.
 
@@ -545,7 +545,7 @@ class TransactionCoordinator:
     # --- by hand, and hints
 
     def discard(self, parts: Iterable[StagedPartition]) -> None:
-        """Tell the leaders that these parts will not be committed. A hint: what is prepared stays; never fails."""
+        """Report to the leaders that these parts will not be committed. A hint: prepared parts stay; never fails."""
         discard_parts(
             self._cluster,
             [(Place(part.topic, part.topic_id, part.partition).label, part.topic_id, part.uuid) for part in parts],
@@ -616,7 +616,7 @@ class TransactionCoordinator:
 
     def abort(self, transactional_id: str) -> list[pb.StagedSet]:
         """Give up what is prepared and not decided: first the version is raised, so that nobody can decide for it any
-        more without preparing again, then its leaders are told.
+        more without preparing again, then this is reported to its leaders.
 
         Returns:
             the prepared sets that were given up.

@@ -296,7 +296,7 @@ class Leaders:
             pass  # the next round says what is wrong
 
     def hint(self, method: str, places: Iterable[Place], request: Callable[[Sequence[Place]], Any]) -> None:
-        """Tell leaders something that need not reach them: once, and nobody waits for it."""
+        """Send leaders a request that need not reach them: once, without waiting for an answer."""
         try:
             by_leader = self._by_leader(places, {})
         except KafkalogError:

@@ -84,7 +84,7 @@ class _Sent(NamedTuple):
 
 
 class _Topic:
-    """A topic that is staged for, as it was last told, and its transaction. `turn`: of the next rows without keys."""
+    """A topic that is staged for, as last reported, and its transaction. `turn`: of the next rows without keys."""
 
     def __init__(self, info: TopicInfo, transactional_id: str, first_turn: int) -> None:
         self.info = info
@@ -213,7 +213,7 @@ class PartStager:
         ]
 
     def discard(self) -> None:
-        """Tell the leaders that these parts will not be committed. A hint: it never fails."""
+        """Report to the leaders that these parts will not be committed. A hint: it never fails."""
         discard_parts(
             self._cluster,
             [(partition, part.topic_id, part.uuid) for partition, part in self._parts.items()],
@@ -376,8 +376,8 @@ class PartStager:
 
 
 def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
-    """Tell leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails, and asks for
-    topics once, waiting for no broker that is away."""
+    """Report to leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails, and asks
+    for topics once, waiting for no broker that is away."""
     parts = list(parts)
     requests: dict[int, transactions_pb2.DiscardRequest] = {}
     places: dict[tuple[int, bytes, int], transactions_pb2.DiscardPartition] = {}
