@@ -1,4 +1,4 @@
-"""What the client and Spark hand out and take: partitions' names and messages. Knows no format and no connection."""
+"""Values of the public API: partitions, messages, results of sends. Knows no format and no connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Message(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where an acknowledged record stands. `offset` is -1 with acks=0."""
+    """The place of an acknowledged record in the log. `offset` is -1 with acks=0."""
 
     topic: str
     partition: int

@@ -3,9 +3,9 @@
 Imports only pyspark's base class and `sentences.py` at module level: `pyspark_*` packages are imported at the first use
 of any Python data source, and the process of a streaming source has 10 seconds to start, imports included.
 
-Where option errors rise: what is wrong for batch and stream alike at `load()` (but with a schema of the user's, where
-Spark asks nothing yet, at the first action); what depends on batch or stream at the first action or the query's start;
-a sink's before the first task.
+When option errors are raised: errors for batch and stream alike at `load()` (with a schema of the user, for which
+Spark does not call the format before that, at the first action); errors of batch or stream only at the first action or the
+query's start; errors of a sink before the first task.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @in_sentences
 class KafkalogDataSource(DataSource):
-    """Rows of a kafkalog topic, with the columns and options of Spark's Kafka connector
-    (docs/reference/spark-options.md)."""
+    """The format `kafkalog`: rows of topics, with the columns and options of Spark's Kafka connector, as its
+    `KafkaSourceProvider` (docs/reference/spark-options.md)."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         from pyspark_kafkalog.options import check_names

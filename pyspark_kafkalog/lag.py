@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 
 class Lag(NamedTuple):
-    """Records that a query has before it."""
+    """The lag of a query: records between its position and the ends of its partitions."""
 
     partitions: dict[TopicPartition, int]
 
@@ -50,7 +50,7 @@ class Lag(NamedTuple):
 
 
 def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
-    """How far a query was behind at a progress, over all of its kafkalog sources.
+    """The lag of a query at a progress, over all of its kafkalog sources.
 
     A partition that two of them read counts with the larger lag. Spark does not report a source's name; one that is
     written in Python and whose offsets look like ours counts as ours.

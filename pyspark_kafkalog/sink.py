@@ -1,5 +1,5 @@
 """Writing: a batch's and a stream's writers, as Spark calls them: `write` in the tasks, `commit` and `abort` on the
-driver. Which way the rows go is the option delivery's to say: `write/exactly_once.py` or `write/at_least_once.py`.
+driver. The option delivery chooses `write/exactly_once.py` or `write/at_least_once.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_REPORTED = (
 
 @in_sentences
 class BatchWriter(DataSourceArrowWriter):
-    """One batch write. Pickled whole into every task, and into the process that commits."""
+    """One batch write, as Spark's `KafkaBatchWrite`. Pickled into every task, and into the process that commits."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         if overwrite:
@@ -75,7 +75,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @in_sentences
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One stream's write; micro-batches in complete mode are written whole each time, as by the Kafka sink.
+    """One stream's write, as Spark's `KafkaStreamingWrite`. In complete mode each micro-batch is written whole.
 
     Spark makes one for each micro-batch's tasks, and another on the driver to commit them.
     """

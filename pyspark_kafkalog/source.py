@@ -81,7 +81,7 @@ LoggedOffsets = dict[str, dict[str, int]]
 
 @in_sentences
 class BatchReader(DataSourceReader):
-    """One batch read. Pickled whole into every task."""
+    """One batch read, as Spark's `KafkaBatch`. Pickled whole into every task."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._schema = schema
@@ -145,9 +145,10 @@ def _records(ranges: Sequence[InputRange]) -> int:
 
 @in_sentences
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream's read. An instance lives in the source's own process on the driver, copies of it in the tasks.
+    """One stream's read, as Spark's `KafkaMicroBatchStream`. One instance is in the source's own process on the driver,
+    copies of it are in the tasks.
 
-    Options are parsed at the first call: what rises in the constructor reaches the user wrapped in an error of Spark's.
+    Options are parsed at the first call, because Spark wraps an error from the constructor in one of its own.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:

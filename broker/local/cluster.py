@@ -3,8 +3,8 @@
     with LocalCluster(brokers=3) as cluster:
         producer = Producer(cluster.bootstrap_servers)
 
-The processes belong to a guard (`guard.py`), which stops them when this process goes, however it goes. Without a data
-directory of the user's everything lies in a temporary one, removed by a sweeper that waits for the last process to end.
+The processes belong to a guard (`guard.py`), which stops them when this process ends, however it ends. Without a data
+directory, all data is in a temporary one, which a sweeper removes after the last process has ended.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ class Health(NamedTuple):
 
 
 class LocalCluster:
-    """ZooKeeper and brokers on this machine, as a context manager or by `start` and `close`.
+    """ZooKeeper and brokers on this machine, as a context manager or by `start` and `close`. Each is a process.
 
     Args:
-        brokers: how many.
-        data: directory for everything, kept at the end; None: a temporary one, which goes with the cluster.
-        port: broker i serves gRPC at port + 2i and data at port + 2i + 1; None takes free ones.
-        zookeeper_port: None takes a free one.
+        brokers: the number of brokers, at least 1.
+        data: directory for all data, kept at the end; None: a temporary one, deleted with the cluster.
+        port: broker i serves gRPC at port + 2i and data at port + 2i + 1; None: free ports.
+        zookeeper_port: None: a free port.
         settings: of every broker, dotted or snake_case names (`broker/config.py`).
-        host: address that everything is bound to; 0.0.0.0 and :: need the setting advertised.host.
+        host: address on which all servers listen; 0.0.0.0 and :: require the setting advertised.host.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class LocalCluster:
 
         Raises:
             AddressInUse, DataDirInUse, MissingDependency, ZooKeeperUnreachable: nothing is left running.
-            InvalidArgument: the data directory has the data of a broker that would not be started.
+            InvalidArgument: the data directory has data of a broker that this cluster would not start.
         """
         self._check_all_brokers_start()
         keep_fd = None
@@ -244,18 +244,18 @@ class LocalCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients connect to: host:port,host:port of the gRPC services."""
+        """The addresses for clients: host:port,host:port of the gRPC ports."""
         return ",".join(broker.address for broker in self.brokers)
 
     @property
     def zookeeper_connect(self) -> str:
-        """host:port of ZooKeeper; the chroot is the default one."""
+        """host:port of ZooKeeper; the cluster has the default chroot."""
         if self.zookeeper is None:
             raise Closed(what="cluster")
         return self.zookeeper.connect
 
     def look(self) -> Health:
-        """Which processes ended by themselves, and what brokers logged as warnings and errors."""
+        """The processes that ended on their own, and the warnings and errors that brokers logged."""
         told = self._ask({"do": "look"})
         ended = {f"broker {each['broker_id']}": each["ended"] for each in told["brokers"]}
         ended["ZooKeeper"] = told["zookeeper_ended"]

@@ -1,4 +1,4 @@
-"""Topics, offsets and groups: what an operator asks of a cluster. A call returns once it is answered."""
+"""Administration of a cluster: topics, offsets and groups. Each call waits for its answer."""
 
 from __future__ import annotations
 
@@ -50,13 +50,14 @@ class AtTimestamp(NamedTuple):
 
 
 class ShiftBy(NamedTuple):
-    """So many records on from where a group is, back if negative; as far as the log goes."""
+    """This many records after a group's offset, before it if negative; within the log."""
 
     records: int
 
 
 class AfterBytes(NamedTuple):
-    """How far the batches from an offset on go in about so many bytes, by the index: never nowhere, but at the end."""
+    """The offset that is reached in about `max_bytes` after an offset, by the index: at least one index entry further,
+    unless the log ends."""
 
     from_offset: int
     max_bytes: int
@@ -245,7 +246,7 @@ def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callabl
 
 
 class Admin:
-    """Administers a cluster. Thread-safe; a context manager.
+    """Administers a cluster, as Kafka's Admin client (KIP-117). Thread-safe; a context manager.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
@@ -277,7 +278,7 @@ class Admin:
         """A broker's own status: pid, version, counters, why it is out of service.
 
         Args:
-            broker_id: None: the one that answers first, also if it is not registered (any more).
+            broker_id: None: the broker that answers first, even if it is not registered.
 
         Raises:
             BrokerUnreachable: at once if it is unknown.
@@ -305,20 +306,20 @@ class Admin:
     def create_topic(
         self, name: str, partitions: int | None = None, config: Mapping[str, Any] | None = None
     ) -> TopicInfo:
-        """Make a topic.
+        """Create a topic.
 
         Args:
             partitions: the broker's num.partitions if None.
             config: topic settings by dotted name.
 
         Returns:
-            the topic, as soon as its logs are open, or after 10 s. It is there then in any case; partitions whose logs
-            are not open yet have the leader -1, and whoever uses them asks again for retry.timeout.ms, a producer for
+            the topic, as soon as its logs are open, or after 10 s. The topic exists then in any case. Partitions whose
+            logs are not open yet have the leader -1; clients retry them for retry.timeout.ms, a producer for
             delivery.timeout.ms.
 
         Raises:
             TopicExists: there is a topic of that name.
-            InvalidTopicName, InvalidPartitions: it cannot be made so.
+            InvalidTopicName, InvalidPartitions: the name or the number of partitions is not allowed.
             UnknownSetting, InvalidSetting: of `config`.
         """
         arguments.text("name", name)
@@ -360,11 +361,10 @@ class Admin:
         return {partition: error for partition, error in found.items() if isinstance(error, KafkalogError)}
 
     def extents(self, names: Iterable[str] | None = None) -> dict[TopicPartition, PartitionExtent | KafkalogError]:
-        """From where to where the partitions of some topics go, of every one if `names` is None; or why they are not
-        served.
+        """The start and end offset of the partitions of some topics (None: all), or why they are not served.
 
-        One request to each live broker, whatever the number of partitions. Only a partition's broker knows, and one
-        that does not answer at once is left out, as are partitions whose broker is away.
+        Sends one request to each live broker, whatever the number of partitions. Only a partition's broker knows its
+        offsets: partitions of a broker that is not live, or does not answer at once, are left out.
         """
         wanted = [] if names is None else arguments.texts("names", names)
         if names is not None and not wanted:
@@ -390,7 +390,7 @@ class Admin:
     def recover_partitions(
         self, name: str, partitions: Iterable[int] | None = None, start_offset: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Give up what was in lost partitions of a topic, and have them begin anew, empty.
+        """Accept the loss of records in lost partitions of a topic, and begin them again with empty logs.
 
         Args:
             partitions: None: all that are lost.
@@ -430,7 +430,7 @@ class Admin:
         self._cluster.forget(name)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete the records before an offset of each partition; -1 deletes all there are.
+        """Delete the records before an offset of each partition (KIP-107); -1 deletes all readable records.
 
         Returns:
             Where each partition starts now.
@@ -458,10 +458,11 @@ class Admin:
         wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
         failed: dict[TopicPartition, KafkalogError] | None = None,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Where partitions start ("earliest") or end ("latest") now, or reach a timestamp.
+        """The offsets at which partitions start ("earliest") or end ("latest") now, or reach a timestamp (KIP-79).
 
         Args:
-            failed: takes in why partitions are not served, as a lost one; the others are answered. None: it is raised.
+            failed: filled with the errors of partitions that are not served, as a lost one; the others are answered.
+                None: the first error is raised.
 
         Raises:
             UnknownTopic, UnknownPartition: it does not exist.
@@ -495,12 +496,12 @@ class Admin:
         create: bool = False,
         dry_run: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Set a group's offsets: to "earliest", "latest", an offset, a timestamp (its end if nothing is as young), or
-        `ShiftBy(records)` from where it is.
+        """Set a group's offsets (KIP-122): to "earliest", "latest", an offset, a timestamp (the end if no record is as
+        late), or `ShiftBy(records)` from its offset.
 
         Args:
-            force: although the group has a live member, who writes its own offsets again as it goes on.
-            create: although nobody knows the group: it has its first offsets then.
+            force: also if the group has a live member, which overwrites the offsets when it continues.
+            create: also if the group does not exist yet.
             dry_run: write nothing.
 
         Returns:
@@ -510,7 +511,7 @@ class Admin:
             GroupIsLive: it has one, and `force` is not set.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
             InvalidArgument: there is no offset to shift from; nothing was written.
-            UnknownTopicId: a topic was made anew meanwhile; nothing was written.
+            UnknownTopicId: a topic was created again meanwhile; nothing was written.
             UnknownGroup, UnknownTopic, UnknownPartition: it does not exist.
         """
         arguments.text("group", group)
@@ -542,7 +543,7 @@ class Admin:
         return offsets
 
     def delete_group(self, group: str) -> None:
-        """Forget a group and its offsets. Raises GroupIsLive, UnknownGroup."""
+        """Delete a group and its offsets. Raises GroupIsLive, UnknownGroup."""
         delete_group(self._cluster, arguments.text("group", group))
 
 

@@ -59,7 +59,9 @@ def test_an_added_partition_that_does_not_start_at_zero(live: Live) -> None:
     live.admin.alter_topic(topic, partitions=2)
     live.append(topic, 5, 1)
     live.delete_before(topic, 3, 1)
-    with pytest.raises(DataLost, match=f"{topic}-1, new to the stream, starts at 3, not at 0 .failOnDataLoss=false"):
+    with pytest.raises(
+        DataLost, match=f"{topic}-1, new to the stream, starts at 3, not at 0; set failOnDataLoss=false"
+    ):
         strict.latestOffset(end, EVERYTHING)
     with pytest.raises(DataLost, match=f"{topic}-1, new to the stream, starts at 3"):
         strict.partitions(end, {topic: {"0": 2, "1": 5}})

@@ -333,7 +333,7 @@ def test_symbols_and_what_a_time_overrules_are_not_compared() -> None:
 @pytest.mark.parametrize("first_call", ["getDefaultReadLimit", "initialOffset", "prepareForTriggerAvailableNow"])
 def test_a_stream_refuses_an_end_at_its_first_call(live: Live, option: str, first_call: str) -> None:
     value = {"endingOffsets": "latest", "endingOffsetsByTimestamp": {"t": {"0": 1}}, "endingTimestamp": "1"}[option]
-    with pytest.raises(InvalidArgument, match=f"{option} is for batch reads"):
+    with pytest.raises(InvalidArgument, match=f"{option} is only for batch reads"):
         getattr(live.stream(subscribe="t", **{option: value}), first_call)()
 
 

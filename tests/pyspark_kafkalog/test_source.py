@@ -286,7 +286,7 @@ def test_records_gone_before_they_were_read_fail_the_stream(
 
 
 def test_what_a_stream_can_not_be_told_gets_one_sentence(stream: Callable[..., Stream], topic: str) -> None:
-    assert "endingOffsets is for batch reads" in stream(subscribe=topic, endingOffsets="latest").fail()
+    assert "endingOffsets is only for batch reads" in stream(subscribe=topic, endingOffsets="latest").fail()
     assert f"there is no topic '{topic}'" in stream(subscribe=topic).fail()
 
 

@@ -295,7 +295,7 @@ def test_a_topic_that_is_not_there_is_named(reader: MakeReader, topic: str) -> N
 @pytest.mark.parametrize("first_call", ["getDefaultReadLimit", "initialOffset", "prepareForTriggerAvailableNow"])
 def test_an_end_is_refused_at_the_first_call(reader: MakeReader, topic: str, first_call: str) -> None:
     stream = reader(subscribe=topic, endingOffsets="latest")
-    with pytest.raises(InvalidArgument, match="endingOffsets is for batch reads"):
+    with pytest.raises(InvalidArgument, match="endingOffsets is only for batch reads"):
         getattr(stream, first_call)()
 
 

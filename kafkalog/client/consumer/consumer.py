@@ -193,12 +193,15 @@ class MessageStream:
 class Consumer:
     """Reads assigned partitions. Thread-safe; a context manager; iterable over its messages.
 
-    Iterators block while there is nothing to read, and end when the consumer is closed, from whatever thread.
+    The pull consumer of the paper's section 3.1, with partitions assigned by the caller, as by `assign` of Kafka's
+    consumer. Delivery is at least once (section 3.3): a record is read again if it was not committed.
+
+    Iterators block while there is no record to read, and end when the consumer is closed, in any thread.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
-        group: whose offsets are committed and start "committed" partitions.
+        group: its offsets are committed, and are the start of "committed" partitions.
         **settings: of `ConsumerSettings`.
 
     Raises:
@@ -231,13 +234,13 @@ class Consumer:
         self.close()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Let go of the connections. Iterators end, also those that other threads wait in. Commits nothing.
+        """Close the connections. Iterators end, also those in which other threads wait. Commits nothing.
 
-        In a signal handler too: what was interrupted then lets go as it goes on.
+        May be called in a signal handler: the interrupted call then closes the connections when it continues.
 
         Args:
-            timeout: seconds to wait at most for a thread that is busy with a broker which does not answer; it lets go
-                as soon as it notices.
+            timeout: seconds to wait at most for a thread that waits for a broker's answer; it ends as soon as it
+                notices the close.
         """
         self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
 
@@ -246,7 +249,7 @@ class Consumer:
     def assign(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> None:
         """Read these partitions from now on, and no others.
 
-        Iterators go on with what is assigned then; a stream of a partition that is not fails with InvalidArgument.
+        Iterators continue with the new assignment. A stream of a partition that is not assigned raises InvalidArgument.
 
         Args:
             starts: "earliest", "latest", "committed", an offset, or `AtTimestamp(us)`: the first record at or after it,
@@ -272,7 +275,7 @@ class Consumer:
             self._set_cursors(cursors)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions no longer; the others go on as they are. Those that are not assigned are left out."""
+        """Stop reading these partitions; the others are not affected. Partitions that are not assigned are ignored."""
         self._check_open()
         gone = set(arguments.partitions("partitions", partitions))
         with self._fetcher.lock:
@@ -289,8 +292,8 @@ class Consumer:
         self._fetcher.wake()
 
     def failures(self) -> dict[TopicPartition, KafkalogError]:
-        """Why assigned partitions could not be read on: what an iterator raised last of each, since it was assigned or
-        sought. To go on with the others, `unassign` these; they are tried again otherwise."""
+        """The last error that an iterator raised for each assigned partition, since its assignment or last `seek`. To
+        continue with the others, `unassign` these; otherwise they are tried again."""
         with self._fetcher.lock:
             return {
                 partition: cursor.source.failure
@@ -303,7 +306,7 @@ class Consumer:
         return list(self._cursors)
 
     def seek(self, partition: TopicPartition, where: str | int | AtTimestamp) -> None:
-        """Go on elsewhere in a partition; `where` as in `assign`. What an iterator has at hand of it is dropped."""
+        """Continue elsewhere in a partition; `where` as in `assign`. Fetched records of it are dropped."""
         self._check_open()
         cursor = self._cursor(partition)
         [offset] = self._resolved({cursor.source.topic_partition: where}).values()
@@ -312,11 +315,12 @@ class Consumer:
             self._fetcher.wake()
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset before which everything is processed: of the message in an iterator's hand until the iterator is
-        asked for the next one, else of the next to be handed out.
+        """The offset before which every record is processed.
 
-        The hand of an iterator that was left in the middle (by `break`, by an error) is empty once one that was made
-        after that is asked: who makes it goes on. Iterators of other threads that were there already leave it as it is.
+        That is the offset of the message that an iterator returned last, until the iterator is asked for the next
+        one; then that of the next message. If a loop is left in the middle (by `break`, by an error), its message
+        counts as processed when a later iterator is asked for a message. Iterators of other threads do not affect
+        this.
         """
         cursor = self._cursor(partition)
         with self._fetcher.lock:
@@ -370,14 +374,14 @@ class Consumer:
         """Write the group's offsets, from any thread.
 
         Args:
-            done: None: the position of every assigned partition, which leaves out what is in an iterator's hand.
-                A message, or an Arrow batch, of this consumer's: the offset behind it, in its partition; for commits
-                in the body of a loop, once its message is processed. Or the offsets themselves.
+            done: None: the position of every assigned partition, see `position`. A message or Arrow batch of this
+                consumer: the offset after it, in its partition; use this in the body of a loop, after the message is
+                processed. Or a dict of offsets by TopicPartition.
 
         Raises:
             InvalidArgument: the consumer has no group.
-            UnknownTopicId: a topic was deleted and made anew since it was assigned here; nothing was written. `assign`
-                it again to read and commit the new one.
+            UnknownTopicId: a topic was deleted and created again since it was assigned; nothing was written. `assign` it
+                again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
             BrokerUnreachable: no broker answers.
         """
@@ -394,7 +398,7 @@ class Consumer:
             commit_offsets(self._cluster, group, offsets, self._topic_ids)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """The group's committed offsets of some partitions, the assigned ones if None. Those without are left out."""
+        """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""
         group = self._group_or_error()
         wanted = arguments.partitions("partitions", self._cursors if partitions is None else partitions)
         if not wanted:
@@ -414,25 +418,26 @@ class Consumer:
         return self.messages()
 
     def messages(self, max_messages: int | None = None, timeout: float | None = None) -> Iterator[Message]:
-        """The messages of all assigned partitions as they come.
+        """The messages of all assigned partitions as they arrive.
 
         Args:
-            max_messages: stop after so many.
-            timeout: stop after so many seconds without one.
+            max_messages: stop after this many.
+            timeout: stop after this many seconds without a message.
 
         Raises:
-            OffsetOutOfRange: the position is not in the log (any more), with auto.offset.reset=error.
-            CorruptBatch: what comes next is damaged; `seek` to the error's `facts["end_offset"]` to go on, if it has it
-                (the message names it too).
-            PartitionLost, FileRefused: a partition is not served, and will not be until somebody sees to it; `failures`
-                has it, like all of these.
+            OffsetOutOfRange: the log does not have the position, with auto.offset.reset=error.
+            CorruptBatch: the next batch is damaged. To continue, `seek` to the error's `facts["end_offset"]` (also in
+                its sentence), if it is known.
+            PartitionLost, FileRefused: a partition is not served until an operator acts; `failures` returns it, like all
+                of these.
             UnknownTopic, UnknownTopicId: the topic was deleted.
-            BrokerUnreachable, LeaderNotAvailable: for retry.timeout.ms. It can be tried again.
+            BrokerUnreachable, LeaderNotAvailable: it lasted for retry.timeout.ms; may be tried again.
         """
         return self._messages(None, max_messages, timeout, _Hand())
 
     def streams(self) -> list[MessageStream]:
-        """A stream of messages for each assigned partition; each may be iterated in a thread of its own."""
+        """A stream of messages for each assigned partition (the paper's message streams, section 3). Each may be
+        iterated in its own thread."""
         return [MessageStream(self, partition) for partition in self._cursors]
 
     def _messages(
@@ -464,12 +469,13 @@ class Consumer:
             hand.given_up = next(_moments)
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
-        """The records of all assigned partitions as they come, as Arrow: each batch from one partition, in order.
+        """The records of all assigned partitions as they arrive, as Arrow batches, each of one partition, in order.
 
-        Columns: topic (dictionary), partition, offset, timestamp, key, value, headers; see `decode.ARROW_SCHEMA`.
+        Columns: topic (dictionary of strings), partition (int32), offset (int64), timestamp (us, UTC), key, value
+        (binary), headers; see `decode.ARROW_SCHEMA`.
 
         Args:
-            timeout: stop after so many seconds without one.
+            timeout: stop after this many seconds without a batch.
 
         Raises:
             KafkalogError: as `messages`.

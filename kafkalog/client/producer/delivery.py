@@ -11,7 +11,7 @@ from kafkalog.records import RecordMetadata, TopicPartition
 
 
 class Delivery:
-    """What becomes of one record. Made without arguments and filled in by `Producer.send`, which is the cheapest way to
+    """The outcome of one record. Made without arguments and filled in by `Producer.send`, which is the cheapest way to
     make an object of two fields: 0.08 us, where a constructor takes 0.15 and a `Future` 1 to 3."""
 
     __slots__ = ("_batch", "_index")
@@ -45,7 +45,7 @@ class Delivery:
 
 
 class TableDelivery:
-    """What becomes of a table's rows."""
+    """The outcomes of a table's rows."""
 
     __slots__ = ("_batches",)
 

@@ -92,20 +92,24 @@ class _Route:
 class Producer:
     """Sends records to topics. Thread-safe; a context manager, which flushes and closes at its end.
 
-    One that is never closed is flushed when the interpreter ends, for 10 seconds at most; a kill loses what lingers.
+    The producer of the paper's section 3, with the idempotence of KIP-98 and the delivery.timeout.ms of KIP-91.
+
+    A producer that is never closed is flushed when the interpreter ends, for 10 seconds at most. If the process is
+    killed, batches that linger are lost.
 
     Do not call it from a signal handler: set a flag there, and flush in the main program. If the handler interrupted a
-    call of this producer that must end first, its own call raises ReentrantCall; buffered records stay buffered. (A
-    SystemExit that is raised there and interrupts close() has it give up what is not acknowledged.)
+    call of this producer, its own call raises ReentrantCall; buffered records stay buffered. (If a SystemExit raised
+    there interrupts close(), close() gives up all records that are not acknowledged.)
 
     With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
-    With acks=0 a record counts as delivered once it is handed to the socket, and may be lost unnoticed.
+    With acks=0 a record counts as delivered once it is handed to the socket, and may be lost without an error.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
         partitioner: (key or None, number of partitions) -> partition, for records that name none. None: by CRC-32C of
-            the key, and those without a key in turn, a batch each, from a random partition on.
+            the key; records without a key fill one batch of a partition, then of the next (as KIP-480), from a
+            random partition on.
         **settings: of `ProducerSettings` (`linger_ms=5`).
 
     Raises:
@@ -176,9 +180,9 @@ class Producer:
         headers: Headers | Mapping[str, bytes | None] | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Send a record. Blocks only for the first record to a topic, and while buffer.memory is full.
+        """Send a record. Blocks only for the first record to a topic, and while buffer.memory is full (max.block.ms).
 
-        Name the arguments behind the key. (That they could go without a name makes each call 0.04 us cheaper.)
+        Name the arguments after the key. (They are not keyword-only because that makes each call 0.04 us cheaper.)
 
         Args:
             timestamp_us: microseconds since the epoch; now if None.
@@ -270,7 +274,7 @@ class Producer:
     def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
     ) -> TableDelivery:
-        """Send a table's rows, in order for each partition, without a step for each row.
+        """Send a table's rows, in order for each partition. Nothing is done for each single row.
 
         Args:
             table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`
@@ -326,7 +330,7 @@ class Producer:
         return batches
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was sent before is acknowledged or has failed; nothing of it lingers.
+        """Send all open batches now, and wait until every record sent before is acknowledged or has failed.
 
         Raises:
             KafkalogError: the first failure, if there was one that no callback got and no caller asked
@@ -347,7 +351,7 @@ class Producer:
         return self._accumulator.take_failure()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then let go of threads and connections. What is not acknowledged within `timeout` seconds fails.
+        """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail.
 
         Raises:
             ReentrantCall: in a signal handler that interrupted a call of this producer, which stays open.

@@ -278,12 +278,13 @@ class _Attempt:
 
 
 class TransactionCoordinator:
-    """Commits batches of staged parts. Thread-safe, for different transactions; `close` it after use.
+    """Commits batches of staged parts: a two-phase commit whose decision is a znode (Kafka's transaction coordinator of
+    KIP-98 is a broker). Thread-safe, for different transactions; `close` it after use.
 
     Args:
-        cluster: its owner's to close.
-        settings: a producer's; of them transaction.commit.timeout.ms counts here: how long nothing may be done for a
-            commit. As long as any partition gets on it goes on, however large it is.
+        cluster: closed by its owner.
+        settings: a producer's, of which transaction.commit.timeout.ms is used: a commit fails after this long without
+            progress in any partition, however large it is.
     """
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A task's rows, staged: they go to their partitions' leaders, who keep them beside the log until the driver commits.
+"""Stages a task's rows: sends them to the partitions' leaders, which keep them beside the log until the driver commits.
 
 One part for each partition, named by a uuid of this stager alone, so that what another attempt of the task staged can
 never be taken for it. Batches of a part are numbered and acknowledged in order; after a lost connection those without

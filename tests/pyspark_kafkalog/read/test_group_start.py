@@ -60,7 +60,7 @@ def test_a_group_of_the_user_s_is_taken_under_either_name() -> None:
     assert parse_source({**READ, "kafka.group.id": "mine"}).group == "mine"
     with pytest.raises(InvalidArgument, match=r"kafkalog.group.id \(a\) and kafka.group.id \(b\) differ"):
         parse_source({**READ, "kafkalog.group.id": "a", "kafka.group.id": "b"})
-    with pytest.raises(InvalidArgument, match="'a/b' is not a group name"):
+    with pytest.raises(InvalidArgument, match="'a/b' is not valid"):
         parse_source({**READ, "kafkalog.group.id": "a/b"})
 
 
@@ -99,10 +99,10 @@ def test_without_one_in_the_log_the_fallback_is(fallback: str, start: int) -> No
 
 
 def test_without_one_and_without_a_fallback_it_is_an_error_with_the_facts() -> None:
-    with pytest.raises(NoCommittedOffset, match=r"'g' has committed no offset for t-0 .committed.fallback"):
+    with pytest.raises(NoCommittedOffset, match=r"'g' has committed no offset for t-0; set committed.fallback"):
         start_of(AT, "g", "error", {}, 3, 9)
     for offset in (2, 10):
-        says = rf"offset {offset}, which group 'g' has committed for t-0, is outside \[3, 9\] .committed.fallback"
+        says = rf"offset {offset}, which group 'g' has committed for t-0, is outside \[3, 9\]; set committed.fallback"
         with pytest.raises(CommittedOffsetGone, match=says):
             start_of(AT, "g", "error", {AT: offset}, 3, 9)
 
