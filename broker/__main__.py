@@ -1,7 +1,7 @@
 """`python -m broker --config FILE`: run one broker. `kafkalog broker` does the same for people.
 
-It ends with code 74 (EX_IOERR) if its data directory failed while it started, with 1 after any other error: who watches
-processes must be able to tell, for after the first it must not be started again.
+It ends with code 74 (EX_IOERR) if its data directory failed during the start, and with 1 after any other error. A
+process supervisor needs this difference, because it must not restart the broker after the first.
 """
 
 from __future__ import annotations

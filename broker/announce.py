@@ -1,8 +1,8 @@
 """What a broker reports to the process that started it, as lines of JSON on standard output: that it serves, or the
 error that kept it from serving, and from then on the warnings and errors that it logs.
 
-Its log file may lie on the very disk that is full; a pipe does not. Nobody has to read the pipe: what does not fit is
-dropped, and of a repeated event the first is reported, and a minute later how many more there were.
+A pipe is used because the log file may be on the disk that is full. Nobody has to read the pipe: what does not fit is
+dropped. Of a repeated event the first is reported, and a minute later the number of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ports to listen on, and in plain words why one cannot be had."""
+"""Ports to listen on, and errors in plain words if one is not available."""
 
 from __future__ import annotations
 

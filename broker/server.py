@@ -1,9 +1,9 @@
-"""One broker: what it starts, in which order, and what it stops. Knows the parts, not what they do.
+"""One broker: the order in which its parts start and stop. Knows the parts, not what they do.
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
-ZooKeeper, whether the broker's id is free, the logs, the in-doubt recovery of staged writes, the data port, gRPC, the
-broker registry. Stop: the other way round, finishing what was accepted: gRPC, the data port, ZooKeeper (whose session's
-end takes the broker off the registry), then every log flushed and its index saved.
+ZooKeeper, the check of the broker's id, the logs, the in-doubt recovery of staged writes, the data port, gRPC, the
+broker registry. Stop, in reverse order, completing accepted requests: gRPC, the data port, ZooKeeper (the end of the
+session removes the broker from the registry), then every log is flushed and its index saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request to stop, by SIGTERM, by SIGINT or from any thread: a byte in a pipe.
 
-Not an Event: the system may hand a signal to any thread (not to the main one if the process was just continued after
-SIGSTOP), Python runs handlers in the main thread only, and one that waits for a lock does not learn of it. A read or
-poll of the pipe does.
+A pipe and not an Event: the system may deliver a signal to any thread (not the main one if the process was just
+continued after SIGSTOP). Python runs handlers in the main thread only, and a main thread that waits for a lock does not
+run them. A read or poll of the pipe does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A whole cluster on one machine: ZooKeeper, brokers, and what ends them with whoever started them.
+"""A whole cluster on one machine: ZooKeeper, brokers, and the guard that ends them with the process that started them.
 
     from broker.local import LocalCluster
 
-It is loaded when it is asked for: the processes that make up a cluster import from here too.
+`LocalCluster` is imported on first access, because the processes of a cluster import from this package too.
 """
 
 from __future__ import annotations

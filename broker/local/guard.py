@@ -5,7 +5,7 @@ JSON on standard input, each answered by a line on standard output. It ends, sto
 at the end of its input, when its parent dies (detected by a pidfd, also when a forked child still holds the pipe), or
 on SIGTERM.
 
-When the guard itself is killed, the brokers see the end of their input and stop in order, and ZooKeeper dies with it.
+If the guard itself is killed, the brokers see the end of their input and stop in order, and ZooKeeper dies with it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Keeps the processes of a local cluster running, and says what becomes of them; `kafkalog local` is its user.
+"""Restarts the processes of a local cluster and logs why they ended; used by `kafkalog local`.
 
-A broker or ZooKeeper that ends by itself is started again: at once if it had run for a minute, else after a pause that
-doubles with each time. The others go on meanwhile. `look` is one round; who calls it decides how often.
+A broker or ZooKeeper that ended on its own is restarted: at once if it had run for a minute, else after a pause that
+doubles each time. The others continue meanwhile. `look` is one round; the caller decides how often.
 
-A broker whose data directory failed is not started again, whatever ended it: the page cache still shows what the disk
-may have lost, and a start would take that for what is there.
+A broker whose data directory failed is not restarted, for whatever reason it ended: the page cache may still show data
+that the disk has lost, and a start would trust it.
 """
 
 from __future__ import annotations

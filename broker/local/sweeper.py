@@ -1,4 +1,4 @@
-"""A temporary folder that is removed once everybody who uses it is gone, killed or not."""
+"""A temporary folder that is removed after all processes that use it have ended, killed or not."""
 
 from __future__ import annotations
 

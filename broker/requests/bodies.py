@@ -1,9 +1,9 @@
-"""Whether a batch's body is what its header says, as `decode_columns` finds out, quicker for batches of one record.
+"""Checks that a batch's body is as its header says, as `decode_columns` does, but faster for batches of one record.
 
-Decoding costs 3 us whatever the size: little for a batch of many, a fifth of the whole append for a single record.
-Arrow's own description of a body (its metadata: counts, and where the buffers lie) is the same bytes for records of the
-same size, so what decoding found out about it is remembered, and of the next such body only the offsets are looked at:
-the one thing outside the metadata that could point anywhere.
+Decoding costs 3 us whatever the size: little for a batch of many records, a fifth of the whole append for a single one.
+Arrow's own description of a body (its metadata: counts, and where the buffers are) has the same bytes for records of
+the same size. So the result of decoding one such body is cached by its metadata. Of the next such body only the offsets
+are checked, because nothing else outside the metadata can point outside the body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cluster and this broker: who is there, and what this one is doing."""
+"""The cluster's brokers, and the status of this broker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decisions of transactions: read, written and listed in ZooKeeper. Any broker answers; it keeps none.
 
-A write is a compare-and-set and nothing more: the rules of who may decide are the coordinator's.
+A write is only a compare-and-set: the coordinator has the rules of who may decide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Offsets of partitions led here: list them (earliest, latest, by timestamp, by bytes), and delete what is before one.
+"""Offsets of partitions led here: list them (earliest, latest, by timestamp, by bytes), and delete records before an
+offset.
 
-Nothing waits here: whoever answers a listing decides by `has_news` whether to wait for more (`waits.py`)."""
+Nothing waits here: the caller of a listing decides by `has_news` whether to wait for more (`waits.py`)."""
 
 from __future__ import annotations
 

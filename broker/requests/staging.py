@@ -1,9 +1,9 @@
 """Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Knows nothing of who decides.
 
-Every request but Renew and ListStaged names partitions led here; one that fails fails alone, and its error stands at
-its place of the reply. Where several partitions are to be synced, each is asked for before the first is waited for, so
-that the directory's threads sync them side by side. A prepare or an apply of gigabytes takes minutes: it runs as a job
-(`broker/replica/jobs.py`), and its request is answered within `TURN_SECONDS`, done or with how far it is.
+Every request except Renew and ListStaged names partitions led here. Each partition succeeds or fails on its own; its
+error is at its place in the reply. If several partitions are to be synced, all syncs are requested before the first is
+waited for, so that the directory's threads work in parallel. A prepare or an apply of gigabytes takes minutes: it runs
+as a job (`broker/replica/jobs.py`), and its request is answered within `TURN_SECONDS`, done or with its progress.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all follow.
-Lost partitions are replaced by the broker that should lead them.
+"""Topics: describe, create, alter, delete. Any broker answers; a change is one write in ZooKeeper, which all brokers
+follow. A lost partition is replaced by the broker that should lead it.
 
-A change returns once this broker has seen it, and a new topic or partition once its leader has opened the log, so that
-a client may use it at once. The wait is bounded, for a leader that just died opens nothing, and one may have thousands
-to open; the answer then names none. The topic is known all the same, and clients wait for its leaders.
+A change returns once this broker has seen it. For a new topic or partition it also waits until the leader has opened
+the log, so that a client may use it at once. This wait is bounded, because a leader that has just died opens nothing,
+and a leader may have thousands of logs to open; the answer then has no leader for it. The topic exists all the same,
+and clients wait for its leaders.
 """
 
 from __future__ import annotations

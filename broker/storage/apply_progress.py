@@ -1,17 +1,17 @@
-"""How far each transaction's last batch came into a log, so that an apply can go on where it stopped. No I/O.
+"""How much of each transaction's last batch is in a log, so that an apply can continue where it stopped. No I/O.
 
-A transaction's progress is a function of the log: the headers of its batches say which batch of the transaction they
-belong to, which part, and which number within the part. A newer batch of a transaction begins a new progress; what
-comes of an older one changes nothing. Of a batch every piece is kept that stands in the log, as ranges of numbers for
-each part, for a lost machine may leave holes in what it had not synced.
+A transaction's progress is a function of the log: the headers of its record batches name the transaction's batch, the
+part, and the number within the part. A newer batch of a transaction begins a new progress; record batches of an older
+one do not change it. Progress has all record batches of the batch that are in the log, as ranges of numbers for each
+part, because a lost machine may leave holes in unsynced data.
 
-Progress is kept for longer than the batches it speaks of (retention deletes those): it is saved with the producers'
-state (`producer_state.py`). It is needed as long as a set of its batch is prepared here: then an apply may come, again
-too, and only the progress keeps it from appending twice. Without a set an apply appends nothing, with or without
-progress, which then lets one that comes late succeed. So it is never forgotten while something of its transaction is
-prepared, nor before it is durable that the last of that was dropped: a power cut would bring the set back. Else it is
-after `DONE_KEPT_US` without an append where the transaction is done and was a write of its own, that no other batch
-will follow; after `KEPT_US` where nobody said so; and the oldest first where there are more than `PROGRESS_MAX`.
+Progress is kept for longer than its record batches, which retention may delete, so it is saved with the producers'
+state (`producer_state.py`). While a set of its batch is prepared here, progress is needed: an apply may come, also a
+second time, and only the progress prevents that it appends twice. Without a set an apply appends nothing; progress then
+only lets a late apply succeed. So progress is never forgotten while a set of its transaction is prepared, nor before
+the drop of the last set is durable: a power cut would bring the set back. Otherwise it is forgotten `DONE_KEPT_US`
+after the last append if the transaction is done and will have no other batch; `KEPT_US` after it if that is not known;
+and the oldest first if there are more than `PROGRESS_MAX`.
 
 Saved form, little-endian:
 

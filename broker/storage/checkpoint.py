@@ -1,13 +1,13 @@
-"""Small files that are there whole or not at all: written beside, synced, renamed. Two of them stand in a data
-directory: `meta` (whose it is) and, in each partition's folder, `checkpoint`.
+"""Small files that are written atomically: written under another name, synced, renamed. A data directory has two of
+them: `meta` (its broker and cluster) and, in each partition's folder, `checkpoint`.
 
 A sealed document is one JSON object on a line, with the CRC-32C of the JSON before it, and the same line again:
 
     789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
     789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
 
-The copy whose checksum holds counts, so damage to either one costs nothing; with both damaged the document is as
-good as missing. Knows no log.
+The copy with a matching checksum is used, so damage to one copy costs nothing. If both are damaged, the document counts
+as missing. Knows no log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which segments are old: decisions only, no I/O. Retention goes by append time, never by the records' timestamps: a
+"""Which segments are old: decisions only, no I/O. Retention uses the append time, never the records' timestamps: a
 producer's wrong clock must neither keep records for ever nor delete them at once."""
 
 from __future__ import annotations

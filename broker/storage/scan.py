@@ -1,4 +1,5 @@
-"""What a segment's bytes hold: every good batch, and what is between them. Pure: reads through a function it is given.
+"""Finds every good batch in a segment's bytes, and the damage between them. Pure: reads through a function that is
+passed in.
 
 `scan` walks from a position that is known to be the start of a batch. Its rules:
 
@@ -14,7 +15,7 @@
 3. What follows the last good batch is a write cut short, to be cut off, unless it lies before the recovery point (or,
    by rule 1a, is a batch whose body is whole): then it is damage and kept, and its offsets are not given out again.
 
-Only fields under the header's checksum are believed before the body's checksum was checked.
+Only fields under the header's checksum are used before the body's checksum is checked.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Not thread-safe for writers: Log holds the lock. Readers need none; they are given the position up to which the file may
 be read. append() may precede sync(); sync() is the promise.
 
-A read is handed out as a range of the file (`FileSlice`): bytes are described, never copied. The slice holds its file
-open until it is closed, so that retention, a roll or a close in between cannot make its descriptor name another file. A
-truncation of the log's tail can make the file end within a slice.
+A read returns a range of the file (`FileSlice`): bytes are described, never copied. The slice keeps its file open until
+it is closed, so that retention, a roll or a close cannot make its descriptor refer to another file. After a truncation
+of the log's tail the file may end within a slice.
 """
 
 from __future__ import annotations

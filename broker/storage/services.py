@@ -1,5 +1,5 @@
-"""What the logs of one data directory share: the machine, the threads that work for them, and whether the disk is to be
-believed. Data: `LogDirectory` makes it and starts the threads."""
+"""Shared by all logs of one data directory: clock and disk, background threads, and the health of the disk. Data only:
+`LogDirectory` makes it and starts the threads."""
 
 from __future__ import annotations
 

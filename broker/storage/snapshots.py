@@ -1,5 +1,6 @@
-"""What a partition saves beside its segments, to shorten the next start and to outlive them: the checkpoint and the
-states of its producers. Knows the files, not when they are due. Not thread-safe: Log holds its save lock.
+"""Files that a partition saves beside its segments, to shorten the next start and to keep state after segments are
+deleted: the checkpoint and the states of its producers. Knows the files, not when they are due. Not thread-safe: Log
+holds its save lock.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The time by which something may be deleted or forgotten: the wall clock's, unless that has just jumped ahead.
+"""The time used for deleting and forgetting: the wall clock's, unless that has just jumped ahead.
 
-A virtual machine that was resumed, or a wrong time server, can put the wall clock days ahead for a minute. Retention by
-that time would delete every record, and a producer that was forgotten by it appends a batch twice. So a time further
-ahead than the monotonic clock explains is believed only after it has held for an hour; until then time goes on from
-where it was. A further jump ahead begins the hour anew, or the first one's hour would make the second one believed. A
-clock that goes back is believed at once, for then less is old.
+A resumed virtual machine, or a wrong time server, can set the wall clock days ahead for a minute. Retention by that
+time would delete every record, and a producer that was forgotten by it would append a batch twice. So a jump ahead of
+the monotonic clock is accepted only after it has lasted an hour; until then this clock continues from the time before
+it. A further jump begins a new hour; otherwise the hour of the first would make the second accepted. A clock that goes
+back is accepted at once, because then less is old.
 
-What was wrong before the broker's start it cannot know.
+It cannot detect that the clock was wrong before the broker's start.
 """
 
 from __future__ import annotations

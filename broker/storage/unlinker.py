@@ -1,5 +1,5 @@
-"""The thread that unlinks files of one data directory that nothing leads to any more: an unlink of 1 GiB takes 50 to
-300 ms. Knows what is to be called, not what it removes."""
+"""The thread that unlinks deleted files of one data directory: an unlink of 1 GiB takes 50 to 300 ms. Knows the calls
+to make, not what they remove."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ The poll is over the socket and an eventfd: appends, flushes, the pool and `stop
 they are parsed, so they never wait for earlier acks; a fetch is looked up when its turn to be answered comes. A fetch
 that waits for data is answered at once when another request queues behind it.
 
-A body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit; a longer one,
+A body over `request.max.bytes` gets RequestTooLarge and is read and dropped, up to four times the limit. A longer body,
 a frame header over 1 MiB or one that cannot be parsed closes the connection after the error. Under acks=0 any error
-closes the connection, after the replies before it. Memory for what is received is `intake.py`'s business; what requests
-hold from their parsing to their answers is bounded here, by `_PENDING_BYTES_MAX`. From there on nothing is received: it
-stays in the socket, and TCP holds up the peer.
+closes the connection, after the replies before it. `intake.py` bounds the memory for received bytes.
+`_PENDING_BYTES_MAX` bounds the memory of requests from their parsing to their answers: beyond it nothing is received,
+the bytes stay in the socket, and TCP slows the peer down.
 """
 
 from __future__ import annotations

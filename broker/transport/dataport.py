@@ -1,7 +1,7 @@
 """The data port: accepts connections and gives each a thread (`connection.py`). Knows no requests.
 
-A connection over `max.connections` gets an error frame and is closed. `stop` lets every connection finish what it
-has received whole.
+A connection over `max.connections` gets an error frame and is closed. `stop` lets every connection complete the
+requests that it has received whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a connection receives, and the memory for it: a buffer that grows on reservations of the shared pools.
+"""Receives a connection's bytes, into a buffer that grows by reservations from the shared pools.
 
 The buffer has one of three sizes: 32 KiB of its own; 1 MiB while the read-ahead pool has it, which is never waited
 for; exactly one large frame. That last one takes no memory until it is written to, and bytes are received into it only
@@ -6,12 +6,12 @@ as far as the pool has granted them: a step is asked for when bytes are there to
 are. So a peer holds what it has sent, whatever it announced, and while its step is not granted its bytes stay in the
 socket. `memory_pool.py` says why all waits end.
 
-A frame that needs more than 32 KiB has `send.timeout.ms` and a second for each MB to come. While another body has
-waited for memory for 2 s, one that holds some and brought less than 250 kB/s in that time is cut off. The buffer of
-the last large frame is given back when others want memory, or unused for 5 s. Both rules hold while an answer waits for
-its peer to read, too.
+A frame that needs more than 32 KiB must arrive within `send.timeout.ms` plus a second for each MB. While another body
+has waited for memory for 2 s, a connection that holds some and brought less than 250 kB/s in that time is closed. The
+buffer of the last large frame is given back when others want memory, or after 5 s without use. Both rules also hold
+while an answer waits for its peer to read.
 
-Knows no requests and no replies; not thread-safe, but for the wake that the pools call.
+Knows no requests and no replies. Not thread-safe, except for the wake that the pools call.
 """
 
 from __future__ import annotations

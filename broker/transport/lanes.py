@@ -11,12 +11,12 @@ A method's lane depends on what the method may wait for:
     zookeeper   ZooKeeper
     topics      ZooKeeper, and brokers that open logs: up to 10 s
 
-A lane has its threads, made as they are needed, and a bounded queue. A call for which there is no room, or no thread
-can be started, is answered by another thread, at once, that it may be tried again (`is_refusing`). One that waited
-until its client gave up is not begun: gRPC sees to that.
+A lane has its own threads, started as they are needed, and a bounded queue. A call for which there is no room, or for
+which no thread can be started, gets a retriable error at once from another thread (`is_refusing`). A call that waited
+until its client gave up is not begun: gRPC ensures this.
 
-gRPC in Python takes a thread for a call before its message has come. While others queue in the lane, a call whose
-message has not come within 3 s is ended (`Lane.next_message`), the oldest first, one for each that queues.
+gRPC in Python occupies a thread for a call before its message has arrived. While others queue in the lane, calls whose
+message has not arrived within 3 s are ended (`Lane.next_message`), the oldest first, one for each queued call.
 """
 
 from __future__ import annotations

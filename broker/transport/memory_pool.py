@@ -1,11 +1,11 @@
 """Memory for request bodies, shared by all connections and taken step by step as the bytes of a body arrive.
 
-Bodies that are half received must never wait for each other in a circle. A step is granted only if after it the body
-that lacks most could still be received whole from what is free; the oldest unfinished body is granted anything that
-is free. So the oldest one always completes, what it held comes free, and then the next is the oldest. Unfinished bodies
-come before new ones, and those in the order of asking; a small one does not overtake.
+Half received bodies must never wait for each other in a circle. A step is granted only if after it the body that lacks
+most could still be received whole from the free memory. The oldest unfinished body gets any free memory. So the oldest
+one always completes and frees its memory, and then the next is the oldest. Unfinished bodies come before new ones, and
+new ones in the order of asking; a small one does not overtake.
 
-Knows no sockets and no clock; who has to wait is woken. A reservation is never larger than the pool.
+Knows no sockets and no clock; waiting users are woken. A reservation is never larger than the pool.
 """
 
 from __future__ import annotations

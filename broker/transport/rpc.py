@@ -1,7 +1,7 @@
 """The gRPC port: the control service of broker.proto, with the standard health and reflection services.
 
-Turns messages into calls of `broker/requests` and errors into statuses; knows nothing else of them. gRPC in Python
-makes 2.5 k calls/s whatever is tried: the hot paths are on the data port, `Append` and `Pull` are for simple clients.
+Converts messages to calls of `broker/requests`, and errors to statuses. gRPC in Python makes at most 2.5 k calls/s, so
+the hot paths are on the data port; `Append` and `Pull` are for simple clients.
 
 gRPC holds a message in memory, and several times over: a client's is at most 2 MiB and a little, and the answers of all
 `Pull`s under way, until they are sent, at most 16 MiB. `lanes.py` defines which threads answer a method. At most 16

@@ -380,8 +380,8 @@ class Consumer:
 
         Raises:
             InvalidArgument: the consumer has no group.
-            UnknownTopicId: a topic was deleted and created again since it was assigned; nothing was written. `assign` it
-                again to read and commit the new one.
+            UnknownTopicId: a topic was deleted and created again since it was assigned; nothing was written. `assign`
+                it again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
             BrokerUnreachable: no broker answers.
         """
@@ -428,8 +428,8 @@ class Consumer:
             OffsetOutOfRange: the log does not have the position, with auto.offset.reset=error.
             CorruptBatch: the next batch is damaged. To continue, `seek` to the error's `facts["end_offset"]` (also in
                 its sentence), if it is known.
-            PartitionLost, FileRefused: a partition is not served until an operator acts; `failures` returns it, like all
-                of these.
+            PartitionLost, FileRefused: a partition is not served until an operator acts; `failures` returns it, like
+                all of these.
             UnknownTopic, UnknownTopicId: the topic was deleted.
             BrokerUnreachable, LeaderNotAvailable: it lasted for retry.timeout.ms; may be tried again.
         """
