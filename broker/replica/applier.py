@@ -1,17 +1,16 @@
-"""How a decided batch of a transaction comes from what is staged into the log. One for each partition.
+"""Appends the staged parts of a decided batch to the log. One for each partition.
 
-A set is checked as a whole when it is prepared, and again by an apply that comes later, before it appends anything.
-Then what the log does not hold yet of the set is appended, piece by piece; appends of others may come between the
-pieces. Readers see nothing of the batch until all of it stands in the log and is synced: the log is hidden from its
-first record on, with whatever others append after it, so that what readers see is always a beginning of the log. The
-flush that syncs the batch's end shows it, whole. A start that finds half of a batch hides it too, until an apply
-appends the rest.
+A set is checked as a whole when it is prepared, and again before the first append by an apply that comes later. Then
+the record batches that the log lacks are appended, piece by piece; appends of others may come between the pieces.
+Readers see no record of the batch until all of it is in the log and synced: the log is hidden from the batch's first
+record on, with all that others append after it, so that readers always see a prefix of the log. The flush that syncs
+the batch's end shows it. If a start finds half of a batch, it hides that too, until an apply appends the rest.
 
-A set that is damaged is lost, and hides nothing. The check finds damage before a record is appended. Damage that comes
-later, between the check and the append or while the broker is down, leaves half a batch in the log: it is shown as it
-stands, for what is missing of it cannot come any more, and each apply of it is answered by StagedPartLost.
+A damaged set is lost, and hides nothing. The check finds damage before a record is appended. Damage that occurs later,
+between the check and the append or while the broker is down, leaves half of the batch in the log. Readers then see that
+half, because the rest cannot be appended any more, and each apply of the set returns StagedPartLost.
 
-How far an apply came is read off the log itself (`apply_progress.py`), so it can stop anywhere and be asked for again.
+The log itself records the progress of an apply (`apply_progress.py`), so an apply can stop anywhere and be repeated.
 
 Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging. `_lock` guards
 what is hidden; it comes after the log's. Readers take neither: they look at `hidden`.

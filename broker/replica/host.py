@@ -1,13 +1,13 @@
-"""The partitions that this broker holds: opens and closes their logs as the metadata says. One thread has it do so
-(`watcher.py`); requests look at what is hosted without a lock.
+"""The partitions that this broker holds: opens and closes their logs by the metadata. One thread calls it
+(`watcher.py`); requests look up hosted partitions without a lock.
 
-A topic is known as soon as it is read, before its logs are open. While ZooKeeper is away partitions are served on:
-without replication nobody else can lead them.
+A topic is known as soon as it is read, before its logs are open. While ZooKeeper is unreachable, partitions are still
+served: without replication no other broker can lead them.
 
-A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory
-that the log stands in; after an unclean stop with its leader epoch raised. A log that cannot be opened is tried again
-every second. One that is not where its state says is lost, and so is one whose files were removed while it was open:
-it is neither opened nor made, until it is back at a start or `replace_lost` is called.
+A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory that
+has the log, and after an unclean stop with a raised leader epoch. A log that cannot be opened is tried again every
+second. A log that is not where its state says is lost, and so is one whose files were removed while it was open: it is
+neither opened nor created until it is there at a start, or until `replace_lost` is called.
 """
 
 from __future__ import annotations

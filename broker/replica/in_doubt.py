@@ -1,9 +1,9 @@
-"""Does what transactions decided with the sets that are prepared here, without any coordinator: reads the decision of
-each from ZooKeeper, and has the partition apply or drop the set. What its partitions have of an open decision it
-adds to that, and whoever adds the last ones writes that it is done: its coordinator may never come back.
+"""In-doubt recovery: applies or drops the sets prepared on this broker as their decisions in ZooKeeper say, without a
+coordinator. It records in an open decision which of its partitions have applied it; the broker that adds the last
+partition writes the decision done, because the coordinator may have ended.
 
-One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set that is younger than
-`_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, but after a start. Ages are by the monotonic clock.
+One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set younger than
+`_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, except after a start. Ages are by the monotonic clock.
 """
 
 from __future__ import annotations

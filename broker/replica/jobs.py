@@ -1,7 +1,7 @@
-"""Work on partitions that may take minutes, in threads of its own: a request waits a bounded time for it and says how
-far it is, and one that comes again while the work goes on waits for the same work.
+"""Jobs: work on partitions that may take minutes, in threads of its own. A request waits a bounded time for a job and
+returns its progress; a repeated request waits for the same job.
 
-Jobs of one partition run one after the other, those of several side by side. Knows nothing of what they do.
+Jobs of one partition run one after the other, those of several in parallel. Knows nothing of what jobs do.
 """
 
 from __future__ import annotations

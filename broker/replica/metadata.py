@@ -1,7 +1,7 @@
-"""The cluster as ZooKeeper describes it: topics with the states of their partitions, and live brokers. Follows nothing
-by itself: `watcher.py` reads what changed, requests look at the views.
+"""The cluster as ZooKeeper describes it: topics with the states of their partitions, and live brokers. `watcher.py`
+reads changes into it; requests look at the views.
 
-Views are replaced, never changed, and read without a lock. While ZooKeeper is away the last ones stay.
+Views are replaced, never changed, and read without a lock. While ZooKeeper is unreachable the last ones stay.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One replica of a partition on this broker: its log, what is staged beside it, up to where readers may read, and who
-waits for a change. Knows no sockets, no ZooKeeper.
+"""One replica of a partition on this broker: its log, the parts staged beside it, the readable end, and the waiters for
+a change. Knows no sockets, no ZooKeeper.
 
-The readable end is the log's end or, with flush.visibility=flushed, what is flushed (the paper's rule, section 3.1);
-in both cases it is before the first batch that is hidden (`applier.py`). It never goes back: a reader whose end went
-back would take its range for lost.
+The readable end is the log's end or, with flush.visibility=flushed, the end of the flushed records (the paper's rule,
+section 3.1). In both cases it is at most the start of the first hidden batch (`applier.py`). It never goes back,
+because a reader would then treat its range as lost.
 
-Thread-safe. Waiters are woken outside every lock; a wake is a hint to look again, and a registration is good for one.
+Thread-safe. Waiters are woken outside every lock. A wake is a hint to look again; a registration is good for one wake.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""This broker's place on the list of live ones in ZooKeeper: taken at the start, again after every loss of the session,
-given up for good when its directory is out of service."""
+"""Registers this broker as live in ZooKeeper: at the start, again after every loss of the session, and never again
+after its directory is out of service."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What could not be done for some topic or broker, and why: it concerns that one alone, is logged once, and is tried
-again every second. Knows no topics: things are named by the paths of their znodes."""
+"""Failures in following one topic or broker, with their reasons: each affects that one alone, is logged once, and is
+tried again every second. Knows no topics: things are named by the paths of their znodes."""
 
 from __future__ import annotations
 

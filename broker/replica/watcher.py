@@ -1,9 +1,8 @@
-"""The thread that follows ZooKeeper: reads what changed into the metadata, has the host obey it, and keeps this broker
+"""The thread that follows ZooKeeper: reads changes into the metadata, has the host act on them, and keeps this broker
 registered. It decides nothing about partitions.
 
-It is woken by watches. Logs are opened in turns of half a second, between which it reads what else changed: thousands
-of them keep no other topic from being known and opened. What goes wrong with one topic concerns that topic alone
-(`undone.py`).
+Watches wake it. Logs are opened in turns of half a second, between which it reads other changes, so that thousands of
+logs do not delay another topic. A failure with one topic affects that topic alone (`undone.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file of staged data: its framing, and what a start finds in it. Pure: reads through a function it is given.
+"""The format of a file of staged data, and its reading at a start. Pure: reads through a function that is passed in.
 
 Layout, little-endian. A file begins with 16 bytes; then frames follow, each at a multiple of 8:
 
@@ -22,9 +22,9 @@ of one partition that are to be appended together, in this order, once their tra
     for each part:  16s uuid, u32 part, u32 batches, u64 length
     transactional id, UTF-8, padded with zeros to a multiple of 8
 
-The salt is random: values that look like frames are none, for who chose them does not know it. So behind damage frames
-are looked for at every step of 8 bytes, and damage costs no more than the frames that it lies in. A file is never
-appended to after a start: whatever stands torn at its end stays, and counts for nothing.
+The salt is random and unknown to clients, so a record's bytes cannot pass for a frame. After damage, frames are
+searched at every step of 8 bytes, so damage costs only the frames in which it lies. After a start a file is not
+appended to: an incomplete frame at its end stays and is ignored.
 """
 
 from __future__ import annotations

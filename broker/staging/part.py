@@ -1,7 +1,7 @@
-"""Staged parts, and the files that their batches stand in: appended to, synced, read in places, removed when nothing in
-them is live any more.
+"""Staged parts, and the files that have their batches: appended to, synced, read at positions, removed when nothing in
+them is needed.
 
-Not thread-safe: Staging holds the lock. What the bytes of a file mean is `format.py`'s business. Knows no set.
+Not thread-safe: Staging holds the lock. `format.py` defines the bytes of a file. Knows no set.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""What is staged for one partition beside its log: the parts of batches that no transaction has decided yet.
+"""The staged parts of one partition, beside its log: parts of batches that are not decided yet.
 
     <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
-parts of its batch prepared as one set (`prepare`); from the ack on they are durable and are kept until the set
-is dropped (`drop`), which is recorded in the file too. Parts that nobody prepares are forgotten (`discard`, `expire`);
-after a restart they may be there again, and are forgotten again. Their age is counted by the monotonic clock, after a
-restart from that on: a wall clock that jumps makes nothing old.
+parts of its batch prepared as one set (`prepare`). From the ack on they are durable, and kept until the set is dropped
+(`drop`), which is recorded in the file too. Parts that are never prepared are forgotten (`discard`, `expire`). After a
+restart they may be there again, and are forgotten again. Ages are by the monotonic clock, counted from the restart, so
+a jump of the wall clock has no effect.
 
-A file is closed at 64 MiB and removed once nothing in it is needed; so is the one that is written to when it has
-`_WASTE_MAX` bytes of which none is needed. Nothing is appended to a file after a restart. A start reads all files: a
-part counts up to its first batch that is missing or damaged, and a set one of whose parts is short is lost.
+A file is closed at 64 MiB and removed once nothing in it is needed, as is the active file when it has `_WASTE_MAX`
+bytes of which none is needed. After a restart existing files are not appended to. A start reads all files: a part
+counts up to its first missing or damaged batch, and a set with an incomplete part is lost.
 
-Threads: `_lock` guards all that changes. `_sync_lock` comes before it and lets one sync run at a time while more is
-staged; the directory's flusher threads sync ahead of `prepare`.
+Threads: `_lock` guards all that changes. `_sync_lock` comes before it and lets one sync run at a time while others
+stage; the directory's flusher threads sync before `prepare` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The file system, as the log uses it: the one module of the broker that opens, writes or syncs a file of the log.
 
 Every method is one step that can fail, or at which the machine can stop; the crash tests subclass `Disk` and do both at
-each of them. Calls raise OSError as the system does; `storage_error` says which error of ours that is. A created,
+each step. Calls raise OSError as the system does; `storage_error` converts it to an error of kafkalog. A created,
 renamed or unlinked name is durable only after `sync_dir`, bytes only after `sync`. Knows no format.
 """
 

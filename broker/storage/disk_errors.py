@@ -1,8 +1,9 @@
-"""What a failed step of the disk means: refused and to be tried again, or the end of a partition, or of its directory.
+"""The consequence of a failed disk step: a refusal that may be retried, or the loss of a partition, or the end of its
+directory.
 
-A failed read, write or fdatasync takes the whole directory out of service: the page cache may differ from the disk.
-What lacks space, a descriptor or memory fails alone, and so does what concerns one name alone. Where a file is missing,
-somebody may have removed the partition's folder: then that partition alone is lost, which is found out later.
+A failed read, write or fdatasync takes the whole directory out of service: the page cache may differ from the disk. A
+step that lacks space, a descriptor or memory fails alone, and so does one that concerns a single name. If a file is
+missing, somebody may have removed the partition's folder: then only that partition is lost, which is detected later.
 """
 
 from __future__ import annotations

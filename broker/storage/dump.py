@@ -1,8 +1,8 @@
-"""A log for human eyes, and its check from end to end. Offline: takes no lock, changes nothing, needs no broker.
+"""Prints a log for people, and checks it completely. Offline: takes no lock, changes nothing, needs no broker.
 
-A path is a segment file, a partition's folder, a broker's data directory, or a folder of such directories, as
-`kafkalog local --data` makes. Partitions are named as their folders' checkpoints name them. Of a log that a broker is
-writing to, the last batch may be there in part: that shows as a torn tail, as it would after a crash.
+A path is a segment file, a partition's folder, a broker's data directory, or a folder of such directories, as `kafkalog
+local --data` makes. Partitions are named by the checkpoints in their folders. If a broker is writing to a log, its last
+batch may be incomplete: it is reported as a torn tail, as after a crash.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a start makes of a partition's folder: its segments with their indexes, what is damaged, and its producers.
+"""Opens a partition's folder at a start: its segments with their indexes, damage, and the state of its producers.
 
-A segment holds the offsets from its name to the next segment's name, so what is missing of them is known to be
-missing. Every segment before one that is named `.log` was synced, and is opened by its saved index; of the last of
-them, what its saved index does not describe is read (`scan.py`) and synced. Segments named `.next` stand behind it
-where a roll was not synced yet: each belongs to the log if the one before it ends where it begins, and is then the last
-one itself; from the first gap on nothing of them was ever promised, and they are removed. A clean stop leaves nothing
-to read.
+A segment has the offsets from its name to the next segment's name, so missing records are detected. Every segment
+before one named `.log` was synced, and is opened by its saved index. Of the last `.log` segment, the bytes that its
+saved index does not cover are read (`scan.py`) and synced. Segments named `.next` follow it if a roll was not synced
+yet. Each belongs to the log if the one before it ends where it begins, and then becomes the last one. From the first
+gap on they are removed, because nothing in them was acknowledged as durable. After a clean stop nothing has to be read.
 """
 
 from __future__ import annotations

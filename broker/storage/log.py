@@ -1,16 +1,17 @@
-"""One partition's log: a folder of segments, appended to at the end, read anywhere, cut at the head by retention.
+"""One partition's log: a folder of segments, appended to at the end, read anywhere, deleted from the start by
+retention.
 
-Offsets are given out here and batches stamped with them. Knows nothing of topics' names beyond its label, nor of who
-leads. Bytes are never kept in memory: a read describes them (`FileSlice`).
+Assigns offsets and stamps them into batches. Knows the partition only by its label, and not who leads it. Bytes are
+never kept in memory: a read describes them (`FileSlice`).
 
-Threads: one lock (`_lock`) guards all that changes. Appends hold it, and nothing waits for the disk under it but the
-append's own write and the making of a file: what is synced, renamed, saved or deleted is so while appends go on. (A
+Threads: one lock (`_lock`) guards all that changes. Appends hold it. Under it nothing waits for the disk but the
+append's own write and the creation of a file; syncs, renames, saves and deletions run while appends continue. (A
 truncation is the exception.) Before it comes `_flush_lock`, under which one flush runs at a time, and before that
 `_save_lock`, under which states are saved and segments deleted. Reads take no lock: they look at one immutable `View`,
-replaced as a whole after the bytes it speaks of are written.
+which is replaced as a whole after the bytes it describes are written.
 
-A roll only makes the next segment, named `.next`. The flush that follows syncs the full segment and then gives the next
-one its name, so that a name proves what is synced before it (`loader.py`).
+A roll only creates the next segment, named `.next`. The following flush syncs the full segment and then renames the
+next one to `.log`. So the name `.log` proves that all segments before it are synced (`loader.py`).
 """
 
 from __future__ import annotations

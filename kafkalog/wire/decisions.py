@@ -1,5 +1,5 @@
-"""The decision of a transaction: which batch was decided last, in which partitions, and whether all of them have it.
-Data, and its two ways through protobuf; `zk/decisions.py` keeps it in ZooKeeper. Knows no rule of who may decide.
+"""The decision of a transaction: the batch decided last, its partitions, and whether all of them have it. Data, and its
+conversion to and from protobuf; `zk/decisions.py` keeps it in ZooKeeper. Knows no rule of who may decide.
 """
 
 from __future__ import annotations

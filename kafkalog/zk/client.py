@@ -1,10 +1,11 @@
 """kazoo's client, with requests that can be taken back: only `session.py` uses it.
 
-Of itself kazoo keeps a request whose caller has given up, and sends it whenever a connection is back, over whatever was
-written meanwhile; it takes requests while there is no connection, any number of them; a caller blocks once its wake-up
-socket is full; and as requests count as pings, it never finds out that a server which is asked often has fallen silent.
-Here a request is taken only while there is a connection, and is either *sent* (from its first byte on, so that its
-outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that it is always known which.
+On its own, kazoo keeps a request whose caller has given up and sends it after a reconnect, over anything written
+meanwhile. It accepts any number of requests while there is no connection. A caller blocks once kazoo's wake-up socket
+is full. And as requests count as pings, kazoo does not detect that a server has stopped answering while requests are
+sent often. Here a request is accepted only while there is a connection, and is either *sent* (from its first byte on,
+so that its outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that this is
+always known.
 
 Overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_expand_client_hosts`, `_connect`,
 `_read_socket`, `_send_request`), as they are in kazoo 2.10 and 2.11.

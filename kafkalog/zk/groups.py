@@ -1,10 +1,10 @@
 """Consumer groups' offsets in ZooKeeper: the paper's offset registry. Knows no consumer and no log.
 
-An offset stands with the id of the topic it was consumed from, so that a topic deleted and created again under the
-same name does not inherit it.
+An offset is stored with the id of its topic, so that a topic deleted and created again under the same name does not
+inherit it.
 
-A commit is a compare-and-set on the versions that it read: of one whose outcome was never known (its connection was
-lost, its broker stood still) nothing can come over a later one.
+A commit is a compare-and-set on the versions that it read. So a commit whose outcome was never known (its connection
+was lost, its broker was suspended) cannot overwrite a later one.
 """
 
 from __future__ import annotations

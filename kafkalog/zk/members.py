@@ -1,11 +1,11 @@
 """Live members of a group, each a znode that counts for as long as its member writes it. Knows no offset, no broker.
 
-Clients have no session with ZooKeeper whose end would take an ephemeral znode along, and a broker's session says
-nothing of the client; so a member's znode is a lease. Whichever broker the member reaches renews it, which leaves
-nothing to hand over when a broker dies. All times are ZooKeeper's own stamps, so no clock of a broker's or a client's
-is compared with another: "now" is the stamp of a write made just before. The first member is known by the order in
-which ZooKeeper made the znodes (czxid). A member that let its lease lapse is removed by the next who looks, and comes
-last when it returns.
+Clients have no ZooKeeper session whose end would remove an ephemeral znode, and a broker's session does not depend on
+the client's life; so a member's znode is a lease. Any broker that the member reaches renews it, so nothing has to be
+handed over when a broker dies. All times are ZooKeeper's own stamps, so clocks of brokers and clients are never
+compared: "now" is the stamp of a write made just before. The first member is known by the order in which ZooKeeper
+created the znodes (czxid). A member whose lease has ended is removed by the next reader, and comes last when it
+returns.
 """
 
 from __future__ import annotations

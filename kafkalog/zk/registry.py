@@ -1,7 +1,7 @@
 """Brokers, topics, partition states and the cluster's id in ZooKeeper: the paper's registries.
 
-Each function is one read or one atomic change; deciding who hosts what is `broker/requests/topics.py`'s business.
-Contents are JSON objects with the fields of `paths.py`; unknown fields of a newer broker are kept out of sight.
+Each function is one read or one atomic change; `broker/requests/topics.py` decides who hosts what. Contents are JSON
+objects with the fields of `paths.py`; unknown fields of a newer broker are ignored.
 """
 
 from __future__ import annotations

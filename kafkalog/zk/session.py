@@ -1,11 +1,11 @@
 """A session with ZooKeeper. Every call ends within a bounded time; this module and `client.py` alone import kazoo.
 
-A ZooKeeper that does not answer is `ZooKeeperUnreachable`, naming its address; whether the write it was asked for
-happened, or happens yet, is then unknown. So a write names the version that it replaces, or writes the same whenever it
-comes. A request that was not sent, because there is no connection or its time was over first, is `ZooKeeperNotAsked`:
-it is never executed. Outcomes that callers decide on are the exceptions `NoNode`, `NodeExists` and `BadVersion`.
-Answers come in the order of the requests, so a read sees every write that this session sent before.
-Knows no path and no content; paths are below the chroot.
+If ZooKeeper does not answer, calls raise `ZooKeeperUnreachable` with its address; whether a requested write was
+executed, or will be, is then unknown. So a write names the version that it replaces, or writes the same content
+whenever it is executed. A request that was not sent, because there was no connection or its time was over, raises
+`ZooKeeperNotAsked`: it is never executed. Outcomes that callers decide on are the exceptions `NoNode`, `NodeExists` and
+`BadVersion`. Answers come in the order of the requests, so a read sees every write that this session sent before. Knows
+no path and no content; paths are below the chroot.
 """
 
 from __future__ import annotations

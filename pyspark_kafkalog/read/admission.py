@@ -1,4 +1,5 @@
-"""How much of what there is a micro-batch takes, and whether it is worth one yet. Pure, but for the clock it is given.
+"""How many of the available records a micro-batch reads, and whether there are enough for one yet. Pure, except for the
+clock that is passed in.
 
 The rules are those of Spark's Kafka connector. A limit is shared out in proportion to each partition's backlog, of
 records or of bytes; a share is rounded down from 1 on and up below 1, so that every partition with a backlog moves on

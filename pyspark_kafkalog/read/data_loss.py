@@ -1,4 +1,4 @@
-"""What happens when records that were to be read are gone: failOnDataLoss says, and every such place asks here."""
+"""Handles missing records: fails or logs, as failOnDataLoss says. Every place that finds a loss calls this."""
 
 from __future__ import annotations
 

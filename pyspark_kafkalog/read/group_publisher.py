@@ -1,12 +1,12 @@
 """Publishing a stream's position under its group while it runs. Knows offsets and a group's members; no Spark.
 
 The position is Spark's: the start that Spark passes to `latestOffset`, for everything before it is processed. A thread
-writes it, through a broker, to ZooKeeper, and renews the stream's place among the group's live members; of several only
-the first publishes, the others warn and take over once it is gone. Nothing here slows a query or fails it: what goes
-wrong is a warning, once until it goes well again, and the next attempt comes with the next renewal.
+writes it, through a broker, to ZooKeeper, and renews the stream's place among the group's live members. Of several
+members only the first publishes; the others log a warning and take over when it has ended. Nothing here slows a query
+or fails it: a failure is logged once until it passes, and the next renewal tries again.
 
-Spark ends the process of a source without a word. A member that is not renewed lapses after 10 s; a successor on the
-same machine, which sees that the process has ended, does not wait for that.
+Spark ends the process of a source without notice. A member that is not renewed expires after 10 s. A successor on the
+same machine does not wait for that, because it sees that the process has ended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a task does: read its ranges, one after the other, into batches for Spark. Knows the client; what it reads was
+"""A task of a read: reads its ranges, one after the other, into batches for Spark. Knows the client; the ranges were
 planned on the driver.
 
-Symbols become numbers here. The start is looked up before the end, so that no record that comes or goes in between puts
-one behind the other. A range that has numbers is not looked up: its first fetch goes straight to the leader that the
-driver knew of, and the answer has the end of the log.
+Symbols are converted to numbers here. The start is looked up before the end, so that records appended or deleted in
+between cannot put the start after the end. A range in numbers is not looked up: its first fetch goes to the leader that
+the driver knew, and the answer has the end of the log.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A hash of what a checkpoint says of a batch's input. It distinguishes a restart from a start on a copy of the
 checkpoint.
 
-Before a micro-batch runs, Spark writes which offsets it reads, and when it was planned, to
-`<checkpoint>/offsets/<batch id>`. A query that is started again reuses the file; one that runs on a copy of the
-checkpoint and plans the batch itself writes another. Where the checkpoint is, only tasks know, unless the write was
-told; what is on no disk of the driver's is read as Spark does (`hadoop.py`). Knows no broker.
+Before a micro-batch runs, Spark writes which offsets it reads, and when it was planned, to `<checkpoint>/offsets/<batch
+id>`. A query that is started again reuses the file; a query on a copy of the checkpoint that plans the batch itself
+writes another. Only tasks know where the checkpoint is, unless the write has the option. Checkpoints on other file
+systems than the driver's are read as Spark does (`hadoop.py`). Knows no broker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a write as one value: which rules hold between them. Text to typed values; pure.
+"""The options of a write as one value, and the rules between them. Text to typed values; pure.
 
 The options themselves are rows of the table in `options.py`.
 """
