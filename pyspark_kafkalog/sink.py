@@ -70,7 +70,7 @@ class BatchWriter(DataSourceArrowWriter):
         exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
     def abort(self, messages: Messages) -> None:
-        exactly_once.discard(messages, self._options)
+        exactly_once.abort(messages, self._options)
 
 
 @in_sentences
@@ -99,4 +99,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
     def abort(self, messages: Messages, batchId: int) -> None:
-        exactly_once.discard(messages, self._options)
+        exactly_once.abort(messages, self._options)

@@ -262,7 +262,7 @@ class Applier:
         self._show_unless_half(prepared)
         return True
 
-    def release(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
+    def forget(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
         """Forget what is staged of a transaction up to a batch that is done, where the log has that batch whole; what
         it leaves, the decision in ZooKeeper drops later. Does not do so while an apply runs.
 
@@ -282,7 +282,7 @@ class Applier:
                 progress = self._log.apply_progress(staged.producer_id)
                 if progress is not None and progress.batch_id >= batch_id and staged.producer_id not in half:
                     self._drop(prepared.commit_uuid, None)
-                    self._staging.discard_batches(staged.producer_id, batch_id)
+                    self._staging.forget_batches(staged.producer_id, batch_id)
         finally:
             self._applying.release()
 

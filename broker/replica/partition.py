@@ -251,15 +251,15 @@ class Partition:
         self.wake_waiters()
         return dropped
 
-    def release(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
+    def forget_staged(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
         """Forget what is staged of a transaction up to a batch that is done, the last one of it or not."""
         with self._hosted():
-            self._applier.release(transactional_id, batch_id, last)
+            self._applier.forget(transactional_id, batch_id, last)
 
-    def discard(self, uuids: Iterable[bytes]) -> None:
+    def abort_parts(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""
         with self._hosted():
-            self._staging.discard(uuids)
+            self._staging.abort(uuids)
 
     def renew(self, write: Write) -> None:
         """Keep the parts of a write: one of its tasks runs."""

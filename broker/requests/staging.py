@@ -1,4 +1,4 @@
-"""Staged writes, top to bottom: stage, renew, prepare, apply, release, discard, list. Knows nothing of who decides.
+"""Staged writes, top to bottom: stage, renew, prepare, apply, forget, abort, list. Knows nothing of who decides.
 
 Every request except Renew and ListStaged names partitions led here. Each partition succeeds or fails on its own; its
 error is at its place in the reply. If several partitions are to be synced, all syncs are requested before the first is
@@ -213,7 +213,7 @@ def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) ->
         answer.progress = sum(each.staged_work for each in list(host.hosted.values()))
 
 
-def release(request: pb.ReleaseRequest, host: Host) -> pb.ReleaseReply:
+def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
     """Forget what is staged of a transaction up to a batch that is done, or a set that nobody can decide for any more;
     what fails is done later by itself."""
     if request.commit_uuid:
@@ -221,19 +221,19 @@ def release(request: pb.ReleaseRequest, host: Host) -> pb.ReleaseReply:
         _for_each(
             request.partitions, host, lambda partition, _: partition.drop(request.commit_uuid, request.below_version)
         )
-        return pb.ReleaseReply()
-    _for_each(request.partitions, host, lambda partition, _: partition.release(*_released(request)))
-    return pb.ReleaseReply()
+        return pb.ForgetStagedReply()
+    _for_each(request.partitions, host, lambda partition, _: partition.forget_staged(*_finished(request)))
+    return pb.ForgetStagedReply()
 
 
-def _released(request: pb.ReleaseRequest) -> tuple[str, int, bool]:
+def _finished(request: pb.ForgetStagedRequest) -> tuple[str, int, bool]:
     return request.transactional_id, request.batch_id, request.last
 
 
-def discard(request: pb.DiscardRequest, host: Host) -> pb.DiscardReply:
+def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
     """Forget parts, but those that are prepared; what fails is done later by itself."""
-    _for_each(request.partitions, host, lambda partition, wanted: partition.discard(wanted.uuids))
-    return pb.DiscardReply()
+    _for_each(request.partitions, host, lambda partition, wanted: partition.abort_parts(wanted.uuids))
+    return pb.AbortStagedReply()
 
 
 def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply:

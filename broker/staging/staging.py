@@ -4,7 +4,7 @@
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
 parts of its batch prepared as one set (`prepare`). From the ack on they are durable, and kept until the set is dropped
-(`drop`), which is recorded in the file too. Parts that are never prepared are forgotten (`discard`, `expire`). After a
+(`drop`), which is recorded in the file too. Parts that are never prepared are forgotten (`abort`, `expire`). After a
 restart they may be there again, and are forgotten again. Ages are by the monotonic clock, counted from the restart, so
 a jump of the wall clock has no effect.
 
@@ -486,12 +486,12 @@ class Staging:
         for file, *_ in part.places:
             file.live -= 1
 
-    def discard(self, uuids: Iterable[bytes]) -> None:
+    def abort(self, uuids: Iterable[bytes]) -> None:
         """Forget parts, but those that are prepared."""
         wanted = set(uuids)
         self._forget_parts(lambda part: part.uuid in wanted)
 
-    def discard_batches(self, producer_id: int, to_batch_id: int) -> None:
+    def forget_batches(self, producer_id: int, to_batch_id: int) -> None:
         """Forget the parts of a transaction's batches up to one, but those that are prepared."""
         self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
 

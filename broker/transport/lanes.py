@@ -48,7 +48,7 @@ LANES: Mapping[str, LaneOf] = {
     "listings": LaneOf(("ListOffsets",), 24),
     "pulls": LaneOf(("Pull",), 16),
     "appends": LaneOf(("Append",), 8),
-    "staged": LaneOf(("Prepare", "Apply", "Release", "Discard", "DeleteRecords"), 16),
+    "staged": LaneOf(("Prepare", "Apply", "ForgetStaged", "AbortStaged", "DeleteRecords"), 16),
     "brief": LaneOf(("Renew", "ListStaged"), 4),
     "zookeeper": LaneOf(
         (

@@ -219,11 +219,11 @@ class BrokerService:
     def Renew(self, request: transactions_pb2.RenewRequest, context: Any) -> Any:
         return staging.renew(request, self._host)
 
-    def Release(self, request: transactions_pb2.ReleaseRequest, context: Any) -> Any:
-        return staging.release(request, self._host)
+    def ForgetStaged(self, request: transactions_pb2.ForgetStagedRequest, context: Any) -> Any:
+        return staging.forget(request, self._host)
 
-    def Discard(self, request: transactions_pb2.DiscardRequest, context: Any) -> Any:
-        return staging.discard(request, self._host)
+    def AbortStaged(self, request: transactions_pb2.AbortStagedRequest, context: Any) -> Any:
+        return staging.abort(request, self._host)
 
     def ListStaged(self, request: transactions_pb2.ListStagedRequest, context: Any) -> Any:
         return staging.list_staged(request, self._host)

@@ -105,7 +105,7 @@ class AppliedPartition(_message.Message):
     queued: bool
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ..., queued: _Optional[bool] = ...) -> None: ...
 
-class ReleaseRequest(_message.Message):
+class ForgetStagedRequest(_message.Message):
     __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version", "last")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -121,17 +121,17 @@ class ReleaseRequest(_message.Message):
     last: bool
     def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ..., commit_uuid: _Optional[bytes] = ..., below_version: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
 
-class ReleaseReply(_message.Message):
+class ForgetStagedReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class DiscardRequest(_message.Message):
+class AbortStagedRequest(_message.Message):
     __slots__ = ("partitions",)
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    partitions: _containers.RepeatedCompositeFieldContainer[DiscardPartition]
-    def __init__(self, partitions: _Optional[_Iterable[_Union[DiscardPartition, _Mapping]]] = ...) -> None: ...
+    partitions: _containers.RepeatedCompositeFieldContainer[AbortStagedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[AbortStagedPartition, _Mapping]]] = ...) -> None: ...
 
-class DiscardPartition(_message.Message):
+class AbortStagedPartition(_message.Message):
     __slots__ = ("topic_id", "partition", "uuids")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -141,7 +141,7 @@ class DiscardPartition(_message.Message):
     uuids: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., uuids: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class DiscardReply(_message.Message):
+class AbortStagedReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -159,7 +159,7 @@ def _stage(
 
     settings = _producer_settings(options)
     cluster = cluster_of(options.bootstrap_servers, settings)
-    with PartStager(cluster, settings, transaction, batch_id, part) as stager:  # a failure discards
+    with PartStager(cluster, settings, transaction, batch_id, part) as stager:  # a failure aborts
         for batch in batches:
             stager.stage(dict(batches_by_topic(batch, columns, options.topic)))
         return stager.finish()
@@ -298,11 +298,11 @@ def _warn_unnumbered(transaction: Transaction) -> None:
         log.warning("write_not_numbered", query_id=transaction.query_id or "not known", reason=reason)
 
 
-def discard(messages: Messages, options: SinkOptions) -> None:
+def abort(messages: Messages, options: SinkOptions) -> None:
     """Report to the brokers that the staged rows of a failed write are not needed. A hint: what a commit may have
     decided stays."""
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
-        _coordinator(options).discard(parts)
+        _coordinator(options).abort_parts(parts)
 
 
 def _staged(messages: Messages) -> list[Staged]:

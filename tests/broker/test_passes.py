@@ -83,7 +83,7 @@ def test_an_apply_passes_the_files_that_are_listed(start_broker: StartBroker, pa
         """Since the handler of the request was called, on its thread."""
         if frame.f_code.co_qualname.endswith("BrokerService.Apply"):
             applying.add(threading.get_ident())
-        if frame.f_code.co_qualname.endswith("BrokerService.Release"):
+        if frame.f_code.co_qualname.endswith("BrokerService.ForgetStaged"):
             applying.discard(threading.get_ident())
         return threading.get_ident() in applying
 

@@ -183,7 +183,7 @@ class Attempt:
         staged.commit(list(messages), self._options, fingerprint)
 
     def abort(self, *messages: Staged | None) -> None:
-        staged.discard(list(messages), self._options)
+        staged.abort(list(messages), self._options)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import ProducerSettings, parse_producer
 from kafkalog.client.transaction.leaders import Leaders, OutOfPatience, Patience, Place
-from kafkalog.client.transaction.stager import StagedPartition, discard_parts
+from kafkalog.client.transaction.stager import StagedPartition, abort_parts
 from kafkalog.errors import (
     CheckpointCopied,
     CommitTimedOut,
@@ -363,7 +363,7 @@ class TransactionCoordinator:
                 decision = self._write(claimed(decision, batch, commit_uuid), patience)
             else:
                 if step is not Step.COMMITTED:
-                    self.discard(batch.parts)
+                    self.abort_parts(batch.parts)
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
@@ -443,9 +443,9 @@ class TransactionCoordinator:
         self._leaders.ask("Apply", places, request, patience, settle)
         done = self._write_done(decision, patience)
         self._leaders.hint(
-            "Release",
+            "ForgetStaged",
             places,
-            lambda told: pb.ReleaseRequest(
+            lambda told: pb.ForgetStagedRequest(
                 transactional_id=decision.transactional_id,
                 batch_id=decision.batch_id,
                 partitions=_partitions(told),
@@ -545,9 +545,9 @@ class TransactionCoordinator:
 
     # --- by hand, and hints
 
-    def discard(self, parts: Iterable[StagedPartition]) -> None:
+    def abort_parts(self, parts: Iterable[StagedPartition]) -> None:
         """Report to the leaders that these parts will not be committed. A hint: prepared parts stay; never fails."""
-        discard_parts(
+        abort_parts(
             self._cluster,
             [(Place(part.topic, part.topic_id, part.partition).label, part.topic_id, part.uuid) for part in parts],
         )
@@ -641,7 +641,7 @@ class TransactionCoordinator:
         self._remember(replace(decision, version=version))
         for staged in undecided:
             place = Place(staged.topic, staged.topic_id, staged.partition)
-            request = pb.ReleaseRequest(
+            request = pb.ForgetStagedRequest(
                 transactional_id=transactional_id,
                 batch_id=staged.batch_id,
                 commit_uuid=staged.commit_uuid,
@@ -649,7 +649,7 @@ class TransactionCoordinator:
                 partitions=_partitions([place]),
             )
             _, leader = self._cluster.leader_of(place.label, place.topic_id)
-            self._cluster.call("Release", request, broker_id=leader.broker_id)
+            self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
         return undecided
 
     def resolve(self, transactional_id: str, accept_loss: bool = False) -> tuple[Decision, list[StagedPartLost]]:

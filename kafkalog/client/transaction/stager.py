@@ -170,7 +170,7 @@ class PartStager:
         self._renewal.stop()
         self._let_go()
         if kind is not None:
-            self.discard()
+            self.abort()
 
     def stage(self, tables: Mapping[str, pa.Table | pa.RecordBatch]) -> None:
         """Stage tables' rows, in order for each partition.
@@ -212,9 +212,9 @@ class PartStager:
             for partition, each in sorted(self._parts.items())
         ]
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         """Report to the leaders that these parts will not be committed. A hint: it never fails."""
-        discard_parts(
+        abort_parts(
             self._cluster,
             [(partition, part.topic_id, part.uuid) for partition, part in self._parts.items()],
         )
@@ -375,12 +375,12 @@ class PartStager:
         self._drop_links()
 
 
-def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
+def abort_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes, bytes]]) -> None:
     """Report to leaders that parts (partition, topic id, uuid) will not be prepared. A hint: it never fails, and asks
     for topics once, waiting for no broker that is away."""
     parts = list(parts)
-    requests: dict[int, transactions_pb2.DiscardRequest] = {}
-    places: dict[tuple[int, bytes, int], transactions_pb2.DiscardPartition] = {}
+    requests: dict[int, transactions_pb2.AbortStagedRequest] = {}
+    places: dict[tuple[int, bytes, int], transactions_pb2.AbortStagedPartition] = {}
     with suppress(KafkalogError):
         cluster.look_up({partition.topic for partition, *_ in parts}, patient=False)
     for partition, topic_id, part_uuid in parts:
@@ -389,11 +389,11 @@ def discard_parts(cluster: Cluster, parts: Iterable[tuple[TopicPartition, bytes,
             continue
         with suppress(KafkalogError):
             leader = cluster.leader(topic, partition.partition)
-            request = requests.setdefault(leader.broker_id, transactions_pb2.DiscardRequest())
+            request = requests.setdefault(leader.broker_id, transactions_pb2.AbortStagedRequest())
             key = (leader.broker_id, topic_id, partition.partition)
             if key not in places:
                 places[key] = request.partitions.add(topic_id=topic_id, partition=partition.partition)
             places[key].uuids.append(part_uuid)
     for broker_id, request in requests.items():
         with suppress(KafkalogError):
-            cluster.call("Discard", request, broker_id=broker_id, patient=False)
+            cluster.call("AbortStaged", request, broker_id=broker_id, patient=False)

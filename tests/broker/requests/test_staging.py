@@ -137,10 +137,10 @@ class Write:
         return [error_from_wire(each.error) if each.HasField("error") else each.end_offset for each in reply.partitions]
 
     def release(self) -> None:
-        request = pb.ReleaseRequest(transactional_id=self.name, batch_id=self.batch_id)
+        request = pb.ForgetStagedRequest(transactional_id=self.name, batch_id=self.batch_id)
         for partition in self.parts:
             request.partitions.add(topic_id=self.topic, partition=partition)
-        self.broker.stub.Release(request, timeout=30)
+        self.broker.stub.ForgetStaged(request, timeout=30)
 
     def decision(self, version: int, *, done: bool = False) -> Decision:
         topic = DecidedTopic(self.topic, "t", tuple((number, number) for number in sorted(self.parts)))
@@ -486,9 +486,9 @@ def test_a_discard_forgets_parts_but_no_prepared_one(broker: RunningBroker) -> N
     failed.stage(0, (b"b",))
     assert write.prepare() == [None]
     assert len(listed(broker)) == 2
-    request = pb.DiscardRequest()
+    request = pb.AbortStagedRequest()
     request.partitions.add(topic_id=topic, uuids=[part.uuid for each in (write, failed) for part in each.parts[0]])
-    broker.stub.Discard(request, timeout=30)
+    broker.stub.AbortStaged(request, timeout=30)
     assert [each.commit_uuid for each in listed(broker)] == [write.commit_uuid]
     assert write.prepare() == [None]  # its parts are looked for again
     assert write.apply() == [1]
@@ -980,7 +980,7 @@ def test_a_request_names_a_transaction_its_producer_and_its_commit(
 
 def test_what_is_no_uuid_is_refused_where_it_stands(hosted: Any, jobs: StagedJobs) -> None:
     with pytest.raises(errors.InvalidRequest, match="the uuid of a commit must have 16 bytes, not 1"):
-        staging.release(pb.ReleaseRequest(commit_uuid=b"c"), hosted)
+        staging.forget(pb.ForgetStagedRequest(commit_uuid=b"c"), hosted)
     good = staged_at(hosted)
     [prepared] = staging.prepare(
         preparing(pb.StagedPart(uuid=b"u", batches=1, length=good.length)), hosted, jobs, 30
@@ -1025,20 +1025,20 @@ def test_what_is_staged_is_listed_with_its_facts_for_one_transaction_or_for_all(
 
 def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -> None:
     part = staged_at(hosted)
-    request = pb.DiscardRequest()
+    request = pb.AbortStagedRequest()
     request.partitions.add(topic_id=bytes(16), partition=0, uuids=[part.uuid])
     request.partitions.add(topic_id=TOPIC_ID, partition=0, uuids=[part.uuid])
-    staging.discard(request, hosted)
+    staging.abort(request, hosted)
     assert not hosted.partitions[0].staged()
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_release_says_whether_the_batch_is_the_last(hosted: Any, monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
     released: list[tuple[str, int, bool]] = []
-    monkeypatch.setattr(hosted.partitions[0], "release", lambda *facts: released.append(facts))
-    request = pb.ReleaseRequest(transactional_id=TRANSACTION, batch_id=3, last=last)
+    monkeypatch.setattr(hosted.partitions[0], "forget_staged", lambda *facts: released.append(facts))
+    request = pb.ForgetStagedRequest(transactional_id=TRANSACTION, batch_id=3, last=last)
     request.partitions.add(topic_id=TOPIC_ID, partition=0)
-    staging.release(request, hosted)
+    staging.forget(request, hosted)
     assert released == [(TRANSACTION, 3, last)]
 
 

@@ -730,7 +730,7 @@ def apply(partition: Partition) -> None:
 
 def stage_more(partition: Partition) -> None:
     partition.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
-    partition.discard([b"u" * 16])
+    partition.abort_parts([b"u" * 16])
     partition.drop(b"%016d" % 0, 5)
     partition.expire((), partition._staging._now() + 1)  # removes the file
     prepared(partition)

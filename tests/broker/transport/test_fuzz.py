@@ -245,11 +245,11 @@ def test_mutated_messages_at_the_grpc_port_are_answered(broker: RunningBroker) -
             commit_uuid=b"c" * 16,
             partitions=[transactions_pb2.TransactionPartition(topic_id=topic)],
         ),
-        "Release": transactions_pb2.ReleaseRequest(
+        "ForgetStaged": transactions_pb2.ForgetStagedRequest(
             transactional_id="x", partitions=[transactions_pb2.TransactionPartition(topic_id=topic)]
         ),
-        "Discard": transactions_pb2.DiscardRequest(
-            partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+        "AbortStaged": transactions_pb2.AbortStagedRequest(
+            partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
         ),
         "ListStaged": transactions_pb2.ListStagedRequest(transactional_id="x"),
         "CommittedOffsets": broker_pb2.CommittedOffsetsRequest(group="g", topics=["t"]),

@@ -598,11 +598,11 @@ def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: R
     topic = broker.new_topic()
     partition = broker.broker.host.leader_of(topic, 0)
     append(broker, topic, a_batch())
-    discard = transactions_pb2.DiscardRequest(
-        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    discard = transactions_pb2.AbortStagedRequest(
+        partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     with partition._staging._lock:  # as while the disk stands still
-        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
+        calls = [broker.stub.AbortStaged.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
         queued = broker.stub.DeleteRecords.future(
             bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1), timeout=600
         )
@@ -692,11 +692,11 @@ def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
 
 def test_slow_work_on_staged_data_holds_up_nobody_else(broker: RunningBroker) -> None:
     topic = broker.new_topic()
-    discard = transactions_pb2.DiscardRequest(
-        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    discard = transactions_pb2.AbortStagedRequest(
+        partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     with broker.broker.host.leader_of(topic, 0)._staging._lock:  # as while the disk stands still
-        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(50)]
+        calls = [broker.stub.AbortStaged.future(discard, timeout=600) for _ in range(50)]
         assert append(broker, topic, a_batch()).partitions[0].base_offset == 0
         assert len(pull(broker, topic, 0).body) > 0
         assert listed(broker, topic, bpb.ListOffset.LATEST).offset == 1
@@ -713,12 +713,12 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
 ) -> None:
     monkeypatch.setattr(lanes, "QUEUED_MAX", 3)
     topic = broker.new_topic()
-    discard = transactions_pb2.DiscardRequest(
-        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    discard = transactions_pb2.AbortStagedRequest(
+        partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     room = lanes.LANES["staged"].threads + 3
     with broker.broker.host.leader_of(topic, 0)._staging._lock:
-        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(room + 5)]
+        calls = [broker.stub.AbortStaged.future(discard, timeout=600) for _ in range(room + 5)]
         waited_for(lambda: sum(call.done() for call in calls) >= 5)
     refusals = [call for call in calls if call.exception(timeout=30) is not None]
     assert len(refusals) >= 5
@@ -726,7 +726,7 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         assert call.code() is grpc.StatusCode.UNAVAILABLE
         error = error_from_wire(pb.Error.FromString(dict(call.trailing_metadata())[rpc.ERROR_KEY]))
         assert isinstance(error, errors.BrokerBusy)
-        assert "calls of the lane of Discard are queued" in str(error)
+        assert "calls of the lane of AbortStaged are queued" in str(error)
 
 
 def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_goes_on(
@@ -787,12 +787,12 @@ def test_what_its_client_gave_up_in_the_queue_is_not_begun(broker: RunningBroker
     topic = broker.new_topic()
     for _ in range(5):
         append(broker, topic, a_batch())
-    discard = transactions_pb2.DiscardRequest(
-        partitions=[transactions_pb2.DiscardPartition(topic_id=topic, uuids=[b"u" * 16])]
+    discard = transactions_pb2.AbortStagedRequest(
+        partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
     )
     delete = broker.stub.DeleteRecords
     with broker.broker.host.leader_of(topic, 0)._staging._lock:
-        calls = [broker.stub.Discard.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
+        calls = [broker.stub.AbortStaged.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
         given_up = delete.future(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=4), timeout=600)
         # What comes after it on the connection is answered, so the broker knows of it.
         broker.stub.DescribeCluster(bpb.DescribeClusterRequest(), timeout=30)

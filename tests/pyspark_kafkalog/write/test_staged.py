@@ -133,7 +133,7 @@ def test_tasks_that_met_two_counts_of_a_topic_commit_nothing(cluster: LocalClust
     for each in (messages, messages[::-1]):
         with pytest.raises(CountMoved):
             staged.commit(each, options)
-    staged.discard(messages, options)
+    staged.abort(messages, options)
     latest = {TopicPartition(topic, 0): "latest"}
     assert [end.offset for end in admin.list_offsets(latest).values()] == [0]
 
@@ -167,7 +167,7 @@ class Committing:
         self.done.append(batch)
         return Outcome.COMMITTED
 
-    def discard(self, parts: list[StagedPartition]) -> None:
+    def abort_parts(self, parts: list[StagedPartition]) -> None:
         self.done.append(parts)
 
 
@@ -229,10 +229,10 @@ def test_a_failed_write_has_all_parts_discarded_and_asks_nobody_about_none(monke
     monkeypatch.setattr(staged, "_coordinator", lambda options: committing)
     options = parse_sink({"kafkalog.bootstrap.servers": "here:1"})
     transaction = Transaction("spark-stream-q", 0, "run", stays=True)
-    staged.discard([None, Staged((StagedBatch(transaction, ()),))], options)
+    staged.abort([None, Staged((StagedBatch(transaction, ()),))], options)
     assert committing.done == []
     messages = [Staged((StagedBatch(transaction, (part_of("a", part),)),)) for part in range(2)]
-    staged.discard([*messages, None], options)
+    staged.abort([*messages, None], options)
     assert committing.done == [[part_of("a", 0), part_of("a", 1)]]
 
 

@@ -250,7 +250,7 @@ class Registry:
         self.reads = list(reads)
         self.version = version
         self.written: list[Decision] = []
-        self.released: list[pb.ReleaseRequest] = []
+        self.released: list[pb.ForgetStagedRequest] = []
 
     def call(self, method: str, request: Any, **how: Any) -> Any:
         if method == "ReadDecisions":
@@ -258,9 +258,9 @@ class Registry:
             return pb.Decisions(decisions=[decision_to_wire(found)])
         if method == "ListDecisions":
             return pb.Decisions(decisions=map(decision_to_wire, self.reads))
-        if method == "Release":
+        if method == "ForgetStaged":
             self.released.append(request)
-            return pb.ReleaseReply()
+            return pb.ForgetStagedReply()
         assert method == "Decide"
         decision = decision_from_wire(request.decision)
         if decision.version != self.version:
@@ -662,7 +662,7 @@ def test_nothing_is_read_of_what_is_not_committed(start_query: StartQuery, clust
     query = start_query()
     parts = query.stage(0, rows(0))
     assert read(cluster.bootstrap_servers, topic) == expected()
-    query.coordinator.discard(parts)
+    query.coordinator.abort_parts(parts)
     with pytest.raises(StagedPartLost):
         query.coordinator.commit(query.batch(0, parts))
     assert read(cluster.bootstrap_servers, topic) == expected()
@@ -741,7 +741,7 @@ def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQue
     call, told = client.call, []
 
     def noted(method: str, request: Any, **more: Any) -> Any:
-        if method == "Release":
+        if method == "ForgetStaged":
             told.append(request.last)
         return call(method, request, **more)
 
@@ -1282,7 +1282,7 @@ def test_the_command_line_shows_and_ends_what_is_prepared_or_decided(
     producer = f"producer {producer_id_of(name)}"  # parts do not say of which transaction they are
     [staged] = [row for row in json.loads(ran("list", "--json")) if row["transaction"] == producer]
     assert (staged["state"], staged["batch"], staged["partitions"]) == ("staged", 0, 3)
-    query.coordinator.discard(late)
+    query.coordinator.abort_parts(late)
     query = start_query("run 2")
     dies_before(query, "apply")
     with pytest.raises(_Died):

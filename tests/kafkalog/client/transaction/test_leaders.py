@@ -386,7 +386,7 @@ def test_without_threads_leaders_are_asked_in_turn_and_a_hint_is_lost(
         lambda place, error: False,
     )
     assert sorted(answers) == PLACES
-    asked.hint("Release", PLACES, lambda places: None)
+    asked.hint("ForgetStaged", PLACES, lambda places: None)
 
     def call(number: int) -> int:
         done.append(number)

@@ -19,7 +19,7 @@ from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import ClientSettings, parse_producer
 from kafkalog.client.transaction import stager as staging
 from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
-from kafkalog.client.transaction.stager import NumberedTransactions, PartStager, discard_parts
+from kafkalog.client.transaction.stager import NumberedTransactions, PartStager, abort_parts
 from kafkalog.errors import (
     BrokerUnreachable,
     DeliveryTimedOut,
@@ -346,7 +346,7 @@ def test_small_batches_of_one_task_fill_all_partitions_alike(cluster: LocalClust
                 task.stage({topic: pa.table({"value": rows(batch_id)})})
                 [part] = task.finish()
                 used.append(part.partition)
-                task.discard()
+                task.abort()
     assert sorted(used) == sorted([*range(PARTITIONS), *range(PARTITIONS)])
 
 
@@ -636,7 +636,7 @@ def test_parts_are_discarded_wherever_they_can_be() -> None:
     cluster: Any = Some()
     places = [("a", 1), ("gone", 0), ("a", 0), ("a", 2), ("b", 2), ("a", 2), ("a", 3)]
     parts = [(TopicPartition(*place), place[0].encode(), b"%d" % index) for index, place in enumerate(places)]
-    discard_parts(cluster, [*parts, (TopicPartition("b", 0), b"of the old b", b"7")])
+    abort_parts(cluster, [*parts, (TopicPartition("b", 0), b"of the old b", b"7")])
     assert told == {0: [b"2"], 2: [b"3", b"5", b"4"]}
 
 
@@ -654,5 +654,5 @@ def test_no_broker_is_waited_for_to_discard_parts(monkeypatch: pytest.MonkeyPatc
         if known:
             away.remember(*map(info, names))
             waited_for(lambda: all(away.fresh_topic(name) is None for name in names))
-        discard_parts(away, [(TopicPartition(name, 0), info(name).topic_id, bytes(16)) for name in names])
+        abort_parts(away, [(TopicPartition(name, 0), info(name).topic_id, bytes(16)) for name in names])
         assert pauses == []
