@@ -97,7 +97,7 @@ def test_body_that_is_no_arrow_batch_is_a_corrupt_batch(codec: str) -> None:
 
 
 def test_schema_message_is_no_record_batch() -> None:
-    with pytest.raises(CorruptBatch, match="no Arrow batch"):
+    with pytest.raises(CorruptBatch, match="not an Arrow batch"):
         first(with_body(bytes(SCHEMAS[HAS_TIMESTAMP].serialize()), "none", 3), 5, 0)
 
 
@@ -231,7 +231,7 @@ def test_a_body_that_is_no_batch_is_told_of_its_partition_alone(asked: Asked) ->
         ).tobytes()
     )  # fmt: skip
     asked.append([100, 200], partition=1)
-    with pytest.raises(CorruptBatch, match="at 0: its body is no Arrow batch"):
+    with pytest.raises(CorruptBatch, match="at 0: its body is not an Arrow batch"):
         asked.find(150)
     failed: dict[TopicPartition, KafkalogError] = {}
     wanted = {asked.place(number): AtTimestamp(150) for number in (0, 1)}

@@ -10,7 +10,7 @@ def test_only_this_version_of_the_data_port_is_spoken() -> None:
     assert len(hello()) == HELLO_SIZE
     assert check_hello(hello(), "here:1") == VERSION
     for version in (VERSION - 1, VERSION + 1):
-        with pytest.raises(ProtocolError, match=f"here:1.*version {version}, here {VERSION}"):
+        with pytest.raises(ProtocolError, match=f"here:1.*version {version}, this side {VERSION}"):
             check_hello(hello(version), "here:1")
 
 
