@@ -67,7 +67,7 @@ def test_a_fresh_error_says_the_same_without_a_traceback_and_with_the_facts_that
         again, elsewhere = raised.fresh(), raised.fresh(address="there:2")
         assert again is not raised and raised.__traceback__ is not None
         assert (type(again), again.facts, again.__traceback__) == (errors.RequestTimedOut, raised.facts, None)
-        assert str(elsewhere) == "a fetch at there:2 did not answer within 7 ms"
+        assert str(elsewhere) == "a fetch at there:2 did not finish within 7 ms"
         assert raised.facts["address"] == "here:1"
 
 

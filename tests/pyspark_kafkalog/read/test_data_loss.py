@@ -13,7 +13,10 @@ def test_a_loss_fails_the_read_each_time_and_says_how_to_go_on(caplog: pytest.Lo
     for reason in ("t-0 begins at 7", "t-0 begins at 7", "t-1 is gone"):
         with pytest.raises(DataLost) as raised:
             losses.found(reason)
-        assert raised.value.facts["reason"] == f"{reason} (failOnDataLoss=false goes on with what is there)"
+        assert (
+            raised.value.facts["reason"]
+            == f"{reason}; set failOnDataLoss=false to continue with the records that are left"
+        )
     assert caplog.text == ""
 
 

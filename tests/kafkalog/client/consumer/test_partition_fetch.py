@@ -171,9 +171,9 @@ def test_of_a_batch_with_gaps_the_records_within_the_range_are_taken(
 def test_a_batch_that_cannot_be_decoded_names_its_partition() -> None:
     data = batches(4)
     header = check_batch(data)._replace(record_count=5)
-    with pytest.raises(CorruptBatch, match=r"corrupt batch in t-0 at 0: it has 4 records where its header says 5"):
+    with pytest.raises(CorruptBatch, match=r"corrupt batch in t-0 at 0: it has 4 records, but its header says 5"):
         decode(FetchedBatch(header, memoryview(data), 0), T0)
-    with pytest.raises(CorruptBatch, match="its body is no Arrow batch"):
+    with pytest.raises(CorruptBatch, match="its body is not an Arrow batch"):
         decode(FetchedBatch(check_batch(data), memoryview(data[:HEADER_SIZE]).toreadonly(), 0), T0)
 
 

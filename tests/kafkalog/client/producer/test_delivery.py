@@ -128,7 +128,7 @@ def test_a_wait_ends_with_its_time_and_may_be_begun_again() -> None:
     sending = Sending()
     batch = sending.batch(7)
     for ask in (delivery_of(batch, 0).result, delivery_of(batch, 0).exception, TableDelivery([batch]).result):
-        with pytest.raises(RequestTimedOut, match="a delivery at here:1 did not answer within 1 ms"):
+        with pytest.raises(RequestTimedOut, match="a delivery at here:1 did not finish within 1 ms"):
             ask(0.001)
     assert not batch.done
     sending.finish(batch, 3)
@@ -138,7 +138,7 @@ def test_a_wait_ends_with_its_time_and_may_be_begun_again() -> None:
 def test_a_callback_that_asks_for_what_it_would_have_to_bring_is_refused() -> None:
     sending = Sending()
     sending.accumulator.own_threads.add(threading.get_ident())
-    with pytest.raises(InvalidArgument, match="a delivery can not be waited for in on_delivery"):
+    with pytest.raises(InvalidArgument, match="a delivery cannot be waited for in on_delivery"):
         delivery_of(sending.batch(7), 0).exception()
 
 
