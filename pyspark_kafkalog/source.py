@@ -40,7 +40,7 @@ from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
 from pyspark_kafkalog.options import SourceOptions, parse_source
-from pyspark_kafkalog.read.admission import Gate, backlog, limited
+from pyspark_kafkalog.read.admission import MinOffsets, backlog, limited
 from pyspark_kafkalog.read.data_loss import Losses
 from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.read.neighbours import Neighbours
@@ -226,7 +226,7 @@ class _Session:
         self.progress = Progress(connected(options), options.group, options.selection.words())
         self._lookup = Lookup(options)
         self._losses = Losses(options.fail_on_data_loss)
-        self._gate = Gate(options.min_offsets_per_trigger, options.max_trigger_delay_s, time.monotonic)
+        self._min_offsets = MinOffsets(options.min_offsets_per_trigger, options.max_trigger_delay_s, time.monotonic)
         self._initial: PartitionOffsets | None = None
         self._moving: set[TopicPartition] = set()
         self._hold_start = False
@@ -323,7 +323,7 @@ class _Session:
         if self._hold_start:
             self._hold_start = False
             if position == self._initial:
-                self._gate.opens(0)
+                self._min_offsets.admits(0)
                 fixed = latest.keys() - self._moving if everything else ()  # Trigger.Once has no other micro-batch
                 return {**position, **{partition: latest[partition] for partition in fixed}}
         if (back := self._gone_back(position, latest)) != position:
@@ -341,8 +341,8 @@ class _Session:
         """
         deadline = time.monotonic() + self._wait_s
         while True:
-            opens = self._gate.opens(sum(backlog(self._with_new(position, latest), latest).values()))
-            if opens and latest != position:
+            admits = self._min_offsets.admits(sum(backlog(self._with_new(position, latest), latest).values()))
+            if admits and latest != position:
                 return latest
             asked = time.monotonic()
             if asked >= deadline:

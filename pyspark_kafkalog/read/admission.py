@@ -38,28 +38,29 @@ def limited(start: Mapping[TopicPartition, int], end: PartitionOffsets, max_offs
     }
 
 
-class Gate:
+class MinOffsets:
     """Whether there is enough for a micro-batch (minOffsetsPerTrigger), or it was waited for long enough.
 
-    The first time after a start it always opens, for it cannot be known how long the one before is ago.
+    The first micro-batch after a start is always admitted: when the one before it was is not known.
 
     Args:
         min_offsets: records that are enough; None: any are.
-        max_delay_s: after that long since it opened last, fewer will do (maxTriggerDelay).
+        max_delay_s: so long after the last micro-batch was admitted, fewer records are enough (maxTriggerDelay).
     """
 
     def __init__(self, min_offsets: int | None, max_delay_s: float, clock: Callable[[], float]) -> None:
         self._min_offsets = min_offsets
         self._max_delay_s = max_delay_s
         self._clock = clock
-        self._opened: float | None = None
+        self._admitted: float | None = None
 
-    def opens(self, new_records: int) -> bool:
+    def admits(self, new_records: int) -> bool:
+        """Whether a micro-batch of so many new records may begin; if so, it counts as begun."""
         if self._min_offsets is None:
             return True
         now = self._clock()
-        waited = self._opened is None or now - self._opened >= self._max_delay_s
+        waited = self._admitted is None or now - self._admitted >= self._max_delay_s
         if not waited and new_records < self._min_offsets:
             return False
-        self._opened = now
+        self._admitted = now
         return True

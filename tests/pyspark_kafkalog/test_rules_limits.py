@@ -20,7 +20,7 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import RequestTimedOut
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.read import partition_reader as reading
-from pyspark_kafkalog.read.admission import Gate
+from pyspark_kafkalog.read.admission import MinOffsets
 from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.read.offsets import EARLIEST, LATEST
 from pyspark_kafkalog.source import StreamReader
@@ -98,7 +98,7 @@ def test_min_offsets_lets_the_first_batch_pass_and_then_waits_for_enough_or_the_
     topic = live.topic(3)
     stream = live.stream(subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger="5", maxTriggerDelay="1h")
     clock = ManualClock()
-    stream._session._gate = Gate(5, stream._session.options.max_trigger_delay_s, clock.monotonic)
+    stream._session._min_offsets = MinOffsets(5, stream._session.options.max_trigger_delay_s, clock.monotonic)
     first = stream.latestOffset(stream.initialOffset(), EVERYTHING)
     assert first == {topic: {"0": 3}}
     live.append(topic, 4)

@@ -49,21 +49,21 @@ def test_a_limited_batch_moves_on_and_stays_within_bounds(
     assert sum(ends.values()) - sum(start.values()) <= limit + len(ends)
 
 
-def test_the_gate_opens_at_once_then_at_the_minimum_or_after_the_delay() -> None:
+def test_min_offsets_admit_at_once_then_at_the_minimum_or_after_the_delay() -> None:
     clock = ManualClock()
-    gate = limits.Gate(10, 60, clock.monotonic)
-    assert gate.opens(1)  # the first time after a start
-    assert [gate.opens(new) for new in (0, 9)] == [False, False]
+    min_offsets = limits.MinOffsets(10, 60, clock.monotonic)
+    assert min_offsets.admits(1)  # the first time after a start
+    assert [min_offsets.admits(new) for new in (0, 9)] == [False, False]
     clock.advance(59)
-    assert not gate.opens(9)
-    assert gate.opens(10)
+    assert not min_offsets.admits(9)
+    assert min_offsets.admits(10)
     clock.advance(59)
-    assert not gate.opens(9)  # from the last time that it opened
+    assert not min_offsets.admits(9)  # from the last that was admitted
     clock.advance(1)
-    assert gate.opens(1)  # after the delay to the second
-    assert not gate.opens(1)
+    assert min_offsets.admits(1)  # after the delay to the second
+    assert not min_offsets.admits(1)
 
 
-def test_a_gate_without_a_minimum_is_always_open() -> None:
-    gate = limits.Gate(None, 60, ManualClock().monotonic)
-    assert gate.opens(0) and gate.opens(0)
+def test_without_a_minimum_every_micro_batch_is_admitted() -> None:
+    min_offsets = limits.MinOffsets(None, 60, ManualClock().monotonic)
+    assert min_offsets.admits(0) and min_offsets.admits(0)
