@@ -48,7 +48,7 @@ class Announcer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's lock."""
         try:
-            self._tell_due()  # a thread does so, but where none could be started
+            self._report_due()  # a thread does so, but where none could be started
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
                 error = record.exc_info[1]
@@ -58,7 +58,7 @@ class Announcer(logging.Handler):
                 self._repeats[event] += 1
             else:
                 self._repeats[event] = 0
-                self._tell(record.levelname.lower(), text)
+                self._report(record.levelname.lower(), text)
                 self._due.append((self._clock.monotonic() + self._again_seconds, event))
             self._wait()
         except Exception:
@@ -79,7 +79,7 @@ class Announcer(logging.Handler):
         """Start a thread that waits for the next report of repeats, if one is due and no thread waits."""
         if self._timer is not None or not self._due:
             return
-        timer = threading.Timer(max(0.0, self._due[0][0] - self._clock.monotonic()), self._tell_repeats)
+        timer = threading.Timer(max(0.0, self._due[0][0] - self._clock.monotonic()), self._report_repeats)
         timer.daemon = True
         try:
             timer.start()
@@ -87,21 +87,21 @@ class Announcer(logging.Handler):
             return  # the machine has no thread left; whatever is logged next tries again
         self._timer = timer
 
-    def _tell_repeats(self) -> None:
+    def _report_repeats(self) -> None:
         self.acquire()
         try:
             self._timer = None
-            self._tell_due()
+            self._report_due()
             self._wait()
         finally:
             self.release()
 
-    def _tell_due(self) -> None:
+    def _report_due(self) -> None:
         while self._due and self._due[0][0] <= self._clock.monotonic():
             _, event = self._due.popleft()
             repeats = self._repeats.pop(event)
             if repeats:
-                self._tell(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
+                self._report(event[0], f"{event[1]}, {repeats} more in {self._again_seconds:g} s")
 
-    def _tell(self, level: str, text: str) -> None:
+    def _report(self, level: str, text: str) -> None:
         announce(self._fd, {"level": level, "event": " ".join(text.split())[:_TEXT_MAX]})

@@ -139,7 +139,7 @@ class LocalCluster:
         self._port = port
         self._zookeeper_port = zookeeper_port
         self._settings = parsed.given()
-        self._told = parsed.advertised_host or host
+        self._advertised_host = parsed.advertised_host or host
         self._data = Path(data).absolute() if data is not None else None
         self.root = self._data or Path()
         self._guard: subprocess.Popen[bytes] | None = None
@@ -186,7 +186,8 @@ class LocalCluster:
         log_file = Path(started["zookeeper_log"])
         self.zookeeper = LocalZooKeeper(self, started["zookeeper"], started["zookeeper_pid"], log_file)
         self.brokers = [
-            LocalBroker(self, index, self._told, announced) for index, announced in enumerate(started["brokers"])
+            LocalBroker(self, index, self._advertised_host, announced)
+            for index, announced in enumerate(started["brokers"])
         ]
         return self
 
@@ -220,7 +221,7 @@ class LocalCluster:
             try:
                 guard.stdin.write(b'{"do": "close"}\n')
                 guard.stdin.close()
-            except OSError:  # it ended before: it was told nothing that it needs to know
+            except OSError:  # it ended before: then it needs no command
                 pass
             try:
                 guard.wait(_CLOSE_SECONDS)
@@ -256,12 +257,12 @@ class LocalCluster:
 
     def look(self) -> Health:
         """The processes that ended on their own, and the warnings and errors that brokers logged."""
-        told = self._ask({"do": "look"})
-        ended = {f"broker {each['broker_id']}": each["ended"] for each in told["brokers"]}
-        ended["ZooKeeper"] = told["zookeeper_ended"]
+        looked = self._ask({"do": "look"})
+        ended = {f"broker {each['broker_id']}": each["ended"] for each in looked["brokers"]}
+        ended["ZooKeeper"] = looked["zookeeper_ended"]
         return Health(
             {name: code for name, code in ended.items() if code is not None},
-            [(each["broker_id"], event) for each in told["brokers"] for event in each["events"]],
+            [(each["broker_id"], event) for each in looked["brokers"] for event in each["events"]],
         )
 
     @property

@@ -184,9 +184,9 @@ class BrokerChild:
         """The next line that is no event, as `LineReader.next_line`; events are kept."""
         assert self._lines is not None
         while line := self._lines.next_line(seconds):
-            if "event" not in (told := json.loads(line)):
+            if "event" not in (said := json.loads(line)):
                 break
-            self._events.append(told)
+            self._events.append(said)
         return line
 
     def look(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Guard:
         self._lock.close()
 
 
-def _told(error: KafkalogError) -> dict[str, Any]:
+def _failed(error: KafkalogError) -> dict[str, Any]:
     code, facts = error.to_wire()
     return {"error": code, "facts": facts}
 
@@ -336,10 +336,10 @@ def main() -> int:
                     break
                 answer = {"result": guard.do(command)}
             except KafkalogError as error:
-                answer = _told(error)
+                answer = _failed(error)
             except OSError as error:  # of the folder: read-only, full, a file in its way
                 where = error.filename or command.get("root")
-                answer = _told(InvalidArgument(reason=f"{where}: {error.strerror}"))
+                answer = _failed(InvalidArgument(reason=f"{where}: {error.strerror}"))
             print(json.dumps(answer), flush=True)
             if guard is None:
                 break

@@ -70,9 +70,9 @@ class Supervisor:
             BrokerUnreachable: no broker is left, and none is started again.
         """
         health = self._cluster.look()
-        for broker_id, told in health.events:
-            self._say(f"broker {broker_id}: {told['level']}: {told['event']}")
-            if told["event"].partition(" ")[0] == _DISK_FAILED:
+        for broker_id, logged in health.events:
+            self._say(f"broker {broker_id}: {logged['level']}: {logged['event']}")
+            if logged["event"].partition(" ")[0] == _DISK_FAILED:
                 self._by_name(f"broker {broker_id}").disk_failed = True
         for process in self._processes:
             code = health.ended.get(process.name)

@@ -84,7 +84,7 @@ class InDoubtRecovery:
         self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
         self._stopping = False
         self._all = True  # look at young sets too
-        self._told: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
+        self._logged: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
         self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
         self._thread = threading.Thread(target=self._run, name="in-doubt", daemon=True)
 
@@ -146,7 +146,7 @@ class InDoubtRecovery:
                         break  # it was closed meanwhile
                     except Exception as error:  # it keeps no other set from being resolved
                         failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
-                        self._tell(partition, staged.prepared, error)
+                        self._log(partition, staged.prepared, error)
         for decision in [known[name] for name in applied if name in known]:
             try:
                 self._add_applied(decision, applied[decision.transactional_id])
@@ -157,11 +157,11 @@ class InDoubtRecovery:
                 not_closed[name] = reason
                 if self._not_closed.get(name) != reason:
                     log.warning("transaction_not_closed", transactional_id=name, reason=reason)
-        self._told, self._not_closed = failed, not_closed
+        self._logged, self._not_closed = failed, not_closed
 
-    def _tell(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
+    def _log(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
         """Log that a set could not be resolved, and that once for each reason: it is tried every few seconds."""
-        if self._told.get((partition.topic_id, partition.number, prepared.commit_uuid)) == str(error):
+        if self._logged.get((partition.topic_id, partition.number, prepared.commit_uuid)) == str(error):
             return
         tell = log.warning if isinstance(error, KafkalogError) else log.exception
         tell("transaction_not_resolved", partition=partition.label, transactional_id=prepared.transactional_id,
@@ -210,14 +210,16 @@ class InDoubtRecovery:
     def _add_applied(self, decision: Decision, places: Collection[tuple[bytes, int]]) -> None:
         """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a coordinator."""
         gone = {topic.topic_id for topic in decision.topics if self._is_deleted(topic)}
-        told = with_applied(decision, lambda topic_id, number: (topic_id, number) in places or topic_id in gone)
-        if told == decision:
+        updated = with_applied(decision, lambda topic_id, number: (topic_id, number) in places or topic_id in gone)
+        if updated == decision:
             return
         try:
-            decisions.write_decision(self._host.metadata.session, replace(told, decided_us=self._host.clock.now_us()))
+            decisions.write_decision(
+                self._host.metadata.session, replace(updated, decided_us=self._host.clock.now_us())
+            )
         except DecisionMoved:
             return  # to be looked at anew
-        if told.done:
+        if updated.done:
             log.info("transaction_done", transactional_id=decision.transactional_id, batch_id=decision.batch_id)
 
     def _is_deleted(self, topic: DecidedTopic) -> bool:

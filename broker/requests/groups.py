@@ -115,15 +115,15 @@ def keep_member(request: pb.KeepMemberRequest, host: Host) -> pb.KeepMemberReply
 
     Raises InvalidRequest, UnknownTopic, UnknownPartition, MembershipMoved.
     """
-    told = request.member
+    given = request.member
     _check_name(request.group)
-    _check_name(told.member, "member")
-    subscription, machine, process = (text[:_TEXT_MAX] for text in (told.subscription, told.host, told.process))
-    member = members.Member(told.member, subscription, machine, process)
+    _check_name(given.member, "member")
+    subscription, machine, process = (text[:_TEXT_MAX] for text in (given.subscription, given.host, given.process))
+    member = members.Member(given.member, subscription, machine, process)
     for _ in range(_RENEWALS_MAX):
         live = members.keep(host.metadata.session, request.group, member)
         first = live[0] if live else None
-        if first is None or first.name != told.member:
+        if first is None or first.name != given.member:
             return pb.KeepMemberReply(first=None if first is None else _member_to_wire(first))
         try:
             guard = Check(paths.group_member(request.group, first.name), first.version)
@@ -131,7 +131,7 @@ def keep_member(request: pb.KeepMemberRequest, host: Host) -> pb.KeepMemberReply
         except groups.GuardMoved:
             continue
         return pb.KeepMemberReply(first=_member_to_wire(first))
-    raise MembershipMoved(group=request.group, member=told.member)
+    raise MembershipMoved(group=request.group, member=given.member)
 
 
 def leave_group(request: pb.LeaveGroupRequest, host: Host) -> pb.LeaveGroupReply:

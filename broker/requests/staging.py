@@ -300,14 +300,14 @@ def _errors_in(answer: Any) -> Iterator[None]:
     try:
         yield
     except KafkalogError as error:
-        told = error
+        caught = error
     except Exception as error:
         log.exception("staged_write_failed")
-        told = InternalError.of(error)
+        caught = InternalError.of(error)
     else:
         return
     answer.Clear()
-    answer.error.CopyFrom(error_to_wire(told))
+    answer.error.CopyFrom(error_to_wire(caught))
 
 
 def _for_each(wanted: Iterable[Any], host: Host, hint: Callable[[Partition, Any], object]) -> None:

@@ -77,9 +77,9 @@ class _Dropped(Exception):
 
 class _Set:
     """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it cannot be
-    applied; `told`: that was logged."""
+    applied; `logged`: the loss was logged."""
 
-    __slots__ = ("checked", "counted", "files", "length", "lost", "parts", "prepared", "renewed", "staged_us", "told")
+    __slots__ = ("checked", "counted", "files", "length", "logged", "lost", "parts", "prepared", "renewed", "staged_us")
 
     def __init__(self, prepared: PreparedSet, parts: list[Part], staged_us: int, now: float) -> None:
         self.prepared = prepared
@@ -89,7 +89,7 @@ class _Set:
         self.renewed = now
         self.files: list[StagedFile] = []
         self.lost: str | None = None
-        self.told = False
+        self.logged = False
         self.checked: float | None = None  # when all of it was last found undamaged
         self.counted = {True: 0, False: 0}  # up to where a check has counted: by prepares, and by applies
 
@@ -145,7 +145,7 @@ class Staging:
         self._names_made = self._names_synced = 0  # files made, and those whose names are durable
         self._drops_made = self._drops_synced = 0  # sets dropped, and those that no power cut brings back
         # sets whose end could not be recorded for lack of space, and their files
-        self._untold: dict[bytes, list[StagedFile]] = {}
+        self._unrecorded_drops: dict[bytes, list[StagedFile]] = {}
         self._files: dict[int, StagedFile] = {}
         self._removed: set[int] = set()  # numbers of files that a power cut may bring back
         self._next_number = 0
@@ -224,8 +224,8 @@ class Staging:
     def _lost_error(self, known: _Set) -> StagedPartLost:
         """What a use of a lost set fails with; logged at the first call for the set."""
         assert known.lost is not None
-        if not known.told:
-            known.told = True
+        if not known.logged:
+            known.logged = True
             log.error("staged_part_lost", partition=self.label, commit=known.prepared.commit_uuid.hex(),
                       reason=known.lost)  # fmt: skip
         return self.lost(known.prepared, known.lost)
@@ -408,7 +408,7 @@ class Staging:
             known = self._sets[prepared.commit_uuid] = _Set(prepared, parts, now_us, self._now())
             for part in parts:
                 part.sets += 1
-        self._untold.pop(prepared.commit_uuid, None)
+        self._unrecorded_drops.pop(prepared.commit_uuid, None)
         known.prepared = prepared
         known.files.append(file)
         file.live += 1
@@ -443,7 +443,7 @@ class Staging:
         known = self._sets.pop(commit_uuid)
         self._drops_made += 1
         if told_in is None:
-            self._untold[commit_uuid] = known.files
+            self._unrecorded_drops[commit_uuid] = known.files
         for file in known.files:
             file.live -= 1
             if told_in is not None and file is not told_in:
@@ -462,7 +462,7 @@ class Staging:
         try:
             with self._lock:
                 self._check_usable()
-                self._tell_drops()
+                self._record_drops()
                 dropped = self._drops_made
             if self._drops_synced < dropped:
                 self.sync(drops_too=True)
@@ -471,15 +471,15 @@ class Staging:
             return False
         return True
 
-    def _tell_drops(self) -> None:
+    def _record_drops(self) -> None:
         """Write the ends of sets for which there was no room. Raises DiskFull."""
-        for commit_uuid, files in list(self._untold.items()):
+        for commit_uuid, files in list(self._unrecorded_drops.items()):
             left = [each for each in files if self._files.get(each.number) is each]
             if left:
                 file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
                 file.drops |= {each.number for each in left if each is not file}
                 self._drops_made += 1
-            del self._untold[commit_uuid]
+            del self._unrecorded_drops[commit_uuid]
 
     def _forget_part(self, part: Part) -> None:
         del self._parts[part.uuid]

@@ -128,7 +128,7 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
         segment.close()
         event = "index_completed" if described_to else "index_rebuilt"
         log.warning(event, partition=label, base_offset=segment.base_offset, bytes=size - described_to)
-    _tell_damage(segment, label)
+    _log_damage(segment, label)
     _unless_full(segment.save_index)
 
 
@@ -201,7 +201,7 @@ def _open_last(
     found = segment.recover(size, max(synced, segment.base_offset), None, checkpoint.places_in(segment.base_offset))
     if described < size:
         log.info("log_recovered", partition=label, bytes=size - described, end_offset=segment.end_offset)
-    _tell_damage(segment, label)
+    _log_damage(segment, label)
     if found.torn_bytes:
         log.warning("torn_tail_cut", partition=label, bytes=found.torn_bytes, end_offset=found.end_offset)
     try:
@@ -216,7 +216,7 @@ def _open_last(
     return indexed_offset, found.tail_damaged
 
 
-def _tell_damage(segment: Segment, label: str) -> None:
+def _log_damage(segment: Segment, label: str) -> None:
     for damage in segment.damaged:
         log.error(
             "damage_found",

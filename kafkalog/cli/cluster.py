@@ -50,7 +50,7 @@ def describe(bootstrap: str, as_json: bool) -> None:
 def _description(admin: Admin) -> dict[str, Any]:
     from kafkalog import __version__
 
-    told = admin.describe_cluster()
+    described = admin.describe_cluster()
     topics = admin.topics()
     extents = admin.extents()
     leaders = {
@@ -59,7 +59,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         for partition in topic.partitions
     }
     leads = Counter(leaders.values())
-    live = {broker.broker_id for broker in told.brokers}
+    live = {broker.broker_id for broker in described.brokers}
     unserved = []
     for partition, leader in leaders.items():
         error = why_unserved(extents.get(partition), leader, live)
@@ -67,8 +67,8 @@ def _description(admin: Admin) -> dict[str, Any]:
             unserved.append({"topic": partition.topic, "partition": partition.partition, "error": str(error)})
     records, size_bytes, _ = totals(extents, leaders)
     return {
-        "cluster_id": told.cluster_id,
-        "zookeeper": f"{told.zookeeper_connect}{told.zookeeper_chroot}",
+        "cluster_id": described.cluster_id,
+        "zookeeper": f"{described.zookeeper_connect}{described.zookeeper_chroot}",
         "client_version": __version__,
         "brokers": [
             {
@@ -79,7 +79,7 @@ def _description(admin: Admin) -> dict[str, Any]:
                 "version": broker.version,
                 "leads": leads[broker.broker_id],
             }
-            for broker in told.brokers
+            for broker in described.brokers
         ],
         "topics": len(topics),
         "partitions": len(leaders),

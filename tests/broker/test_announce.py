@@ -54,7 +54,7 @@ def test_an_event_that_repeats_is_told_once_and_then_counted(pipe: tuple[int, in
         log.error("damage_found partition=t-%d", number)
     assert told(pipe[0]) == [("warning", "disk_full partition=t-0"), ("error", "damage_found partition=t-0")]
     clock.advance(60)
-    announcer._tell_repeats()
+    announcer._report_repeats()
     assert told(pipe[0]) == [("warning", "disk_full, 4 more in 60 s"), ("error", "damage_found, 4 more in 60 s")]
     log.warning("disk_full partition=t-9")
     assert told(pipe[0]) == [("warning", "disk_full partition=t-9")]
@@ -111,7 +111,7 @@ def test_after_the_first_repeats_a_thread_waits_for_the_next(pipe: tuple[int, in
     clock.advance(30)
     log.warning("accept_failed")
     clock.advance(30)
-    announcer._tell_repeats()
+    announcer._report_repeats()
     assert list(announcer._repeats) == [("warning", "accept_failed")]
     waiting = announcer._timer
     assert waiting is not None

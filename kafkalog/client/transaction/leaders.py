@@ -301,13 +301,13 @@ class Leaders:
             by_leader = self._by_leader(places, {})
         except KafkalogError:
             return
-        for broker_id, told in by_leader.items():
+        for broker_id, theirs in by_leader.items():
             try:
-                self._threads().submit(self._tell, method, broker_id, request(told))
+                self._threads().submit(self._hint, method, broker_id, request(theirs))
             except OutOfThreads as error:
                 log.debug("hint_lost", method=method, broker_id=broker_id, reason=str(error))
 
-    def _tell(self, method: str, broker_id: int, request: Any) -> None:
+    def _hint(self, method: str, broker_id: int, request: Any) -> None:
         try:
             self._call(method, broker_id, request)
         except KafkalogError as error:
