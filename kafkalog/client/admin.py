@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
-from kafkalog.client.cluster import NO_LEADER, Cluster, ClusterInfo, TopicInfo, topic_info
+from kafkalog.client.cluster import NO_LEADER, OUT_OF_DATE, Cluster, ClusterInfo, TopicInfo, topic_info
 from kafkalog.client.groups import (
     GroupInfo,
     GroupSummary,
@@ -25,11 +25,9 @@ from kafkalog.errors import (
     InvalidArgument,
     KafkalogError,
     LeaderNotAvailable,
-    NotLeader,
     OffsetOutOfRange,
     PartitionLost,
     RequestTimedOut,
-    UnknownTopicId,
 )
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Retry
@@ -37,7 +35,7 @@ from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 
 TopicDescription = TopicInfo
-_STALE = (NotLeader, LeaderNotAvailable, UnknownTopicId)
+_STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 """Failures after which the topics are asked for anew."""
 
 _Answer = TypeVar("_Answer")

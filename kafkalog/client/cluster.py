@@ -24,7 +24,9 @@ from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     NoBrokers,
+    NotLeader,
     RequestTimedOut,
+    RetriableError,
     UnknownPartition,
     UnknownTopicId,
     ZooKeeperUnreachable,
@@ -47,7 +49,9 @@ _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
 _SILENT_MS = 10_000  # a wait for the first answer that may be longer than this is logged
 _REFUSED = (BrokerStopping, BrokerBusy, NoBrokers)
 _ELSEWHERE = (BrokerUnreachable, ZooKeeperUnreachable, *_REFUSED)
-"""Failures after which another broker may answer, or the same one later."""
+"""Failures after which another broker may answer."""
+OUT_OF_DATE = (NotLeader, UnknownTopicId)
+"""What is known of the topics is not true any more. To ask the same again does not help: ask for the topics first."""
 
 
 class BrokerInfo(NamedTuple):
@@ -224,7 +228,10 @@ class Cluster:
                 call.cancel()
 
     def retrying(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Try until it succeeds, fails for good, or the time for unreachable brokers is over."""
+        """Try until it succeeds, fails for good, or `retry.timeout.ms` is over.
+
+        Every `RetriableError` is tried again, but for those that are `OUT_OF_DATE`.
+        """
         settings = self.settings
         retry = Retry(settings.backoff(), math.inf, since=time.monotonic())
         complaint = Complaint(log, "no_broker_answers_yet" if not self._ever_answered else "call_held_up")
@@ -233,7 +240,9 @@ class Cluster:
                 return attempt()
             except _NotSure as error:
                 raise error.cause from None
-            except (*_ELSEWHERE, LeaderNotAvailable) as error:
+            except OUT_OF_DATE:
+                raise
+            except RetriableError as error:
                 limit_ms = settings.retry_timeout_ms if self._ever_answered else settings.bootstrap_timeout_ms
                 if self._stopped.is_set():
                     raise Closed(what="client") from None

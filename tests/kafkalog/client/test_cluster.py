@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 
 from kafkalog.client import cluster as cluster_module
-from kafkalog.client.cluster import BrokerInfo, Cluster, PartitionInfo, TopicInfo
+from kafkalog.client.cluster import OUT_OF_DATE, BrokerInfo, Cluster, PartitionInfo, TopicInfo
 from kafkalog.errors import (
+    BY_CODE,
     BrokerBusy,
     BrokerNotAsked,
     BrokerUnreachable,
     Closed,
+    KafkalogError,
+    NotLeader,
     RequestTimedOut,
+    TopicExists,
     UnknownPartition,
     UnknownTopic,
+    UnknownTopicId,
     ZooKeeperUnreachable,
 )
 from kafkalog.wire import broker_pb2 as pb
@@ -439,6 +444,37 @@ def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_ta
     assert pauses[-3:-1] == [0.25, 0.25]
     event = "call_held_up" if was_answered else "no_broker_answers_yet"
     assert event in caplog.text
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "error", [each for each in BY_CODE.values() if each.retriable and not issubclass(each, OUT_OF_DATE)]
+)
+def test_what_is_retriable_is_tried_again(error: type[KafkalogError]) -> None:
+    cluster = Cluster("one:1", retry_backoff_ms=1)
+    failures = [error.__new__(error)]
+
+    def attempt() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    assert cluster.retrying(attempt) == "answer"
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "error", [NotLeader(broker_id=1, partition="t-0"), UnknownTopicId(topic_id="74"), TopicExists(topic="t")]
+)
+def test_what_the_same_request_cannot_mend_is_raised_at_once(error: KafkalogError) -> None:
+    cluster = Cluster("one:1", retry_backoff_ms=1)
+    failures = [error]
+
+    def attempt() -> None:
+        raise failures.pop()
+
+    with pytest.raises(type(error)):
+        cluster.retrying(attempt)
     cluster.close()
 
 
