@@ -19,7 +19,8 @@ what is hidden; it comes after the log's. Readers take neither: they look at `hi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from broker.staging.format import PreparedSet
@@ -127,20 +128,27 @@ class Applier:
             raise InvalidRequest(reason=reason)
         count = 0
         progress = self._log.apply_progress(producer_id)
-        if not _is_applied(progress, batch_id, prepared):
-            if prepared is None:
+        if prepared is None:
+            lost = self._lost_without_set(progress, batch_id)
+            if lost is not None:
                 raise StagedPartLost(
-                    transactional_id=transactional_id,
-                    batch_id=batch_id,
-                    partition=self._log.label,
-                    reason="it is not prepared on this broker",
+                    transactional_id=transactional_id, batch_id=batch_id, partition=self._log.label, reason=lost
                 )
+        elif not _is_applied(progress, batch_id, prepared):
             count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
             progress = self._log.apply_progress(producer_id)
         assert progress is not None
         self._show_once_flushed((producer_id, batch_id), progress.end_offset)
         end_offset = progress.end_offset if progress.batch_id == batch_id else 0
         return Applied(producer_id, batch_id, end_offset, progress.end_offset, count)
+
+    def _lost_without_set(self, progress: Progress | None, batch_id: int) -> str | None:
+        """Why a batch without a prepared set is lost; None: the log has it. Its set is dropped once it is done."""
+        if progress is None or progress.batch_id < batch_id:
+            return "it is not prepared on this broker"
+        if progress.batch_id == batch_id and self._staging.may_lack_sets:
+            return "staged data was damaged before the last start, so the log may have only a part of the batch"
+        return None
 
     def _append(self, prepared: PreparedSet, progress: Progress | None) -> int:
         def is_there(part: int, number: int) -> bool:
@@ -221,6 +229,12 @@ class Applier:
             self._ends[batch] = end_offset
         self._log.request_flush()
 
+    @contextmanager
+    def no_changes(self) -> Iterator[None]:
+        """What is hidden stays as it is meanwhile. Comes after `Log.no_appends`."""
+        with self._lock:
+            yield
+
     def flushed(self) -> None:
         """A flush of the log is over: show the batches that are whole and durable."""
         if self._ends:
@@ -247,13 +261,20 @@ class Applier:
 
     # --- forgetting ----------------------------------------------------------------------------------------------
 
-    def drop(self, commit_uuid: bytes, below_version: int) -> bool:
+    def drop(self, commit_uuid: bytes, below_version: int, wait: bool = True) -> bool:
         """Forget a prepared set that was prepared at a smaller version of the decision than that; whether it was.
 
-        What stands in the log of it is shown: whoever drops it knows that there will come no more.
+        What the log has of it is shown: whoever drops it knows that no more of it will come.
+
+        Args:
+            wait: for an apply that is under way; else the set is kept then.
         """
-        with self._applying:
+        if not self._applying.acquire(blocking=wait):
+            return False
+        try:
             return self._drop(commit_uuid, below_version)
+        finally:
+            self._applying.release()
 
     def _drop(self, commit_uuid: bytes, below_version: int | None) -> bool:
         prepared = self._staging.prepared(commit_uuid)
@@ -300,12 +321,11 @@ class Applier:
             pass
 
 
-def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet | None) -> bool:
-    """Whether the log holds a batch, as far as it ever will. Without a prepared set it does where anything of the
-    batch is there: the set was dropped once the batch was done."""
+def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet) -> bool:
+    """Whether the log holds a batch, as far as it ever will."""
     if progress is None or progress.batch_id < batch_id:
         return False
-    return progress.batch_id > batch_id or prepared is None or _has_all(progress, prepared)
+    return progress.batch_id > batch_id or _has_all(progress, prepared)
 
 
 def _has_all(progress: Progress, prepared: PreparedSet) -> bool:

@@ -45,10 +45,10 @@ class Expiry:
         self._forgetting: Iterator[list[Decision]] = iter(())
 
     def look(self) -> None:
-        """One round. Raises ZooKeeperUnreachable."""
+        """One round. Raises ZooKeeperUnreachable, after all that needs no ZooKeeper."""
         self.forget_parts()
-        self.forget_decisions()
         self._forget_progress()
+        self.forget_decisions()
 
     def forget_parts(self) -> None:
         """Forget the parts of writes of which nothing was staged or renewed here for the retention, and files that hold

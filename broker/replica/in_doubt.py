@@ -114,12 +114,18 @@ class InDoubtRecovery:
                     return
                 look_at_all, self._all = self._all, False
             try:
-                self.resolve(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
-                self.expiry.look()
+                self.look(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
             except Exception:
                 log.exception("transactions_not_resolved")
+
+    def look(self, least_age: float) -> None:
+        """`resolve`, and forget what is over, of which most needs no ZooKeeper."""
+        try:
+            self.resolve(least_age)
+        finally:
+            self.expiry.look()
 
     def resolve(self, least_age: float) -> None:
         """One round over all partitions' sets that were prepared at least so many seconds ago. Raises

@@ -182,8 +182,9 @@ class Partition:
         with self._hosted():
             end_offset = self.log.truncate_to(offset)
         self._applier.truncated(end_offset)
-        rule = self._flush_rule
-        self._flush_rule = rule._replace(shown_offset=min(rule.shown_offset, end_offset))
+        with self._applier.no_changes():
+            rule = self._flush_rule
+            self._flush_rule = rule._replace(shown_offset=min(rule.shown_offset, end_offset))
         return end_offset
 
     # --- staged writes -------------------------------------------------------------------------------------------
@@ -244,10 +245,10 @@ class Partition:
         with self._hosted():
             self._applier.finish(applied)
 
-    def drop(self, commit_uuid: bytes, below_version: int) -> bool:
+    def drop(self, commit_uuid: bytes, below_version: int, wait: bool = True) -> bool:
         """Forget a prepared set; see Applier.drop."""
         with self._hosted():
-            dropped = self._applier.drop(commit_uuid, below_version)
+            dropped = self._applier.drop(commit_uuid, below_version, wait)
         self.wake_waiters()
         return dropped
 
@@ -354,10 +355,10 @@ class Partition:
     def update_settings(self, settings: TopicSettings) -> None:
         """Use other settings from now on. Readers still see what they could see before."""
         self.settings = settings
-        with self.log.no_appends():
-            shown_offset = _flushed_end(self.log.view, self._flush_rule)
-            self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", shown_offset)
+        with self.log.no_appends(), self._applier.no_changes():
+            self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", self.readable_end_offset)
         self.log.update_settings(settings)
+        self.wake_waiters()
 
     def close(self) -> None:
         """Refuse requests from now on, and let go who waits; an apply that is under way ends. The log is the

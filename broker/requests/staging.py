@@ -219,7 +219,9 @@ def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
     if request.commit_uuid:
         _check_uuid(request.commit_uuid, "commit")
         _for_each(
-            request.partitions, host, lambda partition, _: partition.drop(request.commit_uuid, request.below_version)
+            request.partitions,
+            host,
+            lambda partition, _: partition.drop(request.commit_uuid, request.below_version, wait=False),
         )
         return pb.ForgetStagedReply()
     _for_each(request.partitions, host, lambda partition, _: partition.forget_staged(*_finished(request)))

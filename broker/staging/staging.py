@@ -29,6 +29,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.staging.format import (
     BATCH,
     DROPPED,
+    FILE_START,
     FRAME_SIZE,
     PREPARED,
     Frame,
@@ -153,6 +154,8 @@ class Staging:
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
+        self.may_lack_sets = False
+        """A start found damage outside of parts: sets may have been prepared here that are not known any more."""
         try:
             self._open()
         except OSError as error:
@@ -183,9 +186,14 @@ class Staging:
         try:
             file.size = self._disk.size(fd)
             self._files[file.number] = file
+            end = FILE_START.size
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
+                skipped = found.position - FRAME_SIZE > end
+                self.may_lack_sets |= skipped or (found.kind == PREPARED and found.fault is not None)
+                end = found.position + found.length
                 self._replay(file, found)
         except UnreadableFile as error:
+            self.may_lack_sets = True
             del self._files[file.number]  # the file is kept: it may be needed
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip

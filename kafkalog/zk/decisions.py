@@ -12,9 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kafkalog.errors import DecisionMoved
+from kafkalog.events import get_logger
 from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+
+log = get_logger(__name__)
 
 KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 """How long the decision of a batch write stays after it is done: a request of its coordinator may be late, or the
@@ -84,10 +87,19 @@ def _pieces(session: ZooKeeperSession) -> Iterator[list[Decision]]:
         piece = names[start : start + _PIECE]
         found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in piece])
         yield [
-            _decision(paths.transactional_id(name), *content)
+            decision
             for name, content in zip(piece, found, strict=True)
-            if content is not None
+            if content is not None and (decision := _readable(paths.transactional_id(name), *content)) is not None
         ]
+
+
+def _readable(transactional_id: str, content: bytes, stat: Any) -> Decision | None:
+    """A decision among others, which one that cannot be read must not keep from being used."""
+    try:
+        return _decision(transactional_id, content, stat)
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("decision_not_readable", transactional_id=transactional_id, reason=repr(error))
+        return None
 
 
 def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:

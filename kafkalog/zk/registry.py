@@ -191,9 +191,11 @@ def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[
     for name in session.children(paths.BROKER_IDS, watch):
         try:
             content, stat = session.get(paths.broker(int(name)), watch)
+            found[int(name)] = _broker_record(int(name), content, stat)
         except NoNode:
             continue
-        found[int(name)] = _broker_record(int(name), content, stat)
+        except (ValueError, KeyError, TypeError) as error:  # a newer version's, or no broker's: the others live on
+            log.warning("broker_not_readable", znode=f"{paths.BROKER_IDS}/{name}", reason=repr(error))
     return dict(sorted(found.items()))
 
 

@@ -181,6 +181,27 @@ class LateView:
         self._reader.view = view
 
 
+def test_flushed_visibility_shows_nothing_unflushed_that_was_behind_a_hidden_batch(partition: Partition) -> None:
+    applier = partition._applier
+    fill(partition.log, 2)
+    partition.log.flush()
+    applier.hide(BATCH)
+    fill(partition.log, 5)
+    partition.update_settings(topic(flush_ms=100_000, flush_visibility="flushed"))
+    applier._show(BATCH)
+    assert partition.readable_end_offset == partition.log.flushed_offset == 2
+
+
+def test_a_reader_that_waits_is_woken_when_written_records_become_visible(directory: LogDirectory) -> None:
+    partition = open_partition(directory, topic(flush_ms=100_000, flush_visibility="flushed"))
+    fill(partition.log, 1)
+    woken = threading.Event()
+    partition.register(woken.set)
+    partition.update_settings(topic())
+    assert woken.is_set() and partition.readable_end_offset == 1
+    partition.close()
+
+
 class EarlyChange:
     """In the place of a log's reader: something happens before the first view is taken."""
 
@@ -258,7 +279,7 @@ def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(
         applier._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
         applier.hide(BATCH)
     else:
-        monkeypatch.setattr(log, "reader", LateView(log.reader, append_and_look))
+        monkeypatch.setattr(partition, "_reader", LateView(log.reader, append_and_look))
         partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
     appending.join(WAIT_SECONDS)
     assert log.end_offset == 4

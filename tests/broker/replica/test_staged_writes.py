@@ -445,6 +445,48 @@ def test_nothing_is_staged_any_more_once_the_directory_has_closed_the_log(direct
     partition.close()
 
 
+@pytest.mark.parametrize("damaged", ["the file's start", "the record of the set"])
+def test_half_a_batch_whose_set_is_lost_is_not_taken_for_the_whole(directory: LogDirectory, damaged: str) -> None:
+    partition = open_partition(directory)
+    batches = [batch(number) for number in range(3)]
+    prepared = write(partition, 0, batches)
+    append_part_of_a_batch(partition, batches[:1])
+    (file,) = staged_files(partition)
+    directory.close(clean=False)
+    data = bytearray(file.read_bytes())
+    position = 0 if damaged == "the file's start" else len(data) - 40
+    data[position : position + 8] = bytes(8)
+    file.write_bytes(data)
+    with contextlib.closing(LogDirectory(directory.path, clock=ManualClock())) as again:
+        partition = open_partition(again)
+        with pytest.raises(StagedPartLost, match="only a part of the batch"):
+            apply(partition, prepared)
+        later = write(partition, 1, [batch(0, batch_id=1)])
+        assert apply(partition, later) == 2
+        assert partition.drop(later.commit_uuid, 5)
+        partition.close()
+
+
+def test_a_hint_to_drop_a_set_does_not_wait_for_an_apply(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    dropped: list[bool] = []
+    real = partition.log.append_decided
+
+    def append_decided(batches: list[Batch]) -> None:
+        hint = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5, wait=False)))
+        hint.start()
+        hint.join(30)
+        real(batches)
+
+    monkeypatch.setattr(partition.log, "append_decided", append_decided)
+    assert apply(partition, prepared) == 1
+    assert dropped == [False]
+    partition.close()
+
+
 def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

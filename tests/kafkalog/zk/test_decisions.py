@@ -143,6 +143,15 @@ def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
     assert decisions.expired([*kept, old_batch, empty], now_us) == [old_batch, empty]
 
 
+def test_a_decision_that_cannot_be_read_keeps_no_other_from_being_listed_and_forgotten(
+    session: ZooKeeperSession,
+) -> None:
+    decisions.write_decision(session, replace(DECIDED, transactional_id="old", is_stream=False, done=True))
+    session.create(paths.transaction("unreadable"), b"{}")
+    assert [each.transactional_id for each in decisions.list_decisions(session)] == ["old"]
+    assert forgotten(session) == ["old"]
+
+
 def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSession) -> None:
     for number in range(3):
         decisions.write_decision(
