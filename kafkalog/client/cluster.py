@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -157,6 +158,7 @@ class Cluster:
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._control: dict[tuple[str, int], ControlConnection] = {}
         self._idle: dict[int, list[DataConnection]] = {}
+        self._borrowed: weakref.WeakSet[DataConnection] = weakref.WeakSet()
         self._ever_answered = False
         self._stopped = threading.Event()
         after_fork(self, Cluster._after_fork_in_child)
@@ -508,20 +510,28 @@ class Cluster:
         Args:
             known: as for `connect_data`.
         """
-        while True:
+        while idle := self._idle.get(broker_id):
             with self._lock:
-                idle = self._idle.get(broker_id)
                 if not idle:
-                    break
+                    continue
                 connection = idle.pop()
             if connection.is_quiet():
-                return connection
+                break
             connection.close()  # the broker has ended it
-        return self.connect_data(broker_id, known)
+        else:
+            connection = self.connect_data(broker_id, known)
+        with self._lock:
+            self._borrowed.add(connection)
+            stopped = self._stopped.is_set()
+        if stopped:  # meanwhile: nobody would end what is asked on it
+            connection.close()
+            raise Closed(what="client")
+        return connection
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:
         """Keep a connection that has no answer outstanding for the next who needs one."""
         with self._lock:
+            self._borrowed.discard(connection)
             idle = self._idle.setdefault(broker_id, [])
             if not self._stopped.is_set() and len(idle) < _IDLE_CONNECTIONS_MAX:
                 idle.append(connection)
@@ -534,8 +544,11 @@ class Cluster:
         with self._lock:
             control, self._control = self._control, {}
             idle, self._idle = self._idle, {}
+            borrowed = list(self._borrowed)
         for connection in control.values():
             connection.close()
+        for lent in borrowed:
+            lent.shut_down()
         for connections in idle.values():
             for data in connections:
                 data.close()
@@ -551,6 +564,7 @@ class Cluster:
             for connection in connections:
                 connection.abandon()
         self._control, self._idle = {}, {}
+        self._borrowed = weakref.WeakSet()  # the parent's: to shut one down would end it there
 
 
 class _NotSure(Exception):

@@ -111,13 +111,16 @@ class Data:
     """In the place of a DataConnection."""
 
     def __init__(self, host: str, port: int, **timeouts: int) -> None:
-        self.is_ended = self.is_closed = False
+        self.is_ended = self.is_closed = self.is_shut_down = False
 
     def is_quiet(self) -> bool:
         return not self.is_ended
 
     def close(self) -> None:
         self.is_closed = True
+
+    def shut_down(self) -> None:
+        self.is_shut_down = True
 
     def abandon(self) -> None:
         """As `Control.abandon`."""
@@ -214,6 +217,17 @@ def test_an_idle_connection_is_used_again_unless_its_broker_has_ended_it(connect
     connected.give_back(1, first)
     assert connected.borrow_data(1) is not first
     assert first.is_closed
+
+
+def test_a_close_ends_what_is_asked_on_borrowed_connections_and_on_no_other(connected: Cluster) -> None:
+    borrowed, given_back = (connected.borrow_data(1) for _ in range(2))
+    connected.give_back(1, given_back)
+    connected.close()
+    for connection, is_borrowed in ((borrowed, True), (given_back, False)):
+        assert isinstance(connection, Data)
+        assert (connection.is_shut_down, connection.is_closed) == (is_borrowed, not is_borrowed)
+    with pytest.raises(Closed):
+        connected.borrow_data(1)
 
 
 def test_a_connection_that_is_given_back_after_the_close_is_closed(connected: Cluster) -> None:

@@ -128,9 +128,9 @@ class Asked:
                 self.lists.append(len(request.partitions))
             return call(method, request, **more)
 
-        def counted_fetch(cluster: Any, broker_id: int, fetches: Any) -> Any:
+        def counted_fetch(cluster: Any, broker_id: int, fetches: Any, max_bytes: int) -> Any:
             self.fetches.append(len(fetches))
-            return fetch(cluster, broker_id, fetches)
+            return fetch(cluster, broker_id, fetches, max_bytes)
 
         monkeypatch.setattr(spied, "call", counted_call)
         monkeypatch.setattr(timestamps, "_fetch", counted_fetch)
@@ -220,7 +220,9 @@ def test_a_header_that_lies_is_gone_past(asked: Asked) -> None:
         )  # fmt: skip
     assert asked.find(201) == (None, None)
     asked.append([150, 250])
+    del asked.fetches[:]
     assert asked.find(201) == (7, 250)
+    assert asked.fetches == [1, 1], "batches that follow are looked through together"
 
 
 def test_a_body_that_is_no_batch_is_told_of_its_partition_alone(asked: Asked) -> None:
