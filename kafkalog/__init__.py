@@ -2,7 +2,7 @@
 
     from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 
-Each name is loaded when it is first asked for: `import kafkalog` alone costs nothing.
+Each name is loaded on first use: `import kafkalog` alone costs nothing.
 """
 
 from __future__ import annotations

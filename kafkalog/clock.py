@@ -19,7 +19,7 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that stands still until it is set; both times move together, but where the wall clock jumps."""
+    """A clock that stands still until it is advanced; both times advance together, except for `jump`."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._lock = threading.Lock()  # guards both times
@@ -40,7 +40,7 @@ class ManualClock(Clock):
             self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """The wall clock is set; the monotonic one goes on as it was."""
+        """Move only the wall clock; the monotonic clock does not change."""
         with self._lock:
             self._now_us += int(seconds * 1_000_000)
 

@@ -5,8 +5,8 @@
 
     PumpSettings.parse({"pause.ms": "20"}).pause_ms  # 20, an int to mypy too
 
-Outside, names are dotted (`pause.ms`); inside, the same words in snake_case. Knows no particular setting: the broker's
-and topics' stand in `broker/config.py`, the client's in `kafkalog/client/config.py`.
+In files and on the wire names are dotted (`pause.ms`); in code they are the same words in snake_case. Knows no
+particular setting: those of brokers and topics are in `broker/config.py`, the client's in `kafkalog/client/config.py`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Setting(Generic[_Value]):
     Attributes:
         name: dotted, Kafka-like, unit last (`linger.ms`); the attribute's with dots.
         type: int, float, bool or str.
-        default: of that type, or None where unset means something (say what in `why`).
-        check: what is allowed; see `at_least`, `between`, `one_of`.
+        default: of that type, or None if being unset has a meaning (state it in `why`).
+        check: the allowed values; see `at_least`, `between`, `one_of`.
         why: one sentence: what it does, and what a larger or smaller value costs.
     """
 
@@ -132,7 +132,8 @@ class Settings:
 
     Attributes:
         what: the thing, as errors name it.
-        elsewhere: dotted names that are looked for here and are not here -> what the sentence says of them.
+        elsewhere: dotted names that users look for here, but which are not settings here -> hint for the error's
+            sentence.
         rows: the settings by dotted name, in the order in which docs list them: the class's own, then its base's.
     """
 
@@ -157,11 +158,11 @@ class Settings:
         raise TypeError("pickle the given options and parse them again")
 
     def conflict(self) -> tuple[str, str] | None:
-        """A setting's name and what is wrong with it beside the others, or None."""
+        """The name of a setting that conflicts with others, and the reason; or None."""
         return None
 
     def given(self) -> dict[str, Any]:
-        """Only what was set, by dotted name."""
+        """Only the settings that were set, by dotted name."""
         return {name: value for name, value in self.items() if name in self._given}
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -170,7 +171,7 @@ class Settings:
             yield name, self.__dict__[row.attribute]
 
     def with_(self, changes: Mapping[str, object]) -> Self:
-        """A new set with some settings changed; None takes one back to its default."""
+        """A copy with some settings changed; None resets one to its default."""
         kept = self.given()
         for name, value in changes.items():
             kept.pop(name, None)
@@ -180,7 +181,7 @@ class Settings:
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Self:
-        """Typed values from dotted (or snake_case) names; what is not given has its default.
+        """Typed values from dotted (or snake_case) names; settings that are not given have their defaults.
 
         Raises:
             UnknownSetting: a name that is not among the rows; the sentence names the nearest one.
@@ -205,10 +206,11 @@ class Settings:
 
     @classmethod
     def understood(cls, given: Mapping[str, object]) -> tuple[Self, dict[str, str]]:
-        """What another version may have written, as far as this one understands it; all else has its default.
+        """Typed values of settings that another version may have written. Those that this version does not understand
+        have their defaults.
 
         Returns:
-            the values; and why each of the others was refused, by its name as it was given.
+            the values; and why each of the others was refused, by its name as given.
         """
         kept: dict[str, object] = {}
         refused: dict[str, str] = {}
@@ -224,7 +226,7 @@ class Settings:
         while True:
             try:
                 return cls.parse(kept), refused
-            except InvalidSetting as error:  # they do not go together
+            except InvalidSetting as error:  # they conflict
                 name = str(error.facts["name"])
                 if name not in kept:
                     raise
@@ -233,7 +235,7 @@ class Settings:
 
     @classmethod
     def properties_text(cls) -> str:
-        """A conf file (`name=value`) with every setting at its default, commented out, and why it is there."""
+        """A conf file (`name=value`) with every setting at its default, commented out, and its `why`."""
         rows = [f"# {row.why}\n#{row.name}={row.to_text(row.default)}\n" for row in cls.rows.values()]
         return "\n".join(rows)
 

@@ -1,8 +1,8 @@
 """Every error that kafkalog raises: a class with the facts, one sentence, a wire code and whether to retry.
 
 An error is raised where the facts are, with those facts as keyword arguments; its sentence is made from the class's
-`message` template. On the wire it is a code and its facts as JSON (`to_wire`, `from_wire`), so that the same class
-with the same facts rises on the other side. Knows nothing of protobuf, sockets or gRPC.
+`message` template. On the wire it is a code and its facts as JSON (`to_wire`, `from_wire`), so that the other side
+raises the same class with the same facts. Knows nothing of protobuf, sockets or gRPC.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class KafkalogError(Exception):
     def _sentence(self) -> str:
         try:
             return self.message.format_map(self.facts)
-        except (KeyError, IndexError, ValueError):  # facts of a newer peer: say what there is rather than fail
+        except (KeyError, IndexError, ValueError):  # a newer peer's facts: list them rather than fail
             return f"{type(self).__name__}: {self.facts}"
 
     def fresh(self, **facts: Any) -> Self:
-        """The same error anew, some facts replaced: without a traceback, whose frames would be kept, or grow each time
-        that it is raised."""
+        """A copy of the error, some facts replaced, without a traceback: its frames would be kept, and it would grow
+        each time that the error is raised."""
         return type(self)(**self.facts | facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ class OffsetOutOfRange(KafkalogError):
 class CorruptBatch(KafkalogError):
     """Bytes that fail their check: in the log (offsets known), or in a request.
 
-    Of damage in the log whose end is known, the fact `end_offset` is the first offset after it.
+    For damage in the log whose end is known, the fact `end_offset` is the first offset after it.
     """
 
     code = 21
@@ -173,7 +173,7 @@ class NoCommittedOffset(KafkalogError):
     )
 
 
-# Code 23 is not to be given again: older brokers and clients have another error by it.
+# Code 23 must not be used again: for older brokers and clients it is another error.
 
 
 class DataLost(KafkalogError):
@@ -272,7 +272,7 @@ class Closed(KafkalogError):
 
 
 class SequenceForgotten(KafkalogError):
-    """A batch was sent again that is older than the deduplication window: the broker cannot know whether it has it."""
+    """A batch sent again is older than the deduplication window: the broker cannot know whether it is in the log."""
 
     code = 39
     message = (
@@ -299,7 +299,7 @@ class OutcomeUnknown(KafkalogError):
 
 
 class StorageFailed(KafkalogError):
-    """The log directory is out of service after a failed write or fdatasync; nothing of it is read or written."""
+    """The log directory is out of service after a failed write or fdatasync; its files are not read or written."""
 
     code = 40
     message = "log directory {directory} is out of service: {reason}"
@@ -318,8 +318,8 @@ class OutOfFiles(DiskFull):
 
 
 class FileRefused(KafkalogError):
-    """The broker may not use a file or folder of a log that it opens or deletes, or something else has its name. It
-    affects one log only, and is not a failure of the disk."""
+    """The broker has no right to a file or folder of a log, or something else has its name. This affects one log only,
+    and is not a failure of the disk."""
 
     code = 110
     message = "the broker cannot use a file of {directory}: {reason}"
@@ -414,7 +414,7 @@ class InternalError(KafkalogError):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """What became of a mistake of ours, for who asked."""
+        """The error for a caller whose request failed because of a defect."""
         return cls(reason=f"{type(error).__name__}: {error}")
 
 

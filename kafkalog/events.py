@@ -49,7 +49,7 @@ def _render(event: str, values: dict[str, Any]) -> str:
         return event
     try:
         return f"{event} {_renderer()(None, event, values)}"
-    except OSError:  # the import failed for want of file descriptors, which may be what is to be logged
+    except OSError:  # no file descriptor left for the import; this may be the very event to log
         return f"{event} {values}"
 
 
@@ -67,7 +67,7 @@ def get_logger(name: str) -> EventLogger:
 
 
 def log_to_stderr(level: str = "info") -> None:
-    """Send events of at least a level to stderr, and of the libraries below us only warnings.
+    """Send events of at least a level to stderr, and only warnings of the libraries that kafkalog uses.
 
     Args:
         level: debug, info, warning or error.
@@ -76,5 +76,5 @@ def log_to_stderr(level: str = "info") -> None:
     for ours in ("kafkalog", "broker", "pyspark_kafkalog"):
         logging.getLogger(ours).setLevel(level.upper())
     _renderer()
-    # Kazoo warns of every connection attempt that fails; zk/session.py says the same once.
+    # Kazoo warns of every failed connection attempt; zk/session.py logs this once.
     logging.getLogger("kazoo").setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Trying again: how long to pause after each failure, and when to give up. What is worth it is a `RetriableError`.
+"""Retries: how long to pause after each failure, and when to give up. Errors worth a retry are `RetriableError`s.
 
-Pure: time is passed in, and whoever tries again does the waiting. Knows no broker.
+Pure: time is passed in, and the caller waits. Knows no broker.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import math
 
 
 class Backoff:
-    """The pauses between tries: each twice as long as the one before, up to a longest.
+    """The pauses between tries: each twice as long as the one before, up to a maximum.
 
     Attributes:
-        pause: seconds, of the next one.
+        pause: the next pause, in seconds.
     """
 
     __slots__ = ("_first", "_longest", "pause")
@@ -22,22 +22,22 @@ class Backoff:
         self._longest = longest
 
     def next(self) -> float:
-        """The pause to make now."""
+        """Return the pause to make now, and double the next one."""
         pause = self.pause
         self.pause = min(pause * 2, self._longest)
         return pause
 
     def reset(self) -> None:
-        """It succeeded: the next pause is the first."""
+        """Record a success: the next pause is the shortest."""
         self.pause = self._first
 
 
 class Retry:
-    """One thing that is tried until it succeeds, or until it failed for too long.
+    """One operation that is tried until it succeeds, or until it has failed for too long.
 
     Args:
-        limit: seconds that failures in a row may go on.
-        since: when they began; None: with the first one.
+        limit: seconds that failures in a row may last.
+        since: when they began; None: with the first failure.
     """
 
     __slots__ = ("backoff", "limit", "since")
@@ -49,18 +49,18 @@ class Retry:
 
     @property
     def until(self) -> float:
-        """When it is given up, at the latest; infinite while nothing has failed."""
+        """The time of the last try; infinite while nothing has failed."""
         return math.inf if self.since is None else self.since + self.limit
 
     def failed(self, now: float) -> float | None:
-        """The pause to make before the next try, in seconds; None: the time is over. The last try is made when it ends,
-        however long a pause would be due."""
+        """The pause before the next try, in seconds; None: the time is over. The last try is made when the time ends,
+        even if its pause would be longer."""
         if self.since is None:
             self.since = now
         left = self.until - now
         return min(self.backoff.next(), left) if left > 0 else None
 
     def succeeded(self) -> None:
-        """Failures from now on are new ones."""
+        """Record a success: the time of failures starts anew."""
         self.since = None
         self.backoff.reset()

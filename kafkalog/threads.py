@@ -1,7 +1,7 @@
-"""A pool of threads that a machine without a thread left does not break.
+"""A pool of threads that still works if the machine cannot start another thread.
 
-`ThreadPoolExecutor.submit` puts its item into the queue and then starts a thread. Where none can be started (pids.max
-of a container, ulimit -u, no memory) it raises, and the item stays queued for a thread that may never come.
+`ThreadPoolExecutor.submit` puts its item into the queue and then starts a thread. If none can be started (pids.max of a
+container, ulimit -u, no memory) it raises, and the item stays queued for a thread that may never come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ log = get_logger(__name__)
 
 
 class Pool(ThreadPoolExecutor):
-    """Threads, made as they are needed. What is submitted is done by those that are there, if no other can be started;
-    if there is none, `submit` raises OutOfThreads, and nothing of it is left in the queue.
+    """Threads, created when needed. If no further thread can be started, the existing ones do the work. If there is
+    none at all, `submit` raises OutOfThreads, and the item is not left in the queue.
 
     Args:
         threads: at most.
@@ -41,11 +41,11 @@ class Pool(ThreadPoolExecutor):
         try:
             super()._adjust_thread_count()
         except RuntimeError as error:
-            if not self._is_short:  # once, however many are submitted
+            if not self._is_short:  # logged once, however many are submitted
                 log.warning("thread_not_started", pool=self._thread_name_prefix, reason=str(error))
             self._is_short = True
             if not self._threads:
-                self._work_queue.get_nowait()  # the item: without a thread nobody else takes any
+                self._work_queue.get_nowait()  # the item: without threads none other takes it
                 raise OutOfThreads(process=self._process, reason=str(error)) from None
         else:
             self._is_short = False

@@ -1,4 +1,4 @@
-"""`python -m kafkalog.cli`: the command, where no console script is installed."""
+"""`python -m kafkalog.cli`: the command, if no console script is installed."""
 
 from kafkalog.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`kafkalog cluster describe`: who is in the cluster, and what it holds."""
+"""`kafkalog cluster describe`: the cluster's brokers, and how much they hold."""
 
 from __future__ import annotations
 

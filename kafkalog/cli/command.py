@@ -1,4 +1,4 @@
-"""How a command line is declared: commands with examples, the options that they share, the arguments that they read.
+"""Declarations of command lines: commands with examples, shared options, and the parsing of arguments.
 
 Times, headers and NAME=VALUE pairs are read by click callbacks, so that a wrong one is wrong usage (exit code 2).
 """
@@ -42,7 +42,7 @@ class Command(click.Command):
     """A command with examples, which --help shows; documents can be made from them.
 
     Args:
-        examples: (what it does, command line), the simplest first.
+        examples: (description, command line), the simplest first.
     """
 
     def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]] = (), **given: Any) -> None:
@@ -77,7 +77,8 @@ class Command(click.Command):
 
 
 def _check_utf8(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Arguments are bytes to the system; those that are not UTF-8 come as text that nothing can encode again."""
+    """Refuse arguments that are not UTF-8: the system passes bytes, and Python's text of such bytes cannot be
+    encoded."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -93,8 +94,8 @@ def _check_utf8(context: click.Context, parameter: click.Parameter, value: objec
 class CommandGroup(click.Group):
     """Commands to which `--bootstrap` and `--json` may be given before their names, too.
 
-    What is given there is handed to the command, so that one which has no such option says so as ever; given in both
-    places, the one after the name counts.
+    They are passed on to the command, so that a command without such an option refuses them as usual. If an option is
+    given in both places, the one after the name counts.
     """
 
     command_class = Command
@@ -112,7 +113,7 @@ class CommandGroup(click.Group):
             self.params.append(parameter)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.commands)  # as they are declared, not by the alphabet
+        return list(self.commands)  # in the order of declaration, not of the alphabet
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(context, args)
@@ -123,11 +124,11 @@ class CommandGroup(click.Group):
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something that cannot be taken back, unless `--yes` was given.
+    """Ask before something that cannot be undone, unless `--yes` was given.
 
     Raises:
         click.ClickException: the answer is no.
-        click.UsageError: standard input is no terminal, so nobody can be asked; what it holds is no answer.
+        click.UsageError: standard input is not a terminal, so nobody can answer.
     """
     if yes:
         return
@@ -138,7 +139,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A text that is given must say something (`--group "$GROUP"` with nothing in it)."""
+    """Refuse an empty text (`--group "$GROUP"` with an empty variable)."""
     if value == "":
         raise click.BadParameter("it must not be empty", context, parameter)
     return value
@@ -150,7 +151,7 @@ def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[s
 
 
 def headers(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> list[tuple[str, str]]:
-    """NAME=VALUE arguments in their order, as they are: a name may be there twice, and spaces count."""
+    """NAME=VALUE arguments in their order, unchanged: a name may occur twice, and spaces count."""
     found = []
     for text in values:
         name, equals, value = text.partition("=")
@@ -188,7 +189,7 @@ def timestamp_us(context: click.Context, parameter: click.Parameter, text: str |
 
 
 def partitions_named(text: str) -> tuple[str, list[int]]:
-    """The topic and partitions of `TOPIC:0,2`; none: all of them."""
+    """The topic and partitions of `TOPIC:0,2`; an empty list: all partitions."""
     topic, colon, numbers = text.partition(":")
     if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
         raise click.BadParameter(f"expected TOPIC or TOPIC:0,2, not '{text}'", param_hint="--topic")
@@ -196,7 +197,7 @@ def partitions_named(text: str) -> tuple[str, list[int]]:
 
 
 def merged(named: Iterable[tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The partitions of each topic that several `partitions_named` name; none: all of them."""
+    """The partitions of each topic, from several results of `partitions_named`; an empty list: all partitions."""
     found: dict[str, list[int]] = {}
     for topic, numbers in named:
         every = not numbers or found.get(topic) == []

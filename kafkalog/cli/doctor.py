@@ -1,7 +1,7 @@
-"""`kafkalog doctor`: checks what kafkalog and Spark need on this machine and of the cluster, and says what to do.
+"""`kafkalog doctor`: checks what kafkalog and Spark need on this machine and of the cluster, and prints advice.
 
-Each check is a function that returns `Finding`s; one that fails does not stop the others. The workers' Python is asked
-in a process of its own, as Spark starts it, because that is where a missing package shows.
+Each check is a function that returns `Finding`s; one that fails does not stop the others. The workers' Python is
+started in a process of its own, as by Spark, because a missing package shows only there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 DISTRIBUTION = "pyspark-kafkalog"
 JAVA_MIN = 17
 _STATUS_TIMEOUTS = {"request_timeout_ms": 5000, "retry_timeout_ms": 5000}
-_ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes some
+_ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes long
 
 
 class Finding(NamedTuple):
-    """What one check found; `advice` says what to do, and is empty if all is well."""
+    """The result of one check; `advice` is what to do, and is empty if all is well."""
 
     check: str
     state: Literal["ok", "warning", "failed"]
@@ -74,7 +74,7 @@ def doctor(context: click.Context, bootstrap: str, as_json: bool) -> None:
 
 
 def check_packages() -> Iterator[Finding]:
-    """This Python, and every runtime requirement of the distribution against its bounds."""
+    """Check this Python, and every runtime requirement of the distribution against its bounds."""
     from importlib import metadata
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -110,7 +110,7 @@ def parse_requirement(text: str) -> tuple[str, list[str]]:
 
 
 def within(version: str, bounds: list[str]) -> bool:
-    """Whether a version's numbers keep all of the bounds."""
+    """Whether a version is within all of the bounds."""
     numbers = _numbers(version)
     for bound in bounds:
         match = re.fullmatch(r"(>=|<=|==|<|>)([0-9.]+)", bound)
@@ -138,7 +138,7 @@ _GET_JAVA = (
 
 
 def check_java() -> Iterator[Finding]:
-    """The Java that Spark and the embedded ZooKeeper start: JAVA_HOME's, or the one on PATH."""
+    """Check the Java that Spark and the embedded ZooKeeper use: JAVA_HOME's, or the one on PATH."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if home and not (java and os.access(java, os.X_OK)):
@@ -197,8 +197,9 @@ print(json.dumps(told))
 
 
 def check_workers_python() -> Iterator[Finding]:
-    """The Pythons that Spark starts: PYSPARK_PYTHON, or `python3` on PATH, for its workers, and PYSPARK_DRIVER_PYTHON,
-    if it is set, for what plans a read or write, and by the same path on the executors for what carries it out.
+    """Check the Pythons that Spark starts. Its workers use PYSPARK_PYTHON, or `python3` on PATH. If
+    PYSPARK_DRIVER_PYTHON is set, it plans reads and writes on the driver, and carries them out on the executors, by the
+    same path.
     """
     workers = os.environ.get("PYSPARK_PYTHON", "python3")
     planners = os.environ.get("PYSPARK_DRIVER_PYTHON", workers)
@@ -215,7 +216,7 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
         yield Finding(check, "failed", f"'{named}' was not found", advice)
         return
     try:
-        # Away from the working directory: a checkout there would hide that the package is not installed.
+        # Not in the working directory: a checkout there would hide that the package is not installed.
         told = subprocess.run(
             [python, "-c", _ASK_WORKER], capture_output=True, text=True, timeout=_ANSWER_SECONDS, cwd="/"
         )
@@ -227,7 +228,7 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
     if tuple(answer["python"][:2]) != sys.version_info[:2]:
         found = f"{version} at {python}, this one is {sys.version_info[0]}.{sys.version_info[1]}"
         yield Finding(check, "failed", found, f"Spark wants the same version on both sides: {advice}")
-        return  # what else such a Python lacks follows from that
+        return  # further findings would only follow from this one
     if answer["missing"]:
         yield Finding(check, "failed", f"{python} lacks {', '.join(answer['missing'])}", advice)
         return
@@ -247,8 +248,8 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
 
 
 def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
-    """Whether the brokers answer, each at both of its ports, and serve their partitions. No cluster is a warning unless
-    its address was given."""
+    """Check that the brokers answer, each at both of its ports, and serve their partitions. A missing cluster is only a
+    warning, unless its address was given."""
     from kafkalog.client.admin import Admin
 
     try:
@@ -286,7 +287,7 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
 
 
 def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Finding]:
-    """What a registered broker reports."""
+    """Check the status of a registered broker."""
     from kafkalog.client.admin import Admin
 
     try:
@@ -301,9 +302,9 @@ def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Fi
 def _check_unregistered(
     bootstrap: str, registered: Collection[int], replicas: Mapping[int, int], zookeeper: str
 ) -> Iterator[Finding]:
-    """Brokers that are not registered, and have partitions or answer. Only if one has partitions, or no broker is
-    registered, each --bootstrap address is asked for its broker's status: ZooKeeper has no address of such a broker any
-    more."""
+    """Check for brokers that are not registered, and have partitions or answer. The status is requested from each
+    --bootstrap address, because ZooKeeper no longer has the address of such a broker, but only if such a broker has
+    partitions, or no broker is registered."""
     from kafkalog.client.admin import Admin
     from kafkalog.client.config import parse_bootstrap
     from kafkalog.net.tcp import format_address
@@ -325,7 +326,7 @@ def _check_unregistered(
 
 
 def _status_findings(status: BrokerStatus, zookeeper: str) -> Iterator[Finding]:
-    """What a broker says of its connection to ZooKeeper and of its data directory."""
+    """Findings from a broker's status: its connection to ZooKeeper, and its data directory."""
     from kafkalog.wire.frames import error_from_wire
 
     name = f"broker {status.broker_id}"

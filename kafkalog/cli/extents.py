@@ -1,6 +1,6 @@
-"""From where to where partitions go, and how far a group is in them, as rows that commands print.
+"""Start and end offsets of partitions, and a group's lag, as rows that commands print.
 
-A partition that is not served, as a lost one, has a row with its `error`; the others are shown all the same.
+A partition that is not served, such as a lost one, has a row with its `error`; the others are shown all the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LOOK_SECONDS = 0.2
 def extent_rows(
     admin: Admin, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, int] | None = None
 ) -> tuple[dict[TopicPartition, dict[str, Any]], dict[TopicPartition, KafkalogError]]:
-    """The rows of some partitions, and why some of them are not served, or have no lag.
+    """The rows of some partitions, and the errors of those that are not served, or have no lag.
 
     Args:
-        committed: a group's offsets, for its lag; there is none where one is beyond the end.
+        committed: a group's offsets, for its lag; there is no lag if the offset is past the end.
     """
     from kafkalog.client.groups import lag
 
@@ -63,7 +63,7 @@ def extent_rows(
 def why_unserved(
     found: PartitionExtent | KafkalogError | None, leader: int, live: Container[int]
 ) -> KafkalogError | None:
-    """Why a partition is not served, by what `Admin.extents` has of it; None: it is.
+    """Why a partition is not served, by its result of `Admin.extents`; None: it is served.
 
     Args:
         leader: the id of the broker that leads it.
@@ -80,7 +80,7 @@ def why_unserved(
 def readable(
     admin: Admin, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[TopicPartition, PartitionExtent], dict[TopicPartition, KafkalogError]]:
-    """From where to where those of some partitions go that are served, and why the others are not."""
+    """The extents of the served partitions, and the errors of the others."""
     wanted = list(partitions)
     names = sorted({partition.topic for partition in wanted})
     until = time.monotonic() + _OPENING_SECONDS
@@ -108,7 +108,8 @@ def readable(
 def totals(
     extents: Mapping[TopicPartition, PartitionExtent | KafkalogError], partitions: Iterable[TopicPartition]
 ) -> tuple[int, int, int]:
-    """How many records and bytes some partitions have together, and how many of them are not served and not counted."""
+    """The sums of the partitions' records and bytes, and the number of partitions not served, which are not in the
+    sums."""
     records = size_bytes = unserved = 0
     for partition in partitions:
         extent = extents.get(partition)

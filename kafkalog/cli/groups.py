@@ -1,4 +1,4 @@
-"""`kafkalog groups ...`: how far groups are, who lives in them, and setting them elsewhere."""
+"""`kafkalog groups ...`: groups' offsets and live members, and setting their offsets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
 
 
 def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPartition, KafkalogError]]:
-    """The group, and why partitions of its topics are not served, or have no lag: the sums are those of the others."""
+    """The group, and the errors of partitions that are not served, or have no lag; the sums are those of the others."""
     from kafkalog.errors import UnknownTopic
     from kafkalog.records import TopicPartition
 
@@ -96,7 +96,7 @@ def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPa
         try:
             [topic] = admin.describe_topics([name])
         except UnknownTopic:
-            continue  # deleted this moment
+            continue  # deleted meanwhile
         partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
     committed = {partition: reached.offset for partition, reached in described.offsets.items()}
     rows, failed = extent_rows(admin, partitions, committed)
@@ -248,7 +248,7 @@ def reset(
 def _written(
     admin: Admin, group: str, to: dict[TopicPartition, Any], force: bool, wait: bool, create: bool = False
 ) -> dict[TopicPartition, int]:
-    """Reset the group's offsets, once no member is live if that is to be waited for."""
+    """Reset the group's offsets; if wanted, wait first until no member is live."""
     from kafkalog.errors import GroupIsLive
 
     lease_ends: dict[str, float] = {}  # of each member, as it was first seen

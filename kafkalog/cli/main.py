@@ -1,11 +1,11 @@
-"""The `kafkalog` command: its entry point, and what becomes of a failure.
+"""The `kafkalog` command: its entry point, and the handling of failures.
 
-A command raises, and here that becomes an exit code: 0 done, 1 a failure, with one sentence on stderr, 2 wrong usage
-(click's). A traceback is shown only if KAFKALOG_DEBUG is set. Modules of commands import click and nothing heavier at
-the top, so that --help answers at once; a command imports what it needs when it is called.
+A command raises an error, and this module turns it into an exit code: 0 done; 1 a failure, with one sentence on stderr;
+2 wrong usage (click's). A traceback is shown only if KAFKALOG_DEBUG is set. Modules of commands import only click and
+nothing heavier at the top, so that --help answers at once; a command imports what it needs when it is called.
 
-Other packages contribute commands, as `broker` those that run servers: an entry point of the group `kafkalog.commands`
-is a command's name and where it stands.
+Other packages contribute commands; `broker` contributes those that run servers. An entry point of the group
+`kafkalog.commands` has a command's name and its object.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ORDER = (
 
 @functools.cache
 def _contributed() -> dict[str, EntryPoint]:
-    """Commands of other packages by name. To find them takes 5 ms and the import of a library that takes 15."""
+    """Commands of other packages by name. Finding them takes 5 ms, and 15 ms for the import of a library."""
     from importlib import metadata
 
     return {each.name: each for each in metadata.entry_points(group="kafkalog.commands")}
 
 
 class _Commands(CommandGroup):
-    """The commands that stand here, and contributed ones, which are loaded when they are asked for."""
+    """The commands of this package, and contributed ones, which are loaded on first use."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         names = {*self.commands, *_contributed()}
@@ -65,7 +65,7 @@ class _Commands(CommandGroup):
             result = super().invoke(context)
             sys.stdout.flush()
             return result
-        except BrokenPipeError:  # not for click, which would make it a failure
+        except BrokenPipeError:  # caught before click, which would make it a failure
             raise _ReaderGone from None
 
 
@@ -86,7 +86,7 @@ kafkalog.add_command(doctor.doctor)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns its exit code. Nothing but SystemExit of a signal handler comes out."""
+    """Run a command line; returns its exit code. Raises nothing except SystemExit of a signal handler."""
     try:
         ended = kafkalog.main(args=arguments, prog_name="kafkalog", standalone_mode=False)
         return ended if isinstance(ended, int) else 0  # click returns the code of an Exit
@@ -99,14 +99,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, error.format_message())
     except KafkalogError as error:
         return _failed(error, _with_notes(error, str(error)))
-    except _ReaderGone:  # `kafkalog consume t | head`: it has what it wanted, and what is buffered nowhere to go
+    except _ReaderGone:  # `kafkalog consume t | head`: the reader has enough; buffered output is dropped
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 0
     except (click.Abort, KeyboardInterrupt) as interrupt:
-        # click makes an Abort of a KeyboardInterrupt; the notes are on what it came from.
+        # click turns a KeyboardInterrupt into an Abort; the notes are on the KeyboardInterrupt.
         return _failed(None, _with_notes(interrupt.__cause__ or interrupt, "interrupted"))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:  # of standard output, as of a full disk
+        if error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:  # standard output goes to a full disk
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:
-    """The sentence, and what a command added to the error: how far it was."""
+    """The sentence, and the notes that a command added to the error, such as its progress."""
     return "; ".join([sentence, *getattr(error, "__notes__", ())])
 
 
@@ -129,10 +129,10 @@ def _failed(error: BaseException | None, sentence: str) -> int:
 
 
 def main() -> None:
-    """The console script. SIGTERM and a hangup end a command as Ctrl-C does: what was read is sent, what was shown is
-    committed. Servers have handlers of their own."""
+    """The console script. SIGTERM and SIGHUP end a command like Ctrl-C: lines that were read are sent, and records that
+    were shown are committed. Servers have handlers of their own."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # closed by the process that started us
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, progress on a terminal.
+"""The output of commands: tables for people, JSON for programs, progress on a terminal.
 
 A table is as wide as the terminal; in a pipe it is as wide as it needs to be, so that nothing is cut or wrapped. A list
 without entries is a sentence on stderr, or `[]` as JSON.
@@ -29,11 +29,11 @@ _WAIT_TOLD_SECONDS = 1.0
 
 @contextmanager
 def admin_of(bootstrap: str) -> Iterator[Admin]:
-    """An Admin of a cluster that answers. While none does, a terminal shows after a second what is waited for. An
+    """An Admin of a cluster that answers. If no broker answers within a second, a terminal shows what is waited for. An
     UnknownTopic raised in the block gets a hint with the nearest name.
 
     Raises:
-        BrokerUnreachable: none answered for as long as clients try at a start (bootstrap.timeout.ms).
+        BrokerUnreachable: no broker answered within bootstrap.timeout.ms.
     """
     from kafkalog.client.admin import Admin
 
@@ -68,7 +68,7 @@ def print_json(value: Any) -> None:
 
 
 def json_line(value: Any) -> str:
-    """An object of a list that may be long: JSON in one line, without its end."""
+    """An object of a long list: JSON in one line, without a newline."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -76,7 +76,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_jso
     """A list as a table or as JSON.
 
     Args:
-        none: the sentence that stands for an empty table.
+        none: the sentence that is printed for an empty table.
     """
     if as_json:
         print_json(rows)
@@ -87,18 +87,19 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_jso
 
 
 def print_none(sentence: str) -> None:
-    """Say that there is nothing to list: on stderr, so that a program that reads the list reads nothing."""
+    """Print on stderr that a list is empty, so that a program that reads the list reads nothing."""
     click.echo(sentence, err=True)
 
 
 def say_failure(partition: TopicPartition, error: KafkalogError) -> None:
-    """Say on stderr, in one sentence, why a partition is left out of what a command shows."""
+    """Print on stderr, in one sentence, why a command leaves a partition out."""
     sentence = " ".join(str(error).split())
     click.echo(f"kafkalog: {sentence if str(partition) in sentence else f'{partition}: {sentence}'}", err=True)
 
 
 def end_with(failed: Mapping[TopicPartition, KafkalogError]) -> None:
-    """End a command that has shown what it could: with `say_failure` and exit code 1 if partitions were left out."""
+    """End a command after its output. If partitions were left out, call `say_failure` for each, and exit with code
+    1."""
     for partition, error in failed.items():
         say_failure(partition, error)
     if failed:
@@ -115,7 +116,7 @@ def as_text(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def headers_as_text(headers: Iterable[tuple[str, bytes | None]]) -> list[dict[str, str | None]]:
-    """Headers for JSON; a list, for a key may be there twice."""
+    """Headers for JSON, as a list, because a key may occur twice."""
     return [{"key": key, **as_text("value", value)} for key, value in headers]
 
 
@@ -150,12 +151,12 @@ def _cell(value: Any) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None = None, watched: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr while a person watches; hands out `advance(count)`, which costs nothing in a pipe.
+    """A progress bar on stderr; yields `advance(count)`, which costs nothing if the bar is not shown.
 
     Args:
-        what: what is counted, as the bar says it.
+        what: what is counted, as the bar names it.
         total: None if it is not known.
-        watched: whether to show it; None: if stderr is a terminal.
+        watched: whether to show the bar; None: if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if watched is None else watched):
         yield lambda count: None

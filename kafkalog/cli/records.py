@@ -1,7 +1,7 @@
-"""`kafkalog produce` and `consume`: lines in, records out, and records in, lines out.
+"""`kafkalog produce` and `consume`: convert lines to records, and records to lines.
 
-Plain lines are bytes that go through as they are. What `consume --format json` prints, `produce --json` takes, without
-loss: a field that is not UTF-8 stands in base64 under its name with `_base64` added, null is null and empty is "".
+Plain lines are bytes, and are not changed. `produce --json` reads what `consume --format json` prints, without loss: a
+field that is not UTF-8 is in base64 under its name with `_base64` added, null is null and empty is "".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NULL = "\\N"
 
 
 class _Record(NamedTuple):
-    """What is to be sent."""
+    """A record to be sent."""
 
     value: bytes | None
     key: bytes | None = None
@@ -141,7 +141,7 @@ def produce(
         separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
         record_of = functools.partial(_from_line, separator=separator, null=None if null is None else null.encode())
     added = tuple((name, value.encode()) for name, value in more_headers)
-    parse_producer(config)  # names the wrong one; the Producer takes arguments of its own beside the settings
+    parse_producer(config)  # names a wrong setting; the Producer has other arguments beside the settings
     failures: list[BaseException] = []
     acknowledged = _Acknowledged()
 
@@ -155,7 +155,7 @@ def produce(
 
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
     with admin_of(bootstrap) as admin:
-        admin.describe_topics([topic])  # a wrong name is said before the first line was typed
+        admin.describe_topics([topic])  # a wrong name fails before the first line is typed
     number = 0
     try:
         with (
@@ -184,7 +184,7 @@ def produce(
             producer.flush()
         if failures:
             raise failures[0]
-    except (Exception, KeyboardInterrupt) as error:  # the producer is closed: no line is acknowledged from here on
+    except (Exception, KeyboardInterrupt) as error:  # the producer is closed: no further line is acknowledged
         error.add_note(str(acknowledged))
         raise
     if not quiet:
@@ -193,8 +193,8 @@ def produce(
 
 @contextmanager
 def _reading_a_pipe_to_its_end() -> Iterator[None]:
-    """While standard input is a pipe: the first Ctrl-C, which all commands of a pipeline get, is left to those that
-    write into it. The second interrupts."""
+    """While standard input is a pipe, ignore the first Ctrl-C: all commands of a pipeline get it, and it is meant for
+    those that write into the pipe. The second interrupts."""
     before = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or before is not signal.default_int_handler or not _is_pipe(sys.stdin):
@@ -203,7 +203,7 @@ def _reading_a_pipe_to_its_end() -> Iterator[None]:
 
     def first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
-        # Not by click: the signal may have come amid a write to the same buffer.
+        # Not by click: the signal may interrupt a write to the same buffer.
         os.write(2, b"kafkalog: reading what is in the pipe to its end; another Ctrl-C ends at once\n")
 
     signal.signal(signal.SIGINT, first)
@@ -216,18 +216,18 @@ def _reading_a_pipe_to_its_end() -> Iterator[None]:
 def _is_pipe(stream: TextIO) -> bool:
     try:
         return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):  # closed, or no file
+    except (OSError, ValueError):  # closed, or not a file
         return False
 
 
 class _Acknowledged:
-    """Which lines of the input are in the topic, as a sentence. Each partition has an order of its own, so there may be
-    gaps. Thread-safe: a producer calls back on several threads."""
+    """Which lines of the input are acknowledged, as a sentence. Each partition has an order of its own, so there may be
+    gaps. Thread-safe, because a producer calls back on several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both
-        self._first = 0  # that many from the first on
-        self._beyond: set[int] = set()  # the others: no more than are in flight, unless a partition fails
+        self._first = 0  # the number of lines from the first one on without a gap
+        self._beyond: set[int] = set()  # the others: at most those in flight, unless a partition fails
 
     def add(self, number: int) -> None:
         with self._lock:
@@ -287,7 +287,7 @@ def _from_json(line: bytes, number: int) -> _Record:
 
 
 def _data(told: Mapping[str, Any], name: str) -> bytes | None:
-    """The bytes of a field, the opposite of `as_text`. Raises ValueError."""
+    """The bytes of a field, the inverse of `as_text`. Raises ValueError."""
     text = told.get(name)
     if name in told and f"{name}_base64" in told:
         raise ValueError(f"it has {name} and {name}_base64: give one of them")
@@ -303,7 +303,7 @@ def _data(told: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _headers(told: Mapping[str, Any]) -> tuple[tuple[str, bytes | None], ...]:
-    """The opposite of `headers_as_text`. Raises ValueError."""
+    """The inverse of `headers_as_text`. Raises ValueError."""
     listed = told.get("headers", [])
     if not isinstance(listed, list) or not all(
         isinstance(each, dict) and isinstance(each.get("key"), str) and each.keys() <= {"key", "value", "value_base64"}
@@ -447,16 +447,16 @@ def consume(
         wanted = _wanted(admin, topics, pattern, numbers)
         extents, failed = readable(admin, wanted)
         consumer.assign(dict.fromkeys(extents, start))
-        if exit_at_end:  # from here on the consumer fails with a topic that is made anew, whose ends are others
+        if exit_at_end:  # now the consumer fails if a topic is created again, with other ends
             extents, away = readable(admin, extents)
             consumer.unassign(away)
             failed |= away
         for partition, error in failed.items():
             say_failure(partition, error)
         ends = {partition: extent.end_offset for partition, extent in extents.items()}
-        # What is written, not what was handed out: Ctrl-C may come between the two. And where it began, also in
-        # partitions that it has not come to, or the next run would begin at their ends. Only a group that is to begin
-        # at the ends, and was shown nothing, has not begun: the next call may give it another start.
+        # Commits what was written, not what was handed out: Ctrl-C may come between the two. Commits also the start
+        # offset of partitions without a record shown, or the next run would start at their ends. Exception: a group
+        # that is to start at the ends, and was shown nothing, gets no offsets: the next call may choose another start.
         offsets = {partition: consumer.position(partition) for partition in ends}
         if exit_at_end:
             consumer.unassign([partition for partition, end in ends.items() if offsets[partition] == end])
@@ -467,7 +467,8 @@ def consume(
             return shown
 
         def leave_out(error: KafkalogError) -> None:
-            """Go on without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
+            """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is
+            gone."""
             out.flush()
             found = consumer.failures()
             if not found or isinstance(error, UnknownTopic | UnknownTopicId):
@@ -499,7 +500,7 @@ def consume(
                 out.flush()
                 if shown > committed:
                     committed = commit()
-        except KeyboardInterrupt:  # how it is meant to end
+        except KeyboardInterrupt:  # the normal end
             out.flush()
             commit()
     if failed:
@@ -535,11 +536,11 @@ def _start(
 def _wanted(
     admin: Admin, topics: Iterable[str], pattern: re.Pattern[str] | None, numbers: Iterable[int]
 ) -> list[TopicPartition]:
-    """The partitions that are to be shown; of topics that match a pattern, as far as they are there.
+    """The partitions to show; of topics that match a pattern, those that exist.
 
     Raises:
         UnknownTopic, UnknownPartition: of topics that are named.
-        InvalidArgument: no topic matches the pattern, or none that does has such a partition.
+        InvalidArgument: no topic matches the pattern, or no matching topic has such a partition.
     """
     from kafkalog.records import TopicPartition
 
@@ -564,7 +565,7 @@ def _wanted(
 
 
 def _line_of(layout: str, with_headers: bool, null: bytes) -> Callable[[Message], bytes]:
-    """How a record is shown."""
+    """A function from a record to the line that shows it."""
     if layout == "json":
         return _json_line
 

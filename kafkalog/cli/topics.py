@@ -1,4 +1,4 @@
-"""`kafkalog topics ...` and `kafkalog offsets`: what there is in a cluster, and changes to it."""
+"""`kafkalog topics ...` and `kafkalog offsets`: show and change topics."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
 
 
 def _partitions_of(topic: TopicDescription) -> str:
-    """How many partitions a topic has, and how many of them cannot be used yet."""
+    """A topic's number of partitions, and how many of them cannot be used yet."""
     unopened = sum(not partition.has_leader for partition in topic.partitions)
     said = counted(len(topic.partitions), "partition")
     return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"

@@ -1,4 +1,5 @@
-"""`kafkalog transactions ...`: what the exactly-once write has decided and staged, and what to do when it is stuck."""
+"""`kafkalog transactions ...`: show decisions and staged rows of exactly-once writes, and resolve those that are
+stuck."""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ def forget(app_id: str, topic: str, yes: bool, bootstrap: str, as_json: bool) ->
 
 
 def _without_prefix(coordinator: TransactionCoordinator, given: str) -> str:
-    """What to give for a transaction as `transactions list` shows it, or the beginning of one; else nothing."""
+    """A hint with the argument to give, if `given` is a transactional id as `transactions list` shows it; else
+    empty."""
     from kafkalog.format.numbered import PREFIX
 
     app_id = given.removeprefix(PREFIX).partition(":")[0]
@@ -223,7 +225,7 @@ def _without_prefix(coordinator: TransactionCoordinator, given: str) -> str:
 
 
 def _rows(decisions: list[Decision], staged: list[StagedSet]) -> list[dict[str, Any]]:
-    """Decisions by id, then what is staged beside them: prepared sets by their id, other parts by their producer's."""
+    """Rows of decisions by id, then of staged parts: prepared sets by their id, other parts by their producer's id."""
     rows = [_row(decision, staged) for decision in decisions if decision.batch_id >= 0]
     recorded = {decision.commit_uuid for decision in decisions}
     beside: dict[tuple[str, int, bytes], list[StagedSet]] = {}

@@ -54,18 +54,19 @@ class ShiftBy(NamedTuple):
 
 
 class AfterBytes(NamedTuple):
-    """The offset that is reached in about `max_bytes` after an offset, by the index: at least one index entry further,
-    unless the log ends."""
+    """The offset about `max_bytes` after a given one, by the index: at least one index entry further, unless the log
+    ends."""
 
     from_offset: int
     max_bytes: int
 
 
 class ListedOffset(NamedTuple):
-    """An offset that was asked for.
+    """An offset that `list_offsets` found.
 
-    `offset` is None if it was asked by timestamp and there is no such record; `timestamp_us` is that record's, else
-    None. `size_bytes` is that of the whole partition on disk; with AfterBytes that of the batches up to `offset`.
+    For a request by timestamp, `timestamp_us` is the record's, and `offset` is None if there is no such record; for
+    others `timestamp_us` is None. `size_bytes` is the size of the whole partition on disk, with AfterBytes that of the
+    batches up to `offset`.
     """
 
     offset: int | None
@@ -74,7 +75,7 @@ class ListedOffset(NamedTuple):
 
 
 class PartitionExtent(NamedTuple):
-    """From where to where a partition goes, and its size on disk."""
+    """A partition's start and end offset, and its size on disk."""
 
     start_offset: int
     end_offset: int
@@ -89,12 +90,12 @@ def list_offsets(
     wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
     failed: dict[TopicPartition, KafkalogError] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Where partitions start or end now, or reach a timestamp or size; one request to each leader, and one more for the
-    batches in which a timestamp is looked for.
+    """The offsets at which partitions start or end now, or reach a timestamp or size. Sends one request to each leader,
+    and one more for the batches in which a timestamp is searched for.
 
     Args:
-        failed: takes in why partitions cannot be asked for good, as a lost one; the others are answered. None: that is
-            raised.
+        failed: filled with the errors of partitions that are not served, such as a lost one; the others are answered.
+            None: the first error is raised.
 
     Raises:
         UnknownTopic, UnknownPartition: of the partitions asked for.
@@ -131,9 +132,9 @@ def list_offsets(
         found: dict[TopicPartition, ListedOffset],
         retry: Retry,
     ) -> dict[TopicPartition, int]:
-        """Find the records in their batches. Returns those to ask for again, and from which offset on: the batch has no
-        such record, or is gone."""
-        # It loads Arrow, which most callers can do without.
+        """Find the records in their batches. Returns the partitions to ask for again, because the batch has no such
+        record or is gone, with the offset to search from."""
+        # Imported here because it loads Arrow, which most callers do not need.
         from kafkalog.client.timestamps import BatchAt, RecordAt, first_records
 
         places = {
@@ -167,7 +168,7 @@ def _ask(
     wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
     from_offsets: Mapping[TopicPartition, int],
 ) -> Iterator[tuple[TopicPartition, bytes, pb.ListedOffset]]:
-    """What the leaders answer for some partitions: (partition, topic's id, answer)."""
+    """The leaders' answers for some partitions: (partition, topic's id, answer)."""
     by_leader: dict[int, list[tuple[TopicPartition, bytes]]] = {}
     for partition in from_offsets:
         topic, leader = cluster.leader_of(partition)
@@ -199,12 +200,12 @@ def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> Non
 
 
 def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_wait_ms: int) -> bool:
-    """Wait until a partition ends elsewhere than at its known offset; less if all brokers have too many who wait.
+    """Wait until the end of a partition differs from its known offset. Returns early if no broker accepts another wait.
 
     All leaders wait at the same time.
 
     Returns:
-        Whether some partition does, for all that is known.
+        Whether the end of some partition may differ.
     """
     by_leader: dict[int, pb.ListOffsetsRequest] = {}
     try:
@@ -227,7 +228,7 @@ def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_
 
 
 def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callable[[], _Answer]) -> _Answer:
-    """Try; after a sign that what is known of the topics is out of date, ask for it anew and try again."""
+    """Call `attempt` with retries; if an error shows that the topics' metadata is out of date, refresh it first."""
     names = list(topics)
 
     def attempt_and_refresh() -> _Answer:
@@ -339,7 +340,7 @@ class Admin:
         Raises:
             UnknownTopic: it does not exist.
             UnknownSetting, InvalidSetting: of `set` or `unset`.
-            InvalidPartitions: fewer than there are.
+            InvalidPartitions: fewer than the topic has.
         """
         arguments.text("name", name)
         request = pb.AlterTopicRequest(
@@ -523,7 +524,7 @@ class Admin:
         offsets = {}
         for partition, at in to.items():
             start, end = starts[partition].offset, ends[partition].offset
-            assert start is not None and end is not None  # only an offset by timestamp may be
+            assert start is not None and end is not None  # only an offset by timestamp may be None
             if isinstance(at, ShiftBy):
                 if partition not in committed:
                     raise InvalidArgument(reason=f"group '{group}' has no offset in {partition} to shift from")
@@ -554,6 +555,6 @@ def _positive(partitions: int | None) -> int:
 
 
 def _texts(what: str, config: Mapping[str, Any] | None) -> dict[str, str]:
-    """Settings as the wire has them: booleans in lower case, the rest as they print."""
+    """Settings as text for the wire: booleans in lower case, others by `str`."""
     given = {} if config is None else arguments.settings(what, config)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

@@ -19,7 +19,7 @@ def text(what: str, given: object) -> str:
 
 
 def utf8(what: str, given: str) -> str:
-    """A text that can be encoded: one from a file's name or from JSON may hold half a character. Raises
+    """A text that can be encoded as UTF-8: one from a file's name or from JSON may have a lone surrogate. Raises
     InvalidArgument."""
     try:
         given.encode()
@@ -29,7 +29,7 @@ def utf8(what: str, given: str) -> str:
 
 
 def texts(what: str, given: Iterable[str]) -> list[str]:
-    """Names; one alone is no list of them. Raises InvalidArgument."""
+    """Names; a single str is refused. Raises InvalidArgument."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InvalidArgument(reason=f"{what} is {given!r}, not a list of str")
     return [text(f"one of {what}", each) for each in given]
@@ -43,7 +43,7 @@ def whole_number(what: str, given: object) -> int:
 
 
 def seconds(what: str, given: object) -> float | None:
-    """How long to wait; None for ever. Raises InvalidArgument."""
+    """A time to wait; None: for ever. Raises InvalidArgument."""
     if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
         return given
     raise InvalidArgument(reason=f"{what} is {given!r}, not a number of seconds or None")
@@ -59,7 +59,7 @@ def partition(given: object) -> TopicPartition:
 
 
 def partitions(what: str, given: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Partitions; one alone is no list of them. Raises InvalidArgument."""
+    """Partitions; a single one is refused. Raises InvalidArgument."""
     if isinstance(given, TopicPartition | str | bytes) or not isinstance(given, Iterable):
         raise InvalidArgument(reason=f"{what} is {given!r}, not a list of TopicPartition")
     return [partition(each) for each in given]

@@ -1,8 +1,8 @@
 """The cluster's metadata as last reported (brokers, topics, leaders), and the connections to brokers.
 
-Any broker can be asked for any of it, and those named at the start serve to find the rest. A call is tried at one
-broker after the other, with pauses, until it is answered or the time for it is over. Thread-safe. After a fork the
-child has connections of its own.
+Any broker can answer requests for metadata; the bootstrap servers serve to find the other brokers. A call is tried at
+one broker after the other, with pauses, until it is answered or its time is over. Thread-safe. After a fork the child
+has connections of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NO_LEADER = -1
 
 
 class PartitionInfo(NamedTuple):
-    """A partition; `leader` is a broker's id, NO_LEADER if there is none: no broker has opened its log yet."""
+    """A partition; `leader` is a broker's id, or NO_LEADER while no broker has opened its log."""
 
     partition: int
     leader: int
@@ -84,7 +84,8 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic. `config` is what was set, `effective` every topic setting with the value in force, as text."""
+    """A topic. `config` has the settings that were set, `effective` all settings with their values in force, as
+    text."""
 
     name: str
     topic_id: bytes
@@ -152,7 +153,7 @@ class Cluster:
     ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self.settings = ClientSettings.parse(given) if settings is None else settings
-        # Guards all below; held for no I/O. Reentrant for `close` in a signal handler, above who holds it.
+        # Guards all below; not held during I/O. Reentrant, for `close` in a signal handler above a call that holds it.
         self._lock = threading.RLock()
         self._brokers: dict[int, BrokerInfo] = {}
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
@@ -183,8 +184,8 @@ class Cluster:
 
         Args:
             broker_id: of the broker that has to answer.
-            repeatable: whether the call may be made again when it may have been heard.
-            patient: whether to go on trying when no broker answers.
+            repeatable: whether the call may be repeated if a broker may have received it.
+            patient: whether to keep trying if no broker answers.
 
         Raises:
             BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
@@ -195,17 +196,17 @@ class Cluster:
         return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable))
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
-        """Ask brokers side by side, until one's answer is enough; the other calls are given up then.
+        """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.
 
         Args:
             requests: by broker id.
-            is_enough: of the id of a broker and its answer.
+            is_enough: (broker id, answer) -> whether the answer is enough.
 
         Returns:
-            Whether one was; if not, all have answered.
+            Whether one answer was enough; if not, all brokers have answered.
 
         Raises:
-            BrokerUnreachable: of some broker. Each is tried once.
+            BrokerUnreachable: a broker did not answer. Each is tried once.
             KafkalogError: what a broker answered.
         """
         news = threading.Event()
@@ -230,9 +231,9 @@ class Cluster:
                 call.cancel()
 
     def retrying(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Try until it succeeds, fails for good, or `retry.timeout.ms` is over.
+        """Call `attempt` until it succeeds, fails for good, or `retry.timeout.ms` is over.
 
-        Every `RetriableError` is tried again, but for those that are `OUT_OF_DATE`.
+        Every `RetriableError` is retried, except those in `OUT_OF_DATE`.
         """
         settings = self.settings
         retry = Retry(settings.backoff(), math.inf, since=time.monotonic())
@@ -257,8 +258,8 @@ class Cluster:
             self.pause(pause)
 
     def pause(self, seconds: float) -> None:
-        """Wait between two tries: a broker that is down announces its return to nobody. Raises Closed, at once when
-        `close` is called meanwhile."""
+        """Wait between two tries, because no event reports that a broker is back. Raises Closed, at once when `close`
+        is called meanwhile."""
         if self._stopped.wait(seconds):
             raise Closed(what="client")
 
@@ -290,25 +291,25 @@ class Cluster:
         if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
         for failure in failures:
-            if isinstance(failure, (ZooKeeperUnreachable, BrokerBusy)):  # more to the point than who was not reached
+            if isinstance(failure, (ZooKeeperUnreachable, BrokerBusy)):  # says more than BrokerUnreachable
                 raise failure
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
     def _call_at(self, address: tuple[str, int], method: str, request: Any) -> Any:
-        """Call the broker at an address. Raises _NotSure where it may have heard the call and did not answer it."""
+        """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
             control = self._connected(address)
             try:
                 return control.call(method, request, self.settings.request_timeout_ms)
             except BrokerNotAsked:
-                continue  # another thread has closed that connection (`_forget`): on the next one
+                continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:
                 raise _NotSure(error) from None
             except (BrokerUnreachable, RequestTimedOut) as error:
                 if self._stopped.is_set():  # `close` ended the call
                     raise Closed(what="client") from None
-                self._forget(address, control)  # one that is silent would keep the next calls too
+                self._forget(address, control)  # a silent connection would delay the next calls too
                 raise _NotSure(error) from None
 
     def _known_address(self, broker_id: int) -> tuple[str, int] | None:
@@ -317,7 +318,7 @@ class Cluster:
         return None if broker is None else (broker.host, broker.grpc_port)
 
     def _address_now(self, broker_id: int) -> tuple[str, int] | None:
-        """Where a broker is that was not found where it was: perhaps it came back elsewhere."""
+        """The current address of a broker that does not answer at the known one: it may have moved."""
         try:
             self.describe(patient=False)
         except KafkalogError:
@@ -340,7 +341,7 @@ class Cluster:
         control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
         description = control.connect()
         with self._lock:
-            stopped = self._stopped.is_set()  # meanwhile: nobody would close it
+            stopped = self._stopped.is_set()  # closed meanwhile: nobody would close this one
             if not stopped:
                 self._take_in(description)
             kept = None if stopped else self._control.setdefault(address, control)
@@ -351,8 +352,8 @@ class Cluster:
         return kept
 
     def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:
-        """Close a connection, and end the calls of other threads on it. It is taken out first: a thread that finds it
-        closed gets another one."""
+        """Close a connection, and end the calls of other threads on it. It is removed first, so that a thread that
+        finds it closed gets another one."""
         with self._lock:
             if self._control.get(address) is control:
                 del self._control[address]
@@ -387,7 +388,8 @@ class Cluster:
             self._ask_for_topics(unknown, patient)
 
     def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
-        """Ask for topics, all if none is named, and take in the answer: those found by name, and why others are not."""
+        """Fetch topics (all if none is named) into the cache. Returns those found by name, and the errors of the
+        others."""
         reply: pb.TopicDescriptions = self.call(
             "DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient
         )
@@ -405,7 +407,7 @@ class Cluster:
         return topics, errors
 
     def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
-        """Those of the topics that other brokers know: one that was just made is not known to all at once."""
+        """The topics that other brokers know: a new topic is not known to all brokers at once."""
         with self._lock:
             others = list(self._brokers) if len(self._brokers) > 1 else []
         found: dict[str, pb.TopicDescription] = {}
@@ -430,12 +432,12 @@ class Cluster:
                 self._topics[topic.name] = (topic, now)
 
     def forget(self, name: str) -> None:
-        """Ask again when the topic is next needed."""
+        """Drop a topic from the cache: it is fetched again when it is next needed."""
         with self._lock:
             self._topics.pop(name, None)
 
     def known_topic(self, name: str) -> TopicInfo | None:
-        """A topic as last reported; None if it was never asked for, or was deleted."""
+        """A topic as last reported; None if it was never fetched, or was deleted."""
         with self._lock:
             known = self._topics.get(name)
         return known[0] if known is not None else None
@@ -445,7 +447,7 @@ class Cluster:
         return self.fresh_topic(name) or self.describe_topics([name], patient=patient)[0]
 
     def fresh_topic(self, name: str) -> TopicInfo | None:
-        """A topic if it was reported within metadata.max.age.ms."""
+        """A topic if it was reported within metadata.max.age.ms, else None."""
         with self._lock:
             known = self._topics.get(name)
         if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
@@ -470,14 +472,14 @@ class Cluster:
     def leader_of(
         self, partition: TopicPartition, topic_id: bytes | None = None, *, patient: bool = True
     ) -> tuple[TopicInfo, BrokerInfo]:
-        """A partition's topic and leader as the cluster last said.
+        """A partition's topic and leader as last reported.
 
         Raises:
-            UnknownTopicId: the topic of that name has not that id.
+            UnknownTopicId: the topic of that name has another id.
             UnknownTopic, UnknownPartition, LeaderNotAvailable.
         """
         topic = self.topic(partition.topic, patient=patient)
-        if partition.partition >= len(topic.partitions):  # perhaps it was added since
+        if partition.partition >= len(topic.partitions):  # it may have been added since
             [topic] = self.describe_topics([partition.topic], patient=patient)
         if topic_id is not None and topic.topic_id != topic_id:
             raise UnknownTopicId(topic_id=topic_id.hex())
@@ -505,7 +507,7 @@ class Cluster:
         )
 
     def borrow_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
-        """An idle connection to a broker's data port, or a new one; to be given back, or closed if in doubt.
+        """An idle connection to a broker's data port, or a new one. The caller gives it back, or closes it if in doubt.
 
         Args:
             known: as for `connect_data`.
@@ -529,7 +531,7 @@ class Cluster:
         return connection
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:
-        """Keep a connection that has no answer outstanding for the next who needs one."""
+        """Keep a connection without outstanding answers for the next call of `borrow_data`."""
         with self._lock:
             self._borrowed.discard(connection)
             idle = self._idle.setdefault(broker_id, [])
@@ -568,7 +570,7 @@ class Cluster:
 
 
 class _NotSure(Exception):
-    """A call was not answered, and may have been heard."""
+    """A call was not answered, and the broker may have received it."""
 
     def __init__(self, cause: KafkalogError) -> None:
         self.cause = cause

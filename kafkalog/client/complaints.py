@@ -1,6 +1,6 @@
-"""Saying that something is tried again and again: a warning at the first failure, and one a minute while it lasts.
+"""Warnings about repeated retries: one at the first failure, then one a minute while the failures last.
 
-Whoever tries again calls `failed` each time; nothing is to be said when it succeeds. Knows no broker.
+The retrying code calls `failed` after each failure, and nothing when it succeeds. Knows no broker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PASSING_SECONDS = 2.0
 
 
 class Complaint:
-    """One thing that is tried again, for as long as it takes. Not thread-safe: whoever tries again is one thread.
+    """The warnings of one operation that is retried. Not thread-safe: one thread does the retries.
 
     Args:
-        log: of the module that tries.
+        log: of the module that retries.
         event: the warning's name.
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     __slots__ = ("_clock", "_event", "_last", "_log", "_said", "_since", "_until")
@@ -40,11 +40,11 @@ class Complaint:
         self._said: float | None = None
 
     def failed(self, error: KafkalogError, until: float, **facts: object) -> None:
-        """It failed and is tried again.
+        """Record a failure that is retried, and log a warning if one is due.
 
         Args:
-            until: when it is given up, by the monotonic clock in seconds.
-            **facts: said too.
+            until: when the retries end, by the monotonic clock in seconds.
+            **facts: logged too.
         """
         now = self._clock()
         if self._since is None or (now - self._last > _QUIET_SECONDS and until > self._until):

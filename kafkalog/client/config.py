@@ -13,12 +13,12 @@ from kafkalog.errors import InvalidSetting
 from kafkalog.retry import Backoff
 
 _MIB = 1 << 20
-INT_MAX = (1 << 31) - 1  # what the wire, the kernel's timeouts and Kafka's own ints take
-LONG_MAX = (1 << 63) - 1  # what Kafka's users write for "for ever"; waits are cut to what threads can wait
+INT_MAX = (1 << 31) - 1  # the limit of the wire, the kernel's timeouts and Kafka's ints
+LONG_MAX = (1 << 63) - 1  # Kafka's users write it for "for ever"; waits are cut to what threads can wait
 
 
 class ClientSettings(Settings, what="client"):
-    """What is about connections; producers and consumers have it too."""
+    """Settings of connections; producers and consumers have them too."""
 
     # fmt: off
     connect_timeout_ms = Setting(int, 5_000, between(1, INT_MAX), "How long one address may take to accept a connection and to answer the hello.")
@@ -35,7 +35,7 @@ class ClientSettings(Settings, what="client"):
     # fmt: on
 
     def backoff(self) -> Backoff:
-        """As retry.backoff.ms and retry.backoff.max.ms say."""
+        """The pauses between tries, by retry.backoff.ms and retry.backoff.max.ms."""
         return Backoff(self.retry_backoff_ms / 1000, self.retry_backoff_max_ms / 1000)
 
 
@@ -91,7 +91,7 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
 
 
 def connection_settings(settings: ClientSettings) -> ClientSettings:
-    """The part of a producer's or consumer's settings that is about connections."""
+    """The connection settings among a producer's or consumer's settings."""
     return ClientSettings.parse(
         {name: value for name, value in settings.given().items() if name in ClientSettings.rows}
     )
@@ -115,7 +115,7 @@ def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
     """(host, port) of each `host:port`; `[...]` around an IPv6 host.
 
     Raises:
-        InvalidSetting: what is no `host:port`.
+        InvalidSetting: one is not `host:port`.
     """
     if not isinstance(servers, Iterable):
         raise InvalidSetting(name="bootstrap.servers", value=str(servers), reason="it must be host:port, as text")

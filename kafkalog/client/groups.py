@@ -1,7 +1,7 @@
-"""Groups as a client sees them: offsets, live members, and being one. Brokers answer for ZooKeeper.
+"""Groups as a client sees them: offsets, live members, and membership. Brokers keep them in ZooKeeper.
 
-`Admin` and `Consumer` offer what users need of it; `keep_member` and `leave_group` are for what reads under a group's
-name for as long as it lives.
+`Admin` and `Consumer` offer what users need; `keep_member` and `leave_group` are for a reader that is a member of a
+group while it lives.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class GroupOffset(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A live member of a group. `process` names its process on `host`, `subscription` what it reads, in words. Not
-    renewed, it counts as live for another `left_ms`."""
+    """A live member of a group. `process` names its process on `host`; `subscription` describes what it reads. Without
+    a renewal it counts as live for another `left_ms`."""
 
     name: str
     subscription: str
@@ -53,8 +53,8 @@ class GroupInfo(NamedTuple):
 
 
 def lag(start: int, end: int, committed: int | None) -> int:
-    """How many records of [start, end) a group has before it; all of them if it has committed nothing. Negative if what
-    it has committed is beyond the end: records at the end are lost, and what it has yet to read is unknown."""
+    """How many records of [start, end) a group has not consumed; all if it has no committed offset. Negative if the
+    committed offset is past the end: then records at the end are lost, and the lag is unknown."""
     return end - (start if committed is None else max(committed, start))
 
 
@@ -75,7 +75,7 @@ def describe_group(cluster: Cluster, group: str) -> GroupInfo:
 
 
 def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    """A group's offsets in some topics, in all if none is named."""
+    """A group's offsets in some topics, or in all if none is named."""
     request = pb.CommittedOffsetsRequest(group=group, topics=list(topics))
     reply: pb.CommittedOffsetsReply = cluster.call("CommittedOffsets", request)
     return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
@@ -84,7 +84,7 @@ def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> di
 def offsets_with_topic_ids(
     cluster: Cluster, group: str, topics: Iterable[str], *, patient: bool = True
 ) -> dict[TopicPartition, tuple[int, bytes]]:
-    """A group's offsets in topics of these names, with the ids of those topics, which may be deleted."""
+    """A group's offsets in topics of these names, with the topics' ids. The topics may be deleted."""
     request = pb.CommittedOffsetsRequest(group=group, topics=list(topics), any_id=True)
     reply: pb.CommittedOffsetsReply = cluster.call("CommittedOffsets", request, patient=patient)
     return {TopicPartition(each.topic, each.partition): (each.offset, each.topic_id) for each in reply.offsets}
@@ -93,7 +93,7 @@ def offsets_with_topic_ids(
 def forget_offsets(
     cluster: Cluster, group: str, topic_ids: Mapping[TopicPartition, bytes], *, patient: bool = True
 ) -> None:
-    """Forget a group's offsets of partitions, as far as they are of the topics with these ids."""
+    """Forget a group's offsets of partitions, if they belong to the topics with these ids."""
     offsets = [pb.GroupOffset(topic=topic, partition=n, topic_id=id_) for (topic, n), id_ in topic_ids.items()]
     cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets), patient=patient)
 
@@ -104,7 +104,7 @@ def commit_offsets(
     """Write a group's offsets.
 
     Args:
-        topic_ids: of the topics that the offsets are of, where that is known: a topic made anew gets none of them.
+        topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
 
     Raises:
         InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
@@ -120,7 +120,7 @@ def reset_offsets(
     create: bool,
     topic_ids: Mapping[str, bytes],
 ) -> None:
-    """Write what an operator wants. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownTopicId,
+    """Write a group's offsets for an operator. Raises GroupIsLive, UnknownGroup, UnknownTopic, UnknownTopicId,
     UnknownPartition."""
     listed = _to_wire(offsets, topic_ids)
     cluster.call("ResetOffsets", pb.ResetOffsetsRequest(group=group, offsets=listed, force=force, create=create))
@@ -138,15 +138,15 @@ def keep_member(
     offsets: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, bytes] | None = None,
 ) -> GroupMember:
-    """Be a live member for the next 10 s, and commit offsets if no other live one came before.
+    """Be a live member for the next 10 s, and commit offsets if no live member is older.
 
     Each broker is tried once.
 
     Args:
-        topic_ids: of the topics that the offsets are of, where that is known: a topic made anew gets none of them.
+        topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
 
     Returns:
-        The group's first live member: the offsets were written if that is the one given.
+        The group's oldest live member: the offsets were written if it is the given one.
 
     Raises:
         BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
@@ -159,7 +159,7 @@ def keep_member(
 
 
 def leave_group(cluster: Cluster, group: str, name: str) -> None:
-    """Be a live member no longer. Each broker is tried once. Raises BrokerUnreachable."""
+    """End a membership. Each broker is tried once. Raises BrokerUnreachable."""
     cluster.call("LeaveGroup", pb.LeaveGroupRequest(group=group, member=name), patient=False)
 
 

@@ -1,8 +1,8 @@
 """Requests in flight on one connection to a broker's data port. It answers in their order, so the oldest comes next.
 
-Keeps correlation ids and deadlines, and says what became of each request: answered, or lost with the connection. Sends
-and receives nothing, waits for nothing; whoever uses it does, and holds the lock if several threads do. Knows no topics
-and no retries. The producer, the fetcher and the stager sit on it.
+Keeps correlation ids and deadlines, and reports the outcome of each request: answered, or lost with the connection. The
+user of a link sends, receives and waits, and holds a lock if several threads use it. Knows no topics and no retries.
+Used by the producer, the fetcher and the stager.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Request = TypeVar("_Request")
 
 
 class Link(Generic[_Request]):
-    """A connection, and what was asked on it.
+    """A connection, and the requests in flight on it.
 
     Args:
         connection: its own; `lose` closes it.
@@ -47,7 +47,7 @@ class Link(Generic[_Request]):
 
     @property
     def deadline(self) -> float:
-        """That of the oldest request in flight; infinite without one."""
+        """The deadline of the oldest request in flight; infinite without one."""
         return self._in_flight[0][2] if self._in_flight else math.inf
 
     def next_id(self) -> int:
@@ -61,7 +61,7 @@ class Link(Generic[_Request]):
 
         Args:
             request: any object that identifies what the answer is for.
-            deadline: when it is overdue, by the user's clock.
+            deadline: after which it is overdue, by the user's clock.
         """
         self._in_flight.append((correlation_id, request, deadline))
 
@@ -69,8 +69,8 @@ class Link(Generic[_Request]):
         """The request that a reply answers. It stays in flight until `answered`.
 
         Raises:
-            KafkalogError: what the broker says of the connection as a whole, which it closes then.
-            ProtocolError: no such request is the oldest.
+            KafkalogError: the broker's error about the whole connection, which it then closes.
+            ProtocolError: the oldest request has another id.
         """
         if self._in_flight and self._in_flight[0][0] == reply.correlation_id:
             return self._in_flight[0][1]
@@ -79,11 +79,11 @@ class Link(Generic[_Request]):
         raise ProtocolError(address=self.connection.address, reason="an answer to a request that was not made")
 
     def answered(self) -> None:
-        """The oldest request is not in flight any more."""
+        """Remove the oldest request, which is answered, from those in flight."""
         self._in_flight.popleft()
 
     def forget(self) -> list[_Request]:
-        """No answer will come; returns the requests that were in flight."""
+        """Forget the requests in flight, because no answer will come, and return them."""
         lost = self.in_flight
         self._in_flight.clear()
         return lost

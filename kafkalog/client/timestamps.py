@@ -1,7 +1,6 @@
-"""The first record at or after a timestamp. A broker names its batch, by the headers; the record is found here.
+"""Finds the first record at or after a timestamp. A broker finds its batch, by the headers; the record is found here.
 
-One request to a leader brings the batches of all its partitions, one of each, checked and decoded as consumers have
-them.
+One request to a leader fetches the batches of all its partitions, one of each, checked and decoded as in a consumer.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
-_BATCHES_AT_ONCE = 500  # that a broker puts into one answer
+_BATCHES_AT_ONCE = 500  # in one request, so that a broker can put them into one answer
 _AFTER_A_MISS_BYTES = 1 << 20
-"""Batches that are looked through where the first has no such record. 4,000 small batches whose headers state too late
-a maximum took 19 s with a request for each, and 1.4 s so."""
+"""Batches that are searched if the first one has no such record. 4,000 small batches whose headers state a maximum that
+is too late took 19 s with a request for each, and take 1.4 s with this."""
 
 
 class BatchAt(NamedTuple):
-    """A batch that a broker named: the one that holds an offset. A timestamp is looked for at that offset or after."""
+    """A batch that a broker named: the one with this offset. The timestamp is searched for from this offset on."""
 
     topic_id: bytes
     offset: int
@@ -36,7 +35,7 @@ class BatchAt(NamedTuple):
 
 
 class RecordAt(NamedTuple):
-    """Where a record is, and when."""
+    """A record's offset and timestamp."""
 
     offset: int
     timestamp_us: int
@@ -45,12 +44,11 @@ class RecordAt(NamedTuple):
 def first_records(
     cluster: Cluster, batches: Mapping[TopicPartition, BatchAt]
 ) -> dict[TopicPartition, RecordAt | int | KafkalogError]:
-    """The first record of each batch, or of those that follow it closely, that is at or after the timestamp; or the
-    offset up to which there is none; or the partition's error, which is OffsetOutOfRange where the batch is not there
-    any more.
+    """For each batch the first record at or after the timestamp, in it or in those that closely follow it; or the offset
+    up to which there is none; or the partition's error, which is OffsetOutOfRange if the batch was deleted.
 
     Raises:
-        LeaderNotAvailable, UnknownTopicId: a partition has no leader, or is another topic's by now.
+        LeaderNotAvailable, UnknownTopicId: a partition has no leader, or its topic was created again.
         BrokerUnreachable, RequestTimedOut: a leader did not answer. It is asked once.
     """
     by_leader: dict[int, list[PartitionFetch]] = {}
@@ -59,7 +57,7 @@ def first_records(
         by_leader.setdefault(leader.broker_id, []).append(PartitionFetch(partition, at.topic_id, at.offset))
     found: dict[TopicPartition, RecordAt | int | KafkalogError] = {}
     for broker_id, fetches in by_leader.items():
-        found |= _look(cluster, broker_id, fetches, batches, 1)  # a whole batch comes, and no more
+        found |= _look(cluster, broker_id, fetches, batches, 1)  # one whole batch of each
         missed = [fetch for fetch in fetches if isinstance(found[fetch.topic_partition], int)]
         for partition, outcome in _look(cluster, broker_id, missed, batches, _AFTER_A_MISS_BYTES).items():
             if not isinstance(outcome, OffsetOutOfRange):  # else no batch follows
@@ -74,10 +72,10 @@ def _look(
     batches: Mapping[TopicPartition, BatchAt],
     max_bytes: int,
 ) -> dict[TopicPartition, RecordAt | int | KafkalogError]:
-    """`first_records` of one leader, in the batches that fetches of so many bytes bring."""
+    """`first_records` of one leader, in the batches that fetches of `max_bytes` return."""
     found: dict[TopicPartition, RecordAt | int | KafkalogError] = {}
     left = list(fetches)
-    while left:  # what had no room in one answer is asked for again
+    while left:  # batches that did not fit into one answer are requested again
         for partition, taken in _fetch(cluster, broker_id, left[:_BATCHES_AT_ONCE], max_bytes).items():
             found[partition] = _first_record(taken, batches[partition].timestamp_us, partition)
         left = [fetch for fetch in left if fetch.topic_partition not in found]
@@ -101,10 +99,10 @@ def _first_record(
 
 
 def first_record_at(batch: FetchedBatch, timestamp_us: int, partition: TopicPartition) -> RecordAt | None:
-    """The first of a batch's records that are wanted which is at or after a timestamp, or None.
+    """The first wanted record of a batch at or after a timestamp, or None.
 
     Raises:
-        CorruptBatch: the body is not what the header says.
+        CorruptBatch: the body does not match the header.
     """
     columns = decode(batch, partition)
     records = ArrowBuilder(partition).build([Decoded(batch.header, columns, batch.start_offset)])
@@ -118,7 +116,7 @@ def first_record_at(batch: FetchedBatch, timestamp_us: int, partition: TopicPart
 def _fetch(
     cluster: Cluster, broker_id: int, fetches: Sequence[PartitionFetch], max_bytes: int
 ) -> dict[TopicPartition, Sequence[FetchedBatch] | KafkalogError]:
-    """The batches that fetches of one leader ask for, or errors: those that one answer has room for, at least one."""
+    """The batches, or errors, for some fetches from one leader: as many as fit into one answer, at least one."""
     link: Link[None] = Link(cluster.borrow_data(broker_id))
     try:
         header = pb.RequestHeader(correlation_id=link.next_id())
@@ -148,7 +146,7 @@ def _fetch(
 def _taken(
     fetch: PartitionFetch, answer: pb.FetchedPartition, data: memoryview
 ) -> Sequence[FetchedBatch] | KafkalogError | None:
-    """A partition's part of an answer; None: there was no room for its batch."""
+    """A partition's part of an answer; None: its batch did not fit."""
     offset = fetch.offset
     try:
         batches = fetch.take(answer, data)

@@ -1,5 +1,5 @@
-"""The record batch: the unit on disk, on the wire and under sendfile. Knows the fixed header and the checks; what the
-body's columns mean is `format/columns.py`'s business. No I/O.
+"""The record batch: the unit on disk, on the wire and under sendfile. Knows the fixed header and the checks; the body's
+columns are in `format/columns.py`. No I/O.
 
 Layout, little-endian, 96 bytes, followed by one Arrow IPC encapsulated RecordBatch message (no schema), the whole
 padded to a multiple of 8:
@@ -26,7 +26,7 @@ padded to a multiple of 8:
     86  i32   part                  -1: none; else the number of the staged part, which is Spark's of the task
     90  6     zero
 
-Two checksums, so that a damaged body can be skipped by a length that is known to be right.
+There are two checksums, so that after damage to the body the length is still known to be right.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ Batch = tuple[BatchHeader, memoryview]
 
 
 class EncodedBatch(NamedTuple):
-    """A batch as its producer made it, in pieces for one vectored write; `length` is their sum."""
+    """A batch as its producer made it, in pieces for one vectored write; `length` is the sum of their lengths."""
 
     header: bytes
     body: memoryview
@@ -126,7 +126,7 @@ def encode_batch(
     transaction_batch_id: int = NO_TRANSACTION,
     part: int = NO_TRANSACTION,
 ) -> EncodedBatch:
-    """A batch around an Arrow message; offset, epoch and append time are left for the leader to stamp."""
+    """A batch with an Arrow message as its body; the leader stamps offset, epoch and append time later."""
     assert record_count >= 1
     padding = _PADDING[: -(HEADER_SIZE + len(body)) % ALIGNMENT]
     length = HEADER_SIZE + len(body) + len(padding)
@@ -152,8 +152,8 @@ def stamp(batch: memoryview | bytearray, base_offset: int, leader_epoch: int, ap
 
 
 def header_at(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader | None:
-    """The header at a position, if its own checksum holds and its length is possible; None also where fewer than 96
-    bytes are. The body is not looked at."""
+    """The header at a position, if its own checksum matches and its length is possible; None also if fewer than 96
+    bytes are there. Does not read the body."""
     if len(data) - position < HEADER_SIZE:
         return None
     header = BatchHeader._make(HEADER.unpack_from(data, position))
@@ -168,7 +168,7 @@ def header_at(data: bytes | bytearray | memoryview, position: int = 0) -> BatchH
 
 
 def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: str = "a request") -> BatchHeader:
-    """As `header_at`, for those who need one.
+    """As `header_at`, but raises if there is no valid header.
 
     Raises:
         CorruptBatch: fewer than 96 bytes there, or the header fails its check.
@@ -180,7 +180,7 @@ def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: 
 
 
 def _header_fault(data: bytes | bytearray | memoryview, position: int) -> str:
-    """Why `header_at` finds none."""
+    """Why `header_at` found no header."""
     if len(data) - position < HEADER_SIZE:
         return f"only {len(data) - position} of its header's {HEADER_SIZE} bytes"
     header = BatchHeader._make(HEADER.unpack_from(data, position))
@@ -199,7 +199,7 @@ def body_fault(header: BatchHeader, batch: bytes | bytearray | memoryview) -> st
 
 
 def fields_fault(header: BatchHeader) -> str | None:
-    """What is wrong with the fields under the body's checksum, or None. They are believed once that holds."""
+    """What is wrong with the fields under the body's checksum, or None. Call it after the checksum matched."""
     if header.magic != MAGIC:
         return f"its format version {header.magic} is not known here (1 is)"
     if header.codec not in CODEC_NAMES:
@@ -214,9 +214,9 @@ def fields_fault(header: BatchHeader) -> str | None:
 def damage_end(header: BatchHeader, data: bytes | bytearray | memoryview, position: int) -> int | None:
     """The end offset of a batch, at a position of some bytes, whose header is good and whose body is damaged.
 
-    `last_offset_delta` is under the checksum that does not match, so it is not believed by itself. The header of the
-    next batch has a checksum of its own, and its base offset is the end. Where that batch is not in `data`,
-    `last_offset_delta` is believed if `record_count` says the same: one flipped bit cannot change both alike.
+    `last_offset_delta` is under the checksum that does not match, so it is not trusted alone. The header of the next
+    batch has a checksum of its own, and its base offset is the end. If that batch is not in `data`, `last_offset_delta`
+    is trusted if `record_count` agrees with it: one flipped bit cannot change both alike.
 
     Returns:
         None if it is not known; or if the checksum matches: such a batch is not damaged, but of a newer version.
@@ -233,9 +233,8 @@ def damage_end(header: BatchHeader, data: bytes | bytearray | memoryview, positi
 def iter_batches(
     data: memoryview, where: str = "a request", *, is_stamped: bool = True
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """(header, bytes) of the whole batches in a row of them, each checked. A cut last batch is left out: a fetch ends
-    with one. The one walk over batches in memory; over a file, where damage has to be got past, it is
-    `broker/storage/scan.py:scan`.
+    """(header, bytes) of the whole batches in a row of them, each checked. A cut last batch is left out, because a
+    fetch may end with one. For batches in memory; `broker/storage/scan.py:scan` walks over a file, and past damage.
 
     Args:
         where: names the place (partition) in errors.
@@ -246,7 +245,7 @@ def iter_batches(
     """
     position, end = 0, len(data)
     while end - position >= HEADER_SIZE:
-        header = header_at(data, position) or read_header(data, position, where)  # which raises: one call less a batch
+        header = header_at(data, position) or read_header(data, position, where)  # raises; saves a call for each batch
         length = header.length
         if end - position < length:
             return

@@ -55,7 +55,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Columns(NamedTuple):
-    """Records as columns, with what the header says of them."""
+    """Records as columns, with the header's fields about them."""
 
     batch: pa.RecordBatch
     attributes: int
@@ -129,7 +129,7 @@ def encode_columns(columns: pa.RecordBatch, codec: int) -> memoryview:
     """The body: one Arrow IPC message, its buffers compressed as `codec` says. `columns` has a schema of `SCHEMAS`."""
     if codec == 0:
         return memoryview(columns.serialize())
-    # serialize() takes no options and a stream's writer does: write a stream, cut its schema off and its end mark.
+    # serialize() has no options, and a stream's writer has: write a stream, cut off its schema and its end mark.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, columns.schema, options=_WRITE_OPTIONS[codec]) as writer:
         writer.write_batch(columns)
@@ -152,7 +152,7 @@ def decode_columns(header: BatchHeader, batch: memoryview, where: str = "a reque
     """The columns of a batch whose checksums were checked; zero-copy over `batch` unless compressed.
 
     Raises:
-        CorruptBatch: the body is not what the header says (a producer that lies, not damage).
+        CorruptBatch: the body does not match the header (a producer's mistake, not damage).
     """
     if header.attributes & ~_KNOWN_BITS or header.schema_id != 0:
         raise CorruptBatch(
@@ -162,7 +162,7 @@ def decode_columns(header: BatchHeader, batch: memoryview, where: str = "a reque
         )
     try:
         columns = pa.ipc.read_record_batch(pa.py_buffer(batch[HEADER_SIZE : header.length]), SCHEMAS[header.attributes])
-        columns.validate(full=True)  # 0.2 us at 50 rows, 6 us at 10,000: a lying offset would crash a reader
+        columns.validate(full=True)  # 0.2 us at 50 rows, 6 us at 10,000: a false offset would crash a reader
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise CorruptBatch(
             partition=where, offset=header.base_offset, reason=f"its body is not an Arrow batch: {error}"

@@ -1,9 +1,9 @@
 """The names of numbered writes: which transaction counts the versions of an application (`txnAppId`) in a topic.
 
-`app-<application>:<topic>:<topic id in hex>`, and `:<generation>` behind it once the count was forgotten. The topic's
-id is in it, so a topic made anew counts anew. Leaders keep how far a transaction's batches came and take no earlier
-ones, so a count that begins anew needs a new name: the forgotten decision stays, and says to look at the next
-generation. Pure.
+`app-<application>:<topic>:<topic id in hex>`, followed by `:<generation>` after the count was forgotten. The name has
+the topic's id, so the count restarts for a topic that is created again. Leaders keep a transaction's apply progress and
+accept no earlier batches, so a count that restarts needs a new name: the forgotten decision stays, and refers to the
+next generation. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 
 class NumberedName(NamedTuple):
-    """What a name says. `generation`: how often the count was forgotten."""
+    """The parts of a name. `generation`: how often the count was forgotten."""
 
     app_id: str
     topic: str
@@ -27,13 +27,13 @@ class NumberedName(NamedTuple):
 
 
 def transactional_id(app_id: str, topic: str, topic_id: bytes, generation: int = 0) -> str:
-    """The name. No topic's name has a colon, so no two of them are alike."""
+    """The name. It is unique, because no topic's name has a colon."""
     name = f"{PREFIX}{app_id}:{topic}:{topic_id.hex()}"
     return f"{name}:{generation}" if generation else name
 
 
 def parse(transactional_id: str) -> NumberedName | None:
-    """What a name says; None for another kind of transaction's."""
+    """The parts of a name; None for another kind of transaction's."""
     found = _NAME.fullmatch(transactional_id)
     if found is None:
         return None
@@ -43,7 +43,7 @@ def parse(transactional_id: str) -> NumberedName | None:
 
 
 def name_of(transactional_id: str) -> NumberedName:
-    """What the name of a numbered write says."""
+    """The parts of the name of a numbered write."""
     name = parse(transactional_id)
     assert name is not None, f"'{transactional_id}' is no numbered write"
     return name

@@ -1,13 +1,13 @@
-"""Producer ids: those that brokers hand out, and those that follow from a transaction's name. Pure, but for chance.
+"""Producer ids: those that brokers assign, and those derived from a transaction's name. Pure, except for random bits.
 
     bits 62     0: handed out by a broker, the rest is random; 1: a transaction's
          31-62  a transaction's: its family, bit 62 included; from the SHA-256 of its name, or for a numbered write of
                 the application's
           0-30  a transaction's: its own within the family
 
-What tasks stage of one write they stage for one family: that of the write's only transaction, or, of a numbered write,
-that of its application, whose transactions are one for each topic. A task may have met few of the topics, or none yet;
-by family and batch it names, and brokers find, all that is staged of its write (`client/transaction/renewal.py`).
+All parts of one write are staged for one family: that of the write's only transaction, or, for a numbered write, that
+of its application, which has a transaction for each topic. A task may know few of the write's topics, or none yet. With
+the family and the batch id it still names all staged parts of its write (`client/transaction/renewal.py`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _OWN_MASK = (1 << _FAMILY_SHIFT) - 1
 
 
 def new_producer_id() -> int:
-    """The id of a producer that has none yet: random, so that nothing has to remember which were given out.
+    """The id of a producer that has none yet. It is random, so that assigned ids need not be stored.
 
-    A counter in ZooKeeper gave ids out again once ZooKeeper was set back to a backup. Logs still knew the batches of
-    those that had had the ids, and took equal sequences for theirs: acknowledged, and not written. Of a million random
-    ones, two are the same once in nine million times.
+    A counter in ZooKeeper assigned ids twice after ZooKeeper was restored from a backup. Logs still had the state of
+    the ids' first producers, and took batches with equal sequences for duplicates: they were acknowledged and not
+    written. Among a million random ids, two are the same once in nine million times.
     """
     return secrets.randbelow(_TRANSACTIONAL)
 
 
 def producer_id_of(transactional_id: str) -> int:
-    """The producer id that a transaction's batches carry: the same for every run, and none that a broker hands out,
-    for those are smaller.
+    """The producer id of a transaction's batches. It is the same for every run, and larger than those that brokers
+    assign.
 
-    Leaders distinguish the transactions of a partition by it. There an application's differ in their generation only,
-    so those of one count follow each other: none of them meets another.
+    Leaders distinguish the transactions of a partition by it. In a partition an application's transactions differ only
+    in their generation, and only one generation is in use at a time.
     """
     name = numbered.parse(transactional_id)
     if name is None:

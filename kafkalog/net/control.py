@@ -1,4 +1,4 @@
-"""A client's connection to a broker's gRPC service. What fails becomes an error of `errors.py` here.
+"""A client's connection to a broker's gRPC service. Failures are raised as errors of `errors.py`.
 
 A connection belongs to the process that made it: a forked child must leave it alone (`abandon`). Nothing connects at
 import. Knows no topics, retries or caches.
@@ -53,7 +53,7 @@ class PendingCall:
         return bool(self._future.done())
 
     def result(self) -> Any:
-        """What the broker answered, of a call that is done. Raises as `ControlConnection.call` does."""
+        """The broker's answer; the call must be done. Raises as `ControlConnection.call` does."""
         import grpc
 
         try:
@@ -86,14 +86,14 @@ class ControlConnection:
         _controls[id(self)] = self
 
     def connect(self) -> broker_pb2.ClusterDescription:
-        """Connect, and ask who the cluster is.
+        """Connect, and request the cluster's description.
 
         Raises:
             BrokerUnreachable: nothing answers there in time.
-            ProtocolError: what answers there is no broker's gRPC service.
+            ProtocolError: the peer is not a broker's gRPC service.
         """
         started = time.monotonic()
-        # A plain connect reports a refused or silent address at once and in plain words; gRPC would retry.
+        # A plain TCP connect reports a refused or silent address at once and in plain words; gRPC would retry.
         connect(self._host, self._port, self._connect_timeout_ms).close()
         left_ms = max(1, self._connect_timeout_ms - int((time.monotonic() - started) * 1000))
         try:
@@ -103,7 +103,7 @@ class ControlConnection:
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
             self.close()
             raise self._diagnosis(error) from None
-        except KafkalogError:  # it is a broker, which is stopping or busy
+        except KafkalogError:  # a broker that is stopping or busy
             self.close()
             raise
 
@@ -112,9 +112,9 @@ class ControlConnection:
 
         Raises:
             BrokerNotAsked: the connection was closed before the call.
-            BrokerUnreachable, RequestTimedOut, ProtocolError: the call did not get through, or no answer came back: the
-                broker may have heard it. So it is where the connection is closed during the call.
-            KafkalogError: the error that the broker answered with.
+            BrokerUnreachable, RequestTimedOut, ProtocolError: the call or its answer did not get through, or the
+                connection was closed during the call; the broker may have received it.
+            KafkalogError: the broker's error.
         """
         import grpc
 
@@ -128,7 +128,7 @@ class ControlConnection:
         except ValueError:  # gRPC's for a closed channel, before it begins a call
             if not self._is_closed:
                 raise
-            raise self._not_asked() from None  # `close` came since the lock was released
+            raise self._not_asked() from None  # closed since the lock was released
         finally:
             with self._lock:
                 self._calls -= 1
@@ -152,7 +152,7 @@ class ControlConnection:
         return PendingCall(future, lambda error: self._translated(method, error, timeout_ms))
 
     def _method(self, name: str) -> Any:
-        """Lock held: a method of the service, on a channel that is opened if there is none, or a fork closed it. Raises
+        """Lock held: a method of the service. Opens a channel if there is none, also after a fork closed it. Raises
         BrokerNotAsked."""
         if self._is_closed:
             raise self._not_asked()
@@ -191,7 +191,7 @@ class ControlConnection:
             return RequestTimedOut(what=method, address=self.address, timeout_ms=timeout_ms)
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
             too_large = _TOO_LARGE.search(details)
-            if too_large is None:  # gRPC's own limit of calls at once, of which the broker's code hears nothing
+            if too_large is None:  # gRPC's own limit of calls at once, which the broker's code does not see
                 return BrokerBusy(broker=self.address, reason=details or "it has too many calls")
             size, limit = map(int, too_large.groups())
             return RequestTooLarge(size=size, setting="message limit over gRPC", limit=limit)
@@ -204,7 +204,7 @@ class ControlConnection:
         return InternalError(reason=f"{method} at {self.address}: {code.name} {details}")
 
     def _diagnosis(self, error: KafkalogError) -> KafkalogError:
-        """Why a port that accepts does not answer: perhaps it is a data port, or no broker's at all."""
+        """Why a port that accepts connections does not answer: it may be a data port, or not a broker's."""
         if isinstance(error, ProtocolError):
             return error
         try:
@@ -228,7 +228,7 @@ class ControlConnection:
         return BrokerUnreachable(address=self.address, reason=reason)
 
     def close(self) -> None:
-        """End it, with the calls under way; there are no more after that."""
+        """Close the connection for good, and end the calls in flight."""
         with self._lock:
             self._is_closed = True
             self._close_channel()
@@ -239,7 +239,7 @@ class ControlConnection:
             channel.close()
 
     def close_if_idle(self) -> bool:
-        """Close the channel if there is one, no call uses it, and nobody is about to; whether it was."""
+        """Close the channel if there is one, and no call uses it or is about to; returns whether it was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -251,13 +251,13 @@ class ControlConnection:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child; the channel's threads are not there, so it is neither used nor closed."""
+        """Forget the channel in a forked child: without its threads it can be neither used nor closed."""
         if self._channel is not None:
             _ABANDONED.append(self._channel)
         self._channel, self._methods = None, {}
 
 
-_ABANDONED: list[Any] = []  # channels of a parent: destroying one in a child would wait for threads that are not there
+_ABANDONED: list[Any] = []  # channels of a parent: destroying one in a child would wait for threads that do not exist
 
 
 def _answers_as_grpc(host: str, port: int) -> bool:
@@ -271,22 +271,22 @@ def _answers_as_grpc(host: str, port: int) -> bool:
         return False
 
 
-# --- forks: their owners define what a child does with them (`forks.py`) ---------------------------------------
+# --- forks: owners define what a child does with connections (`forks.py`) ---------------------------------------
 
 _controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
 
 
 def _before_fork() -> None:
-    """Close the gRPC channels that no call is under way on; the next call opens another.
+    """Close the gRPC channels without a call in flight; the next call opens another one.
 
-    With a channel open, gRPC's fork handlers abort one child in twenty that is to run another program, as when PySpark
-    starts Java (`subprocess` with a preexec_fn). Right after the close they make it hang instead.
+    With an open channel, gRPC's fork handlers abort one in twenty children that execute another program, as when
+    PySpark starts Java (`subprocess` with a preexec_fn). Directly after the close they make the child hang instead.
     """
     controls = [reference() for reference in _controls.valuerefs()]  # a copy: other threads may add to them
     closed = [control.close_if_idle() for control in controls if control is not None]
     if any(closed):
-        # gRPC lets go of a channel in a thread of its own and offers nothing to wait for: no event, no callback, no
-        # state that can be asked. Without a pause a child hung within 1,000 forks; with 5 ms none did: 20 leave room.
+        # gRPC releases a channel in a thread of its own and offers nothing to wait for: no event, no callback, no state
+        # to read. Without a pause a child hung within 1,000 forks; with 5 ms none did. 20 ms leave a margin.
         time.sleep(_CHANNEL_END_SECONDS)
 
 

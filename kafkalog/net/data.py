@@ -1,6 +1,6 @@
 """A client's connection to a broker's data port: frames out and in (`wire/frames.py`), one system call for many.
 
-What fails becomes an error of `errors.py` here. A connection belongs to the process that made it: a forked child must
+Failures are raised as errors of `errors.py`. A connection belongs to the process that made it: a forked child must
 leave it alone (`abandon`). Knows no topics, requests or retries.
 """
 
@@ -29,15 +29,15 @@ class Reply(NamedTuple):
 
 
 class DataConnection:
-    """A connection to a broker's data port, its greeting done. One thread may send while another receives.
+    """A connection to a broker's data port, after the hello each way. One thread may send while another receives.
 
     Args:
         connect_timeout_ms: for connecting and greeting together.
-        request_timeout_ms: a send or receive that makes no progress for that long fails.
+        request_timeout_ms: after which a send or receive without progress fails.
 
     Raises:
         BrokerUnreachable: nothing answers there in time.
-        ProtocolError: what answers is no kafkalog data port.
+        ProtocolError: the peer is not a kafkalog data port.
     """
 
     def __init__(self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int) -> None:
@@ -49,8 +49,8 @@ class DataConnection:
         self._socket = connect(host, port, connect_timeout_ms)
         try:
             self._greet()
-            # Blocking with the kernel's own timeouts: one system call an operation. Python's timeouts poll before each,
-            # and every return from a call may wait 5 ms for the interpreter lock when another thread is busy.
+            # Blocking with the kernel's timeouts: one system call for each operation. Python's timeouts add a poll, and
+            # every return from a call may wait 5 ms for the interpreter lock when another thread is busy.
             self._socket.settimeout(None)
             seconds, milliseconds = divmod(request_timeout_ms, 1000)
             limit = struct.pack("@ll", seconds, milliseconds * 1000)
@@ -90,7 +90,7 @@ class DataConnection:
         return self._end > self._start
 
     def is_quiet(self) -> bool:
-        """Whether it is open and nothing has come, as it should be while no answer is awaited."""
+        """Whether it is open and nothing has arrived, as expected while no answer is awaited."""
         if self.has_buffered:
             return False
         try:
@@ -102,7 +102,7 @@ class DataConnection:
         return False
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Send pieces one after the other. Raises BrokerUnreachable, RequestTimedOut."""
+        """Send pieces in order. Raises BrokerUnreachable, RequestTimedOut."""
         try:
             for first in range(0, len(pieces), _PIECES_MAX):
                 self._send_all(pieces[first : first + _PIECES_MAX])
@@ -127,12 +127,12 @@ class DataConnection:
             sent = self._socket.sendmsg(pieces)
 
     def receive(self) -> Reply:
-        """The next frame, waiting for it.
+        """Wait for the next frame.
 
         Raises:
             BrokerUnreachable: the connection ended.
-            RequestTimedOut: nothing came for the request timeout.
-            ProtocolError: what came is no frame.
+            RequestTimedOut: nothing arrived within the request timeout.
+            ProtocolError: the bytes are not a frame.
             KafkalogError: an error that the broker sends before it closes (TooManyConnections).
         """
         try:
@@ -146,7 +146,8 @@ class DataConnection:
             raise self._gone(error) from None
 
     def receive_some(self) -> list[dataport_pb2.ReplyHeader]:
-        """At least one frame's header, and all others that came along whole; for frames without bodies."""
+        """Wait for a frame; returns its header, and those of all others that arrived whole. For frames without
+        bodies."""
         headers = [self.receive().header]
         while self._end - self._start >= PREFIX_SIZE:
             header_length, body_length = PREFIX.unpack_from(self._buffer, self._start)
@@ -173,7 +174,7 @@ class DataConnection:
             raise ProtocolError(address=self.address, reason="a frame's header is not readable") from None
 
     def _fill(self, wanted: int) -> None:
-        """Have at least that many bytes in the buffer, reading what there is."""
+        """Read until at least that many bytes are in the buffer."""
         while self._end - self._start < wanted:
             if self._start:
                 left = self._end - self._start
@@ -189,7 +190,7 @@ class DataConnection:
             self._end += count
 
     def _receive_body(self, length: int) -> memoryview:
-        import pyarrow as pa  # not for clients that only append; its pool hands the same pages out again
+        import pyarrow as pa  # clients that only append do not need it; its pool reuses pages
 
         body = memoryview(pa.allocate_buffer(length)).cast("B")
         got = min(length, self._end - self._start)
@@ -210,7 +211,7 @@ class DataConnection:
         return BrokerUnreachable(address=self.address, reason=reason)
 
     def close(self) -> None:
-        """End it; a thread that waits in `send` or `receive` gets BrokerUnreachable."""
+        """Close the connection; a thread that waits in `send` or `receive` gets BrokerUnreachable."""
         if not self._closed:
             self._closed = True
             try:
@@ -220,7 +221,7 @@ class DataConnection:
         self._socket.close()
 
     def shut_down(self) -> None:
-        """Make both directions fail, and leave the descriptor to the thread that reads: it is not used for another."""
+        """Make both directions fail; the reading thread closes the descriptor, so that it is not reused before."""
         self._closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -228,6 +229,7 @@ class DataConnection:
             pass
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, without a sign to the broker: the parent goes on using it."""
+        """Close the descriptor in a forked child, without a sign to the broker: the parent continues to use the
+        connection."""
         self._closed = True
         self._socket.close()

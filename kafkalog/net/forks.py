@@ -1,5 +1,5 @@
-"""What a fork does to a client. gRPC and forks do not mix: who holds what a child must not use registers here, and lets
-go of it in the child. Opens nothing."""
+"""Handlers for forks. A forked child must not use its parent's connections, above all gRPC's: an object that holds some
+registers here, and releases them in the child. Opens nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKey
 
 
 def after_fork(owner: _Owner, let_go: Callable[[_Owner], None]) -> None:
-    """Have `let_go(owner)` called in every forked child, for as long as the owner lives. `let_go` holds no owner: it is
-    a function of the class."""
+    """Have `let_go(owner)` called in every forked child, for as long as the owner lives. `let_go` must not refer to the
+    owner: it is a function of the class."""
     _owners[owner] = let_go
 
 
@@ -27,7 +27,7 @@ def _in_child() -> None:
     for owner, let_go in list(_owners.items()):
         try:
             let_go(owner)
-        except Exception:  # a defect; the others must not go on with what is their parent's for it
+        except Exception:  # a defect; the other owners must still release their parent's connections
             log.exception("after_fork_failed", owner=type(owner).__name__)
 
 

@@ -1,5 +1,5 @@
-"""The decision of a transaction: the batch decided last, its partitions, and whether all of them have it. Data, and its
-conversion to and from protobuf; `zk/decisions.py` keeps it in ZooKeeper. Knows no rule of who may decide.
+"""The decision of a transaction: the batch decided last, its partitions, and whether all of them have it. Only data and
+its conversion to and from protobuf; `zk/decisions.py` keeps it in ZooKeeper. The coordinator has the rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH_WRITE_KEPT_SECONDS = 3600
 
 @dataclass(frozen=True)
 class DecidedTopic:
-    """A topic's partitions that a batch has parts for, as ranges (first, last) with both ends in."""
+    """The partitions of a topic for which a batch has parts, as ranges (first, last), both inclusive."""
 
     topic_id: bytes
     topic: str
@@ -29,12 +29,12 @@ class DecidedTopic:
 
 
 class Writer(NamedTuple):
-    """The one write that a run of a query has of a batch: it wrote the batch, or was skipped for it.
+    """The one write of a batch in a run of a query: it wrote the batch, or was skipped.
 
     Attributes:
         commit_uuid: of the write's attempt to commit.
-        run_id: empty where it is not known.
-        session_id: another name of the run; empty where it is not known.
+        run_id: empty if it is not known.
+        session_id: another name of the run; empty if it is not known.
     """
 
     commit_uuid: bytes
@@ -42,7 +42,7 @@ class Writer(NamedTuple):
     session_id: str = ""
 
     def is_in_run_of(self, other: Writer) -> bool:
-        """Whether both are known to be of one run."""
+        """Whether both are known to belong to the same run."""
         if self.run_id and other.run_id:
             return self.run_id == other.run_id
         return bool(self.session_id) and self.session_id == other.session_id
@@ -50,21 +50,21 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a transaction decided last.
+    """The last decision of a transaction.
 
     Attributes:
         version: of its znode, which the next write has to name; -1: there is none.
         batch_id: -1: nothing was decided yet.
         commit_uuid: of the attempt that decided, 16 bytes.
-        run_id: of the run that decided; of the newest known run where the one that decided is not known.
+        run_id: of the run that decided; of the newest known run if the one that decided is not known.
         query_id: of the query whose batch it is; empty for a write outside any query.
-        fingerprint: of the batch's input; empty where that is not known.
+        fingerprint: of the batch's input; empty if it is not known.
         done: whether every partition has it.
-        replaced_runs: runs that others took over from, the newest last.
+        replaced_runs: fenced runs, the newest last.
         is_stream: whether the decision stays for ever.
         decided_us: when it was last written.
-        applied: partitions whose leaders say that they have an open batch; there may be others.
-        forgotten: nothing is decided under this id any more; a numbered write counts on under the next one
+        applied: partitions whose leaders have reported that they have the open batch; others may have it too.
+        forgotten: nothing is decided under this id any more; a numbered write continues under the next id
             (`format/numbered.py`).
         writers: of a numbered write of a query: each run's write of the batch, the newest last.
     """
@@ -96,13 +96,13 @@ class Decision:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch was decided that some partition may not have yet."""
+        """Whether some partition may not have the decided batch yet."""
         return self.batch_id != NO_BATCH and not self.done
 
 
 def with_applied(decision: Decision, has: Callable[[bytes, int], bool]) -> Decision:
-    """An open decision with the partitions added to `applied` of which `has(topic_id, number)` is true. It is done once
-    all of its partitions are applied."""
+    """An open decision, with those partitions added to `applied` for which `has(topic_id, number)` is true. It is done
+    when all of its partitions are applied."""
     known = replace(decision, topics=decision.applied)
     applied = tuple(
         DecidedTopic(topic.topic_id, topic.topic, ranges(numbers))
@@ -114,7 +114,7 @@ def with_applied(decision: Decision, has: Callable[[bytes, int], bool]) -> Decis
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Partition numbers as ranges (first, last) with both ends in."""
+    """Partition numbers as ranges (first, last), both inclusive."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:

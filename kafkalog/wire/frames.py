@@ -37,7 +37,7 @@ def hello(version: int = VERSION) -> bytes:
 
 
 def check_hello(data: bytes, address: str) -> int:
-    """The peer's version. Raises ProtocolError if it is no kafkalog data port, or of another version."""
+    """The peer's version. Raises ProtocolError if it is not a kafkalog data port, or has another version."""
     magic: bytes
     version: int
     magic, version, _ = HELLO.unpack(data)

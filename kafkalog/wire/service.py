@@ -21,7 +21,7 @@ SERVICE: str = _DESCRIPTION.full_name
 
 
 class Method(NamedTuple):
-    """A unary method: where it is called, and the classes of its messages."""
+    """A unary method: its path, and the classes of its messages."""
 
     path: str
     request: type[Message]

@@ -1,4 +1,5 @@
-"""A call in a thread of its own, for who may not wait: connecting, and asking who leads, of a broker that hangs."""
+"""A call in a thread of its own, for a caller that must not wait for a hanging broker: connecting, or refreshing
+metadata."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ _Result = TypeVar("_Result")
 
 
 def in_background(call: Callable[[], _Result]) -> Future[_Result]:
-    """Begin a call; its result, or what it raised, is the future's. Nothing waits for it at the process's end.
+    """Begin a call; the future gets its result or error. The process's end does not wait for it.
 
     Raises:
-        OutOfThreads: it was not begun.
+        OutOfThreads: the call was not begun.
     """
     future: Future[_Result] = Future()
 

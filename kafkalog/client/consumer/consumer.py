@@ -1,15 +1,15 @@
 """Consuming: assigned partitions as iterators of messages or Arrow batches, in order for each partition.
 
-Who reads what is assigned by the caller. `commit` writes positions to ZooKeeper (through a broker). A message that an
-iterator has handed out counts as processed once that iterator is asked for the next one, so a partition's position is
-that of the first message which is in somebody's hand, or was not handed out. Whoever commits, from wherever, commits
-nothing that is still being processed: everything is processed at least once. A message with which an iterator was left
-(by `break`, by an error) counts as processed once an iterator made after that is asked, not by those of other threads.
-What is fetched stands in the fetcher (`fetcher.py`).
+The caller assigns the partitions. `commit` writes positions to ZooKeeper (through a broker). A message that an iterator
+returned counts as processed when that iterator is asked for the next one. So a partition's position is the first
+message that is being processed, or that was not handed out. A commit, from any thread, never includes a message that is
+still being processed: everything is processed at least once. If an iterator is left in the middle (by `break`, by an
+error), its last message counts as processed when an iterator created later is asked for a message; iterators of other
+threads do not affect this. Fetched records are in the fetcher (`fetcher.py`).
 
 A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
 set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
-call comes, that call was interrupted, and fetching restarts from there.
+call comes, the move was interrupted, and fetching restarts from there.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _STARTS = ("earliest", "latest", "committed")
-_ROWS_AT_ONCE = 1000  # messages made in one go
+_ROWS_AT_ONCE = 1000  # messages made at once
 _ARROW_ROWS = 10_000  # small batches are joined up to here
 _ARROW_BYTES = 2 << 20
 _ANY = 1 << 62
 
-_moments = itertools.count()  # what came first; an iterator may be closed at any point, where no lock can be had
+_moments = itertools.count()  # an order of events without a lock: an iterator may be closed at any point
 
 
 class _Hand:
-    """What one iterator has handed out and was not asked beyond: a message, or an Arrow batch.
+    """The message or Arrow batch that one iterator has handed out last, and that is still being processed.
 
     Attributes:
-        cursor: of the partition that it is from; None: the hand is empty.
-        message: handed out last; None: nothing from `offset` on was yet, or an Arrow batch that begins there.
+        cursor: of its partition; None: the hand is empty.
+        message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
+            begins there.
         is_unseen: the Arrow batch was made and not handed out.
-        made: when its iterator was made, of `_moments`.
-        given_up: when the iterator was closed with this in hand; None: it was not.
+        made: when its iterator was made, by `_moments`.
+        given_up: when the iterator was closed with this in hand; None: it was not closed.
     """
 
     __slots__ = ("cursor", "given_up", "is_unseen", "made", "message", "offset")
@@ -65,12 +66,12 @@ class _Hand:
         self.given_up: int | None = None
 
     def take_from(self, cursor: _Cursor, offset: int) -> None:
-        """Lock held: what is handed out next is of that partition, from that offset on."""
+        """Lock held: the iterator hands out records of that partition next, from that offset on."""
         self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
         cursor.hands.add(self)
 
     def put_down(self) -> None:
-        """Lock held: what it held is processed."""
+        """Lock held: mark as processed what is in hand."""
         if self.cursor is not None:
             self.cursor.hands.discard(self)
             self.cursor = None
@@ -81,13 +82,13 @@ class _Hand:
 
 
 class _Cursor:
-    """What of a partition was handed out. Guarded by the fetcher's lock.
+    """The progress of handing out one partition's records. Guarded by the fetcher's lock.
 
     Attributes:
-        offset: the next to hand out, where no `rows` are at hand.
-        rows: messages being handed out, `left` those of them that were not; `batches` what they were made of.
-        end_offset: the next once `rows` are through.
-        hands: who has handed out what of it.
+        offset: the next to hand out, if there are no `rows`.
+        rows: messages being handed out; `left` are those not handed out yet; `batches` are what they were made from.
+        end_offset: the next offset after `rows`.
+        hands: those of the iterators that have a record of it in hand.
         resume: the offset to restart from, while records are being moved; None: none are.
     """
 
@@ -104,7 +105,7 @@ class _Cursor:
         self.resume: int | None = None
 
     def next_offset(self) -> int:
-        """Of the message to be handed out next. An iterator may take it at the same time."""
+        """The offset of the message to be handed out next. An iterator may take that message at the same time."""
         if self.resume is not None:
             return self.resume
         if not self.rows:
@@ -117,19 +118,19 @@ class _Cursor:
         return self.rows[-left].offset if left else self.end_offset
 
     def position(self) -> int:
-        """Everything before it is processed."""
-        hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in one of them
+        """The offset before which every record is processed."""
+        hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in a hand
         return min([self.next_offset(), *hands])
 
     def is_through(self) -> bool:
-        """Whether all `rows` were handed out, or are fetched again."""
+        """Whether all `rows` were handed out, or will be fetched again."""
         return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
 
     def settle(self) -> None:
-        """Stop handing out; what was not handed out comes again."""
+        """Stop handing out `rows`; those not handed out are fetched again."""
         if self.rows and self.resume is None:
             self.resume = self.next_offset()
-            rows = list(self.left)  # in one step: who goes on iterating gets none of these
+            rows = list(self.left)  # in one step: a running iterator gets none of these
             if not rows:
                 self.offset = self.end_offset
             else:
@@ -148,7 +149,7 @@ class _Cursor:
         self.restart()
 
     def restart(self) -> None:
-        """Fetch again from `resume`, if it is set: a move was interrupted, and what has arrived is not known."""
+        """Fetch again from `resume`, if it is set: a move was interrupted, so what has arrived is unknown."""
         at = self.resume
         if at is not None:
             self._forget()
@@ -156,10 +157,10 @@ class _Cursor:
             self.offset, self.resume = at, None
 
     def forget_given_up(self, asking: _Hand) -> None:
-        """Another is asked for: what iterators that were left before that one was made had in hand is processed.
+        """`asking` wants a record: mark as processed what is in hands that were given up before it was made.
 
-        An iterator that was there already knows nothing of it: it may be another thread's, and processing have failed.
-        What was taken in hand and never handed out, for an interrupt came between, comes again.
+        A hand that was given up later is kept: `asking` may be another thread's, and processing may have failed. A
+        record that was taken in hand and never handed out, because of an interrupt, is fetched again.
         """
         if self.hands:
             left = [hand for hand in self.hands if hand.given_up is not None and hand.given_up <= asking.made]
@@ -169,14 +170,15 @@ class _Cursor:
             self.hands = self.hands.difference(left)
 
     def _forget(self) -> None:
-        self.rows.clear()  # an iterator over them that somebody holds has ended
+        self.rows.clear()  # ends an iterator over them that another thread may hold
         self.rows = []
         self.left = iter(self.rows)
         self.batches = ()
 
 
 class MessageStream:
-    """One partition's messages: an iterable that blocks while there is nothing, until the consumer is closed."""
+    """One partition's messages: an iterable that blocks while there is no record, and ends when the consumer is
+    closed."""
 
     def __init__(self, consumer: Consumer, topic_partition: TopicPartition) -> None:
         self._consumer = consumer
@@ -201,7 +203,7 @@ class Consumer:
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
-        group: its offsets are committed, and are the start of "committed" partitions.
+        group: the name under which offsets are committed, and from which "committed" partitions start.
         **settings: of `ConsumerSettings`.
 
     Raises:
@@ -222,8 +224,8 @@ class Consumer:
         self._fetcher = Fetcher(self._cluster, self._settings, self._restart)
         self._cursors: dict[TopicPartition, _Cursor] = {}
         self._by_source: dict[Source, _Cursor] = {}
-        # Of every topic ever assigned, as assigned last: records of a topic that is read no longer may still be
-        # committed, and a topic of the same name, made anew, must get none of their offsets.
+        # The id of every topic ever assigned, as assigned last: records of a topic that is no longer read may still be
+        # committed, and a topic created again under the name must not get their offsets.
         self._topic_ids: dict[str, bytes] = {}
         after_fork(self, Consumer._after_fork_in_child)
 
@@ -258,8 +260,8 @@ class Consumer:
         Raises:
             UnknownTopic, UnknownPartition: it does not exist.
             BrokerUnreachable: no broker answers.
-            PartitionLost: one that is to be looked up is not served.
-            NoCommittedOffset: by "committed", with committed.fallback=error.
+            PartitionLost: a partition whose start has to be looked up is not served.
+            NoCommittedOffset: for "committed", with committed.fallback=error.
         """
         self._check_open()
         offsets = self._resolved(arguments.by_partition("starts", starts))
@@ -459,7 +461,7 @@ class Consumer:
                 cursor = self._next_rows(only, timeout, hand)
                 if cursor is None:
                     return
-                # A seek may end the rows early, and another iterator take some of them: what is handed out here counts.
+                # A seek may end the rows early, and another iterator may take some: count only those returned here.
                 for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
                     hand.message = message
                     yield message
@@ -503,7 +505,7 @@ class Consumer:
         return self._fetcher.sources
 
     def _next_rows(self, only: TopicPartition | None, timeout: float | None, hand: _Hand) -> _Cursor | None:
-        """A cursor with messages to hand out, waiting for one; `hand` has put down what it had, and is at its first."""
+        """Wait for messages and return their cursor; `hand` has put down what it had, and is at the first of them."""
         with self._fetcher.lock:
             hand.put_down()
             cursors = [self._cursor(only)] if only is not None else list(self._cursors.values())
@@ -522,8 +524,8 @@ class Consumer:
         cursor.resume = cursor.next_offset()
         batches = source.take(_ROWS_AT_ONCE, _ANY)
         end_offset = batches[-1].header.end_offset
-        # Of a large batch a part: messages by the thousand stay in the processor's cache, all at once take 1.5 times as
-        # long. To open the batch again for the rest costs 10 us.
+        # Only a part of a large batch: messages by the thousand stay in the processor's cache; all at once take 1.5
+        # times as long. Opening the batch again for the rest costs 10 us.
         is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * _ROWS_AT_ONCE
         if is_part:
             end_offset = batches[0].start_offset + _ROWS_AT_ONCE
@@ -564,7 +566,8 @@ class Consumer:
         return built
 
     def _decoded(self, source: Source, batches: list[FetchedBatch], end_offset: int | None = None) -> Iterator[Decoded]:
-        """Lock held: the batches' columns up to an offset. One that is damaged ends them; it and the rest come again.
+        """Lock held: the batches' columns up to an offset. A damaged batch ends them; it and the rest are fetched
+        again.
 
         Raises:
             CorruptBatch: the first one is damaged.
@@ -582,7 +585,7 @@ class Consumer:
             yield Decoded(batch.header, columns, batch.start_offset)
 
     def _restart(self) -> None:
-        """Lock held: the thread that fetched was interrupted."""
+        """Lock held: restart all cursors, after the fetching thread was interrupted."""
         for cursor in self._cursors.values():
             cursor.resume = cursor.next_offset()
             cursor.restart()
@@ -596,7 +599,7 @@ class Consumer:
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
-    """The offset behind an Arrow batch of `arrow_batches`, in its partition. Raises InvalidArgument."""
+    """The offset after an Arrow batch of `arrow_batches`, in its partition. Raises InvalidArgument."""
     names = getattr(getattr(batch, "schema", None), "names", ())
     if not {"topic", "partition", "offset"} <= set(names):
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Fetched columns to what a consumer hands out: messages, or Arrow batches with every column. Pure.
+"""Converts fetched columns to messages, or to Arrow batches with every column. Pure.
 
 Messages are made by C functions over whole columns (`zip`, `map`), 0.3 us each; pyarrow's `to_pylist` alone takes more.
 """
@@ -33,7 +33,7 @@ ARROW_SCHEMA = pa.schema(
 
 
 class Decoded(NamedTuple):
-    """A batch's columns, those records that are wanted; `first_offset` is the first one's."""
+    """The columns of a batch's wanted records; `first_offset` is the first one's."""
 
     header: BatchHeader
     columns: pa.RecordBatch
@@ -74,7 +74,7 @@ def binary_values(array: pa.Array) -> list[bytes | None]:
 
 
 def _integers(buffer: pa.Buffer | None, kind: str, offset: int, count: int) -> list[int]:
-    """`count` integers of a buffer. numpy takes 2 us to begin and then a third of the time for each."""
+    """`count` integers of a buffer. numpy would take 2 us to begin, and then a third of the time for each."""
     assert buffer is not None, "only validity may be missing"
     size = 8 if kind == "q" else 4
     if count < 200:
@@ -88,7 +88,8 @@ def _headers(array: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:
 
 
 class ArrowBuilder:
-    """Makes batches with all columns for one partition. What is the same in every row is made once and sliced."""
+    """Builds batches with all columns for one partition. Columns with the same value in every row are built once and
+    sliced."""
 
     def __init__(self, partition: TopicPartition) -> None:
         self._partition = partition
@@ -120,7 +121,7 @@ class ArrowBuilder:
                 "key": pa.nulls(rows, BINARY),
                 "headers": pa.nulls(rows, HEADERS),
             }
-            self._rows = rows  # last: an interrupt may come between
+            self._rows = rows  # last, because an interrupt may come before it
 
     def _optional(self, name: str, bit: int, pieces: Sequence[Decoded], rows: int) -> pa.Array:
         if not any(piece.header.attributes & bit for piece in pieces):
@@ -142,7 +143,7 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
 def _offsets(pieces: Sequence[Decoded], rows: int) -> pa.Array:
     first, last = pieces[0].first_offset, pieces[-1]
     has_gap = last.first_offset + last.columns.num_rows - first != rows
-    if not has_gap and not last.header.attributes & HAS_OFFSET:  # one in the last batch would not show
+    if not has_gap and not last.header.attributes & HAS_OFFSET:  # has_gap does not see a gap in the last batch
         return pa.array(np.arange(first, first + rows))
     return _joined(
         [

@@ -1,10 +1,10 @@
-"""A consumer's fetching: one connection to each broker that leads something, and what has arrived and not been taken.
+"""A consumer's fetching: a connection to each leader, and the batches that have arrived and were not taken.
 
-No thread fetches: whoever waits for records sends the requests and receives the answers, for all partitions, while
-others that wait are woken by what it brings (`driving`). It waits for no connection and no metadata, which a broker
-that hangs could keep from it for seconds: these come from threads of their own (`background.py`). The next request is
-on its way before records are handed out, so the broker and the kernel's buffers work ahead meanwhile. A partition that
-nobody takes from is not fetched beyond its share.
+There is no fetching thread: one thread that waits for records sends the requests and receives the answers, for all
+partitions, and wakes the other waiting threads (`driving`). It never waits for a connection or for metadata, because a
+hanging broker could delay these for seconds: threads of their own fetch them (`background.py`). The next request is
+sent before records are handed out, so that the broker and the kernel's buffers work meanwhile. A partition from which
+no records are taken is not fetched beyond its share.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ log = get_logger(__name__)
 
 _POLL_MS_MAX = (1 << 31) - 1
 _IN_FLIGHT_MAX = 2
-_ANY_BROKER = -2  # key of failures to find out who leads
+_ANY_BROKER = -2  # key of failures to refresh metadata
 
 _Taken = TypeVar("_Taken")
 
 
 class Source:
-    """One partition being fetched: where to go on, and what has arrived. Guarded by the fetcher's lock.
+    """One partition being fetched: the next offset, and what has arrived. Guarded by the fetcher's lock.
 
     Attributes:
         arrived: batches in order, not taken.
         arrived_bytes: of those.
-        error: to be raised once `arrived` is used up.
-        failure: what was raised for it last, since it was sought.
-        asked: the request for it that is unanswered.
-        trouble: it alone cannot be read just now (no broker has opened its log, or none can), and is tried again.
-        reset_to: where auto.offset.reset has it go on behind what has arrived; None: it goes on there, or is known to.
+        error: to be raised when `arrived` is used up.
+        failure: the last error raised for it, since its last seek.
+        asked: the unanswered request for it.
+        trouble: set while only this partition cannot be read (no broker has opened its log, or none can); retried.
+        reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
         broker_id: of its leader, as last reported.
     """
 
@@ -92,7 +92,7 @@ class Source:
         self.broker_id = NO_LEADER
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
-        """The next batches that have arrived: one, and more until there are that many records or bytes."""
+        """Remove and return the next arrived batches: one, and more until there are that many records or bytes."""
         taken = []
         arrived = self.arrived
         while arrived and rows > 0 and size > 0:
@@ -105,22 +105,22 @@ class Source:
         return taken
 
     def put_back(self, batches: Sequence[FetchedBatch]) -> None:
-        """Have batches that were taken come next."""
+        """Put batches that were taken back to the front."""
         self.arrived.extendleft(reversed(batches))
         self.arrived_bytes += sum(batch.header.length for batch in batches)
 
     def go_to(self, offset: int) -> None:
-        """Forget what arrived, and go on elsewhere."""
+        """Drop what has arrived, and continue at another offset."""
         self.arrived.clear()
         self.arrived_bytes = 0
         self.error = self.failure = self.trouble = None
-        self.asked = None  # what comes of that is of no use now
+        self.asked = None  # its answer is ignored
         self.reset_to = None
         self.reader.offset = offset
 
 
 class _Asked:
-    """A fetch that is not answered, and of which sources; one like no other."""
+    """An unanswered fetch, and its sources; compared by identity."""
 
     __slots__ = ("sources",)
 
@@ -129,8 +129,8 @@ class _Asked:
 
 
 class _Trouble:
-    """A broker or a partition that does not answer as it should: for how long (long times without a try left out), and
-    when to try."""
+    """The failures of a broker or a partition: since when (long times without a try do not count), and when to try
+    again."""
 
     __slots__ = ("retry", "retry_at")
 
@@ -139,18 +139,17 @@ class _Trouble:
         self.retry_at = now
 
     def forget(self, seconds: float) -> None:
-        """So long nobody tried: that does not count."""
+        """Do not count these seconds, because nothing was tried in them."""
         assert self.retry.since is not None
         self.retry.since += seconds
 
     def tried(self, now: float) -> None:
-        """It is tried. That this could not be done when it was due, for its broker was away or nobody drove, does not
-        count."""
+        """Record a try. Its delay after it was due does not count: its broker was away, or no thread drove."""
         self.forget(now - self.retry_at)
         self.retry_at = now
 
     def failed(self, now: float) -> bool:
-        """It did so again; whether it is to be tried another time."""
+        """Record another failure; returns whether to try again."""
         pause = self.retry.failed(now)
         if pause is None:
             return False
@@ -163,7 +162,7 @@ class Fetcher:
 
     Args:
         settings: of `ConsumerSettings`.
-        restart: called with the lock held when driving was interrupted: has every source go to where it is to go on.
+        restart: called with the lock held when driving was interrupted: sets every source to its next offset.
         begin: begins a call that may take long.
     """
 
@@ -179,16 +178,16 @@ class Fetcher:
         self._begin = begin
         self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next seven
         self._connecting: dict[int, Future[DataConnection]] = {}  # by broker; those that nobody has taken yet
-        self._refreshing: tuple[float, Future[None]] | None = None  # since when it is being asked who leads
+        self._refreshing: tuple[float, Future[None]] | None = None  # a metadata request in flight, and since when
         self._troubles: dict[int, _Trouble] = {}
         self._stale = False
-        self._found_error = False  # a source that cannot go on, while asking: whoever waits for it is to look
-        self._refreshed_at = -math.inf  # when it was last asked who leads
-        # By broker, and for partitions by the directory too: a full disk is one complaint, however many are on it.
+        self._found_error = False  # a source failed for good meanwhile: the thread that waits for it has to check
+        self._refreshed_at = -math.inf  # when metadata was last requested
+        # By broker, and for partitions by the directory too: a full disk is one complaint for all its partitions.
         self._complaints: dict[tuple[int, object], Complaint] = {}
         self._late_error: KafkalogError | None = None
         self._restart = restart
-        self._drive_unfinished = False  # the driving thread has not come back, or was interrupted
+        self._drive_unfinished = False  # a thread is driving, or was interrupted in it
         self._left_at = time.monotonic()  # when the last thread stopped driving
         self.closed = False
         self._let_go_of = False
@@ -198,7 +197,7 @@ class Fetcher:
         self._renew()
 
     def _renew(self) -> None:
-        self.lock = threading.RLock()  # guards `sources` and each of them, and who drives
+        self.lock = threading.RLock()  # guards `sources`, each of them, and the driver
         self._arrival = threading.Condition(self.lock)
         self._driver: int | None = None  # the thread that drives
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -210,22 +209,22 @@ class Fetcher:
     def next(
         self, among: Callable[[], Sequence[Source]], timeout: float | None, take: Callable[[Source], _Taken]
     ) -> _Taken | None:
-        """What `take` (called with the lock held) gets of a source that has something, waiting for one.
+        """Wait for a source with records, and return what `take` (called with the lock held) returns for it.
 
         Args:
-            among: the sources wanted; asked with the lock held, and again whenever they may have changed.
+            among: returns the wanted sources; called with the lock held, and again when they may have changed.
 
         Returns:
-            None after `timeout` seconds without anything, or when closed.
+            None after `timeout` seconds without records, or when closed.
 
         Raises:
-            KafkalogError: of a source that cannot go on; or a broker was unreachable, or a partition without a leader,
+            KafkalogError: of a source that cannot continue; or a broker was unreachable, or a partition had no leader,
                 for retry.timeout.ms.
         """
         end = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
         first = True
-        if self._driver == me:  # it was interrupted as it left
+        if self._driver == me:  # it was interrupted while it stopped driving
             self._leave(me)
         while True:
             taken: _Taken | None = None
@@ -242,7 +241,7 @@ class Fetcher:
                             taken = take(source)
                             has_room = was_full or not source.arrived
                             if has_room and self._driver is not None and self._wants_more(source):
-                                self.wake()  # whoever drives left it out, and would not look before its next event
+                                self.wake()  # the driver left it out, and would not check before its next event
                         if self._driver is None and (source is None or self._is_behind()):
                             break
                         if source is not None:
@@ -262,7 +261,7 @@ class Fetcher:
                     self._drive_unfinished = False
                 if not self.closed:
                     raise
-                return None  # `close` ended what it waited for
+                return None  # `close` ended the wait
             finally:
                 if self._driver == me or self.closed:
                     self._leave(me)
@@ -270,7 +269,7 @@ class Fetcher:
                 return taken
 
     def _leave(self, me: int) -> None:
-        """Let others drive; or, if it was closed meanwhile, let go of everything."""
+        """Let another thread drive; if the fetcher was closed meanwhile, release everything."""
         with self.lock:
             if self._driver == me:
                 self._left_at = time.monotonic()
@@ -280,7 +279,7 @@ class Fetcher:
             self._arrival.notify_all()
 
     def _restart_all(self) -> None:
-        """Lock held: the thread that drove was interrupted. What is asked, and what has arrived whole, is not known."""
+        """Lock held: restart after the driver was interrupted: requests in flight and arrived batches are unknown."""
         for broker_id, link in list(self._links.items()):
             self._drop(broker_id, link)
         for source in self.sources:
@@ -289,7 +288,7 @@ class Fetcher:
         self._drive_unfinished = False
 
     def _ready(self, sources: Sequence[Source]) -> Source | None:
-        """Lock held: a source with something, the one of the last time as long as it has."""
+        """Lock held: a source with records or an error; the last one again while it has any."""
         count = len(sources)
         for step in range(count):
             at = (self._turn + step) % count
@@ -307,7 +306,7 @@ class Fetcher:
         return None
 
     def _is_behind(self) -> bool:
-        """Lock held: whether a source wants more and its broker has nothing to do."""
+        """Lock held: whether a source wants more and its broker has no request."""
         links = self._links
         for source in self.sources:
             if self._wants_more(source):
@@ -324,12 +323,12 @@ class Fetcher:
             and source.arrived_bytes * 2 <= self._settings.max_partition_fetch_bytes
         )
 
-    # --- driving: one thread at a time, without the lock but where it says so
+    # --- driving: one thread at a time, without the lock except where noted
 
     def _drive_guarded(self, wait: bool, end: float | None) -> None:
-        """Drive. If nobody waits, an error is for who comes next."""
-        # Nobody tried again while nobody drove: that counts like the longest pause between two tries, not more. For a
-        # source's trouble, see `_Trouble.tried`.
+        """Drive. If no thread waits, an error is kept for the next call."""
+        # Without a driver nothing was retried: such a time counts at most like the longest pause between two tries. For
+        # a source's trouble, see `_Trouble.tried`.
         pause = self._settings.retry_backoff_max_ms / 1000
         uncounted = max(0.0, time.monotonic() - self._left_at - pause)
         for trouble in self._troubles.values():
@@ -347,7 +346,7 @@ class Fetcher:
         return [*self._troubles.values(), *of_sources]
 
     def _drive(self, wait: bool, end: float | None) -> None:
-        """Send what is to be asked; if `wait`, until something arrives, a wake, the end, or a reason to look again."""
+        """Send the due requests; if `wait`, wait for an answer, a wake, the end, or the next time to check."""
         looked_at = time.monotonic()
         self._found_error = False
         self._check_deadlines(looked_at)
@@ -357,7 +356,7 @@ class Fetcher:
         poller = select.poll()
         poller.register(self._wake_receiver, select.POLLIN)
         by_fd = {}
-        # What was due by then was asked for, unless nobody wants it now: that is not to be looked at all the time.
+        # Requests due before were sent, unless no thread wants them now; those must not cause a busy loop.
         until = [trouble.retry_at for trouble in self._all_troubles() if trouble.retry_at > looked_at]
         if end is not None:
             until.append(end)
@@ -376,11 +375,11 @@ class Fetcher:
                 self._drain_wakes()
                 continue
             broker_id, link = by_fd[fd]
-            if self._links.get(broker_id) is link:  # else it was lost while another's answer was taken in
+            if self._links.get(broker_id) is link:  # else it was lost while another's answer was handled
                 self._receive(broker_id, link)
 
     def _ask_all(self) -> None:
-        """Ask each leader for what is wanted of it; and, if need be, who leads."""
+        """Send each leader a request for the wanted sources, and refresh metadata if needed."""
         with self.lock:
             sources = [source for source in self.sources if self._wants_more(source)]
         names = {source.topic_partition.topic for source in sources}
@@ -400,7 +399,7 @@ class Fetcher:
                 link = self._link_to(broker_id)
                 if link is None:
                     continue
-                # A second request makes the broker answer the first at once: only for who has nothing to go on with.
+                # A second request makes the broker answer the first at once: only for sources without records.
                 starving = any(not source.arrived for source in some)
                 if not link.count or (starving and link.count < _IN_FLIGHT_MAX):
                     self._ask(broker_id, link, some)
@@ -408,7 +407,7 @@ class Fetcher:
                 self._failed(broker_id, error)
 
     def _link_to(self, broker_id: int) -> Link[_Asked] | None:
-        """The link to a broker; None while it is being connected to. Raises why it could not be."""
+        """The link to a broker; None while connecting. Raises the error if it could not connect."""
         if broker_id in self._links:
             return self._links[broker_id]
         if broker_id not in self._connecting:
@@ -423,20 +422,20 @@ class Fetcher:
         self.wake()
 
     def _forget_troubles_of_others(self) -> None:
-        """Forget the retry times of brokers that lead nothing here any more that can go on: each would wake the driving
-        thread for nothing."""
+        """Forget the retry times of brokers that lead no source which can continue: each would wake the driver for
+        nothing."""
         with self.lock:
             leaders = {source.broker_id for source in self.sources if source.error is None}
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
             del self._troubles[broker_id]
 
     def _leader_of(self, source: Source) -> int | None:
-        """The broker to ask; None if that is being asked, or if there is none: the source or its leader is in trouble
-        then."""
+        """The broker to ask; None while metadata is being fetched, or if there is no leader: then the source or its
+        leader is in trouble."""
         partition, topic_id = source.topic_partition, source.reader.topic_id
         topic = self._cluster.known_topic(partition.topic)
         if topic is None:
-            if self._refreshing is None and not self._is_paused(_ANY_BROKER):  # it was asked for just now
+            if self._refreshing is None and not self._is_paused(_ANY_BROKER):  # metadata is fresh
                 source.error = UnknownTopic(topic=partition.topic)
                 self._found_error = True
             return None
@@ -454,8 +453,9 @@ class Fetcher:
         return broker_id
 
     def _without_leader(self, source: Source, error: LeaderNotAvailable) -> int | None:
-        """There was no leader by what the cluster said last. Ask again, if that was before this try was due. A log
-        that no broker has opened is its partition's trouble, a broker that is away that of all that it leads."""
+        """The metadata has no leader for a source. Refresh it, if it is older than the time at which this try was due.
+        A log that no broker has opened is the partition's trouble; an absent broker is the trouble of all its
+        partitions."""
         unopened = source.broker_id == NO_LEADER
         trouble = source.trouble if unopened else self._troubles.get(source.broker_id)
         if trouble is not None:
@@ -478,7 +478,7 @@ class Fetcher:
         return None
 
     def _refresh(self) -> None:
-        """Ask who leads, or take in the answer. Nothing happens while the answer is awaited, or a pause is made."""
+        """Request metadata, or handle the answer. Does nothing while the answer is awaited, or during a pause."""
         try:
             if self._refreshing is None:
                 if self._is_paused(_ANY_BROKER):
@@ -511,7 +511,7 @@ class Fetcher:
         asked = _Asked()
         now = time.monotonic()
         with self.lock:
-            # Whoever has least comes first: the broker fills its answer in this order.
+            # The sources with the fewest bytes come first: the broker fills its answer in this order.
             for source in sorted(sources, key=lambda source: source.arrived_bytes):
                 source.reader.ask(fetch, settings.max_partition_fetch_bytes)
                 source.asked = asked
@@ -526,7 +526,7 @@ class Fetcher:
             raise
 
     def _receive(self, broker_id: int, link: Link[_Asked]) -> None:
-        """Take in an answer, and ask for what comes next before anyone looks at it."""
+        """Receive an answer, and send the next request before the answer is used."""
         trouble: KafkalogError | None
         try:
             header, body = link.connection.receive()
@@ -548,19 +548,19 @@ class Fetcher:
             self._ask_all()
 
     def _take_in(self, asked: _Asked, reply: pb.FetchReply, body: memoryview | None) -> KafkalogError | None:
-        """Put what came where it belongs. Returns an error after which to ask who leads and try again."""
+        """Give each source its part of an answer. Returns an error if metadata is to be refreshed before a retry."""
         parts = split_body(reply, body)
         trouble: KafkalogError | None = None
         with self.lock:
             for source, answer, data in zip(asked.sources, reply.partitions, parts, strict=True):
-                if source.asked is not asked:  # sought elsewhere meanwhile
+                if source.asked is not asked:  # a seek came meanwhile
                     continue
                 source.asked = None
                 try:
                     found = source.reader.take(answer, data)
                 except OffsetOutOfRange as error:
                     self._out_of_range(source, error)
-                except DiskFull as error:  # its log could not be opened; those beside it can be read
+                except DiskFull as error:  # its log could not be opened; the others can be read
                     self._source_failed(source, error)
                 except RetriableError as error:
                     trouble = error
@@ -573,7 +573,7 @@ class Fetcher:
         return trouble
 
     def _out_of_range(self, source: Source, error: OffsetOutOfRange) -> None:
-        """Lock held: do as auto.offset.reset says."""
+        """Lock held: act by auto.offset.reset."""
         where = self._settings.auto_offset_reset
         target: Any = error.facts.get("start_offset" if where == "earliest" else "end_offset")
         if where == "error" or not isinstance(target, int):
@@ -588,10 +588,10 @@ class Fetcher:
         return trouble is not None and time.monotonic() < trouble.retry_at
 
     def _failed(self, broker_id: int, error: KafkalogError) -> None:
-        """A broker was not reached, or was the wrong one. Raises the error if that goes on for too long."""
+        """A broker was not reached, or does not lead the partition. Raises the error if that lasts for too long."""
         now = time.monotonic()
         trouble = self._troubles.get(broker_id)
-        # That nobody leads was said by what is known: it is asked again when the next try is due.
+        # LeaderNotAvailable came from the cached metadata, which is refreshed when the next try is due.
         self._stale = self._stale or not isinstance(error, LeaderNotAvailable)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
@@ -599,12 +599,13 @@ class Fetcher:
             self._stale = True
             del self._troubles[broker_id]
             raise error
-        said = broker_id == _ANY_BROKER and len(self._troubles) > 1  # of the broker that it follows from
-        if not self.closed and not said:  # closed: it was us
+        said = broker_id == _ANY_BROKER and len(self._troubles) > 1  # logged for the broker that caused it
+        if not self.closed and not said:  # closed: we ended it
             self._complain(broker_id, error, trouble)
 
     def _source_failed(self, source: Source, error: KafkalogError) -> None:
-        """Lock held: one partition cannot be read just now. Its error, if that goes on for too long."""
+        """Lock held: one partition cannot be read just now. Keeps its error, to be raised, if that lasts for too
+        long."""
         now = time.monotonic()
         if source.trouble is None:
             source.trouble = _Trouble(self._settings, now)
@@ -624,7 +625,7 @@ class Fetcher:
         complaint.failed(error, trouble.retry.until, **facts)
 
     def _check_deadlines(self, now: float) -> None:
-        """Give up connections on which an answer is overdue; one that has come and was not looked at is not."""
+        """Give up connections with an overdue answer. An answer that has arrived and was not read is not overdue."""
         for broker_id, link in list(self._links.items()):
             if link.deadline <= now and link.connection.is_quiet():
                 self._drop(broker_id, link)
@@ -643,10 +644,10 @@ class Fetcher:
     # --- waking, closing
 
     def wake(self) -> None:
-        """Have the driving thread look again; from any thread."""
+        """Make the driving thread check again; callable from any thread."""
         try:
             self._wake_sender.send(b"w")
-        except OSError:  # full: it will look anyway; or closed
+        except OSError:  # full: it will check anyway; or closed
             pass
 
     def _drain_wakes(self) -> None:
@@ -656,16 +657,16 @@ class Fetcher:
             pass
 
     def close(self, on_closed: Callable[[], None] | None = None, timeout: float = 2.0) -> None:
-        """Let go of everything; those who wait get None.
+        """Release everything; waiting threads get None.
 
-        The driving thread is interrupted in what it waits for; whatever it is in, it lets go once it comes back. A
-        connection that is just being made is closed once it is there. In a signal handler, which may have interrupted
-        that thread or one that holds the lock, there is nothing to wait for: what was interrupted lets go when it goes
-        on, or else the next `close` does.
+        The driving thread's wait is ended; it releases everything when it stops driving. A connection that is just
+        being made is closed when it is made. A signal handler may have interrupted the driving thread, or one that
+        holds the lock, so `close` does not wait there: the interrupted thread releases everything when it continues, or
+        else the next `close` does.
 
         Args:
-            on_closed: called at the end, and before, to have calls to the cluster end; so perhaps twice.
-            timeout: seconds to wait at most for the driving thread to come back.
+            on_closed: called first, to end calls to the cluster, and at the end; so perhaps twice.
+            timeout: seconds to wait at most for the driving thread to stop driving.
         """
         me = threading.get_ident()
         interrupting = self.lock._is_owned()  # type: ignore[attr-defined]
@@ -694,7 +695,7 @@ class Fetcher:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Lock held, nobody drives: once."""
+        """Lock held, no driver: release everything, once."""
         if self._let_go_of:
             return
         self._let_go_of = True
@@ -708,11 +709,11 @@ class Fetcher:
             self._on_closed()
 
     def after_fork_in_child(self) -> None:
-        """Go on from the same places with connections of our own."""
+        """Continue at the same offsets with new connections."""
         for link in self._links.values():
             link.connection.abandon()
         self._links = {}
-        self._connecting, self._refreshing = {}, None  # no thread is in the child to end them
+        self._connecting, self._refreshing = {}, None  # the child has no threads that could complete them
         for source in self.sources:
             source.asked = None
         self._wake_receiver.close()

@@ -26,7 +26,7 @@ class FetchedBatch(NamedTuple):
 
 
 class PartitionFetch:
-    """A partition's next offset, and where its batch stands on the broker's disk.
+    """A partition's next offset, and the position of its batch on the broker's disk.
 
     Args:
         offset: the next to be fetched; may be set.
@@ -59,11 +59,11 @@ class PartitionFetch:
             part.hint.segment_base_offset, part.hint.position = self._hint
 
     def take(self, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
-        """The whole batches of this partition's part of an answer; the next offset moves behind them.
+        """The whole batches of this partition's part of an answer; the next offset moves past them.
 
         Raises:
-            CorruptBatch: the first batch is damaged. If a later one is, those before it are returned. Its fact
-                `end_offset` is where to go on, if that is known.
+            CorruptBatch: the first batch is damaged. If a later one is, the batches before it are returned. The fact
+                `end_offset` is the offset after the damage, if it is known.
             KafkalogError: what the broker answered.
         """
         if answer.HasField("error"):
@@ -85,7 +85,7 @@ class PartitionFetch:
         except CorruptBatch as error:
             if not found:
                 self._hint = None
-                if error.facts.get("end_offset", offset + 1) <= offset:  # going on there would bring the same batch
+                if error.facts.get("end_offset", offset + 1) <= offset:  # continuing there would return the same batch
                     facts = {name: fact for name, fact in error.facts.items() if name != "end_offset"}
                     raise CorruptBatch(**facts) from None
                 raise
@@ -96,7 +96,7 @@ class PartitionFetch:
 
 
 def decode(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
-    """The columns of a fetched batch: records that are wanted and stand before `end_offset`. Raises CorruptBatch."""
+    """The columns of a fetched batch's wanted records before `end_offset`. Raises CorruptBatch."""
     header = batch.header
     columns = decode_columns(header, batch.data, str(where))
     if header.attributes & HAS_OFFSET:

@@ -1,4 +1,4 @@
-"""Fetching a range of one partition, with the next request on its way before a batch is handed out. Used by Spark."""
+"""Fetches a range of one partition; sends the next request before it hands out a batch. Used by Spark."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = get_logger(__name__)
 
 FETCH_BYTES = 4 << 20
 _WAIT_MS = 500
-# What the first request of a range asks for: enough for most ranges at once, and little for one of a few records, which
-# a broker else answers with all that follows it. Answers show how large records are.
+# Bytes in the first request of a range: enough for most ranges, and little for a range of a few records, whose answer
+# would otherwise contain all that follows it in the log. The answers show how large records are.
 _FIRST_BYTES = 64 << 10
 _GUESSED_RECORD_BYTES = 1 << 10
 
 
 class LeaderHint(NamedTuple):
-    """A partition's topic id and leader, as found earlier: a fetch that has them asks for no metadata first."""
+    """A partition's topic id and leader, as found earlier: a fetch with a hint needs no metadata request first."""
 
     topic_id: bytes
     broker: BrokerInfo
@@ -55,22 +55,21 @@ def fetch_range(
     max_bytes: int = FETCH_BYTES,
     hint: LeaderHint | None = None,
 ) -> Generator[list[tuple[BatchHeader, pa.RecordBatch]], None, None]:
-    """The records of [start_offset, end_offset), an answer of the broker's at a time.
+    """The records of [start_offset, end_offset), one answer of the broker at a time.
 
-    Each batch comes with its header, whose `base_offset` may lie before the first record handed out: batches are cut to
-    the range by slicing. Brokers that are unreachable are tried again for retry.timeout.ms from the first failure on;
-    how long the caller takes between two answers does not count.
+    Each batch comes with its header, whose `base_offset` may be before the first record handed out, because batches are
+    cut to the range by slicing. Unreachable brokers are retried for retry.timeout.ms from the first failure on; the
+    caller's time between two answers does not count.
 
     Args:
-        topic_id: of the topic that is meant; None: of whatever has the name now.
-        max_bytes: asked for at a time, less for what is left of a small range; a batch that is larger comes all the
-            same.
-        hint: whom to ask first, without asking brokers who leads; if it is outdated they are asked.
+        topic_id: of the topic; None: of the topic that has the name now.
+        max_bytes: of one request, less for the rest of a small range; a larger batch is returned all the same.
+        hint: the broker to ask first, without a metadata request; if it is outdated, metadata is fetched.
 
     Raises:
-        OffsetOutOfRange: records of the range are not in the log; raised with the first answer that says so.
-        CorruptBatch: they are damaged there; those before were handed out. As of `PartitionFetch.take`.
-        DataLost: what came does not follow what was handed out before.
+        OffsetOutOfRange: records of the range are not in the log; raised with the first answer that shows it.
+        CorruptBatch: records are damaged; those before were handed out. See `PartitionFetch.take`.
+        DataLost: an answer does not follow the records handed out before.
         UnknownTopic, UnknownTopicId, UnknownPartition, BrokerUnreachable.
     """
     if start_offset >= end_offset:
@@ -78,7 +77,7 @@ def fetch_range(
     meant = topic_id
     if hint is not None:
         meant = meant or hint.topic_id
-    else:  # the one wait for a first answer: tries that are made again wait for none of their own
+    else:  # the only wait for a first answer: retries do not wait for one of their own
         known = cluster.topic(partition.topic)
         meant = meant or known.topic_id
     reader = PartitionFetch(partition, meant, start_offset)
@@ -90,7 +89,7 @@ class _RangeFetch:
     """One range being fetched over one connection at a time.
 
     Args:
-        follows_name: until records have come, a topic made anew under the name is read instead.
+        follows_name: before the first records, a topic created again under the name is read instead.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class _RangeFetch:
         self._max_bytes = max_bytes
         self._leader = hint.broker if hint is not None else None
         self._follows_name = follows_name
-        self._records = self._bytes = 0  # what came, for what is to come
+        self._records = self._bytes = 0  # received so far, to estimate the rest
         self._link: Link[None] | None = None  # with one request in flight at most
         self._broker_id = -1
         self._asked_offset = self._position = reader.offset
@@ -138,7 +137,7 @@ class _RangeFetch:
             self._let_go()
 
     def _ask_ahead(self) -> None:
-        """Have the next request on its way. A failure is no reason to keep back what came: it is asked again later."""
+        """Send the next request early. A failure does not hold back received records: the request is repeated later."""
         if self._reader.offset < self._end_offset:
             try:
                 self._ask()
@@ -146,7 +145,8 @@ class _RangeFetch:
                 self._drop()
 
     def _check_follows(self, found: list[FetchedBatch]) -> None:
-        """Raise DataLost unless the batches go on where those handed out end. Compaction leaves gaps in an answer."""
+        """Raise DataLost unless the batches continue at the end of those handed out. Compaction leaves gaps in an
+        answer."""
         for batch in found:
             if batch.start_offset != self._position and not (
                 self._asked_offset <= self._position < batch.start_offset and self._is_compacted()
@@ -162,7 +162,7 @@ class _RangeFetch:
         return "compact" in topic.effective.get("cleanup.policy", "")
 
     def _decoded(self, found: list[FetchedBatch]) -> Iterator[list[tuple[BatchHeader, pa.RecordBatch]]]:
-        """The batches' columns; if one is damaged, those before it and then the error."""
+        """The batches' columns; if a batch is damaged, those before it, and then raises the error."""
         good: list[tuple[BatchHeader, pa.RecordBatch]] = []
         damage: CorruptBatch | None = None
         for batch in found:
@@ -180,7 +180,7 @@ class _RangeFetch:
 
     def _ask(self) -> None:
         if self._link is None:
-            leader, self._leader = self._leader, None  # a hint is worth one try
+            leader, self._leader = self._leader, None  # a hint gets one try
             known = leader
             if leader is None:
                 _, leader = self._cluster.leader_of(self._reader.topic_partition, self._reader.topic_id, patient=False)
@@ -197,7 +197,7 @@ class _RangeFetch:
         link.connection.send([frame_start(header.SerializeToString(), 0)])
 
     def _bytes_left(self) -> int:
-        """About what the rest of the range takes, generously: by the size of the records that came, or a guess."""
+        """A generous estimate of the size of the rest: by the size of the received records, or a guess."""
         left = self._end_offset - self._reader.offset
         if not self._records:
             return min(self._max_bytes, max(_FIRST_BYTES, left * _GUESSED_RECORD_BYTES))
@@ -215,7 +215,7 @@ class _RangeFetch:
         link.answered()
         answer = header.fetch.partitions[0]
         found = self._reader.take(answer, body if body is not None else memoryview(b""))
-        if answer.end_offset < self._end_offset:  # to wait for the rest would be to wait for what may never come
+        if answer.end_offset < self._end_offset:  # the rest may never come
             raise OffsetOutOfRange(
                 offset=self._end_offset - 1,
                 partition=str(self._reader.topic_partition),
@@ -225,7 +225,7 @@ class _RangeFetch:
         return found
 
     def _recover(self, error: KafkalogError) -> None:
-        """Let go of the connection, pause, and ask who leads now. Raises the error once the time for it is over."""
+        """Release the connection, pause, and refresh the metadata. Raises the error once the time for it is over."""
         self._drop()
         pause = self._retry.failed(time.monotonic())
         if pause is None:

@@ -1,6 +1,6 @@
-"""What a producer has taken and not yet seen acknowledged: its lock, its memory, and who waits for what.
+"""A producer's unacknowledged records: the lock, the memory that they use, and the waits for room and for acks.
 
-`send` fills the queues (`queue.py`), the senders (`sender.py`) empty them; both hold `lock` while they do. Callbacks
+`send` fills the queues (`queue.py`), and the senders (`sender.py`) empty them; both hold `lock` meanwhile. Callbacks
 run without it.
 """
 
@@ -20,19 +20,20 @@ log = get_logger(__name__)
 
 RECORD_COST = 100  # bytes of buffer.memory for a record's objects, beside its bytes
 BATCH_COST = 1000  # and for a batch's
-_ROOM_SHARE = 0.75  # senders that wait go on once so little is used: waking them for every ack would be all one does
+_ROOM_SHARE = 0.75  # callers that wait for room are woken when no more is used: waking them for each ack costs too much
 _FAILURES_KEPT = 100
 
 
 class Accumulator:
-    """Unacknowledged records. `lock` guards it, all queues and all batches; methods say whether they want it held.
+    """Unacknowledged records. `lock` guards it, all queues and all batches; each method says whether the caller must
+    hold it.
 
     Args:
         memory: bytes, see buffer.memory.
         max_block_ms: longest wait for room.
         address: of the cluster, for errors.
-        hurry: lock held: has a queue's open batch sent without lingering.
-        repair: lock held: called when something is interrupted that was being done under it.
+        hurry: called with the lock held: sends a queue's open batch without lingering.
+        repair: called with the lock held, when an operation under it was interrupted.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Accumulator:
         self.renew_locks()
 
     def renew_locks(self) -> None:
-        """At the start, and in a forked child, where nobody is left to release them."""
+        """At the start, and in a forked child: no thread is left there that could release them."""
         self.lock = Mutex(self._repair)
         self._room = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._delivered = threading.Condition(self.lock)  # type: ignore[arg-type]
@@ -67,15 +68,15 @@ class Accumulator:
         self._unfinished[batch] = None
 
     def forget(self, batch: Batch) -> None:
-        """Lock held: a batch gets no record after all."""
+        """Lock held: drop a batch that was started and got no record."""
         self._unfinished.pop(batch, None)
 
     def count_again(self) -> None:
-        """Lock held: what is buffered, if something was reserved and then not used."""
+        """Lock held: count the buffered bytes again, after a reservation that was not used."""
         self.buffered = sum(batch.charged for batch in self._unfinished)
 
     def close_batch(self, queue: PartitionQueue) -> None:
-        """Lock held: let the open batch be sent, and give back what was reserved for it and not used."""
+        """Lock held: let the open batch be sent, and return the part of its reservation that it did not use."""
         batch = queue.open
         if batch is not None:
             queue.close_batch()
@@ -163,7 +164,7 @@ class Accumulator:
                 self._delivered.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def unfinished(self) -> list[Batch]:
-        """Lock held: what is not acknowledged, the latest first (when it is, most others are)."""
+        """Lock held: the unacknowledged batches, the latest first: when that one is acknowledged, most others are."""
         return list(reversed(self._unfinished))
 
     def take_failure(self) -> KafkalogError | None:
@@ -173,6 +174,6 @@ class Accumulator:
         return failures[0].error if failures else None
 
     def close(self) -> None:
-        """Lock held: take nothing more, and let those who wait for room know."""
+        """Lock held: accept no more records, and wake the callers that wait for room."""
         self.closed = Closed(what="producer")
         self._room.notify_all()

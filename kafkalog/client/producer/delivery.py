@@ -1,4 +1,4 @@
-"""Handles of what was sent: light ones, over the batch that the record went in."""
+"""Handles of sent records. They are light: a reference to the record's batch, and its place in it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Delivery:
         return self._batch.done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record stands, once it is acknowledged; its batch lingers no longer.
+        """Wait for the ack and return the record's place in the log. Its batch is sent without further lingering.
 
         Raises:
-            RequestTimedOut: it was not within `timeout` seconds.
+            RequestTimedOut: it was not acknowledged within `timeout` seconds.
             KafkalogError: why it could not be delivered.
         """
         error = self.exception(timeout)
@@ -57,10 +57,10 @@ class TableDelivery:
         return all(batch.done for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> list[tuple[TopicPartition, int, int]]:
-        """Once all are acknowledged, for every batch: (partition, first offset, rows); the offset is -1 with acks=0.
+        """Wait for all acks and return (partition, first offset, rows) of every batch; the offset is -1 with acks=0.
 
         Raises:
-            RequestTimedOut: they were not within `timeout` seconds.
+            RequestTimedOut: not all were acknowledged within `timeout` seconds.
             KafkalogError: why the first of those that failed could not be delivered.
         """
         error = self.exception(timeout)

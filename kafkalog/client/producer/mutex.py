@@ -1,18 +1,18 @@
-"""A lock that costs little when nobody else wants it, 0.04 us to take and give back where `threading.Lock` takes 0.11,
-and that no interrupt leaves locked.
+"""A lock that is cheap without contention (0.04 us to take and release; `threading.Lock` needs 0.11), and that no
+interrupt leaves locked.
 
-`Producer.send` takes it for every record, and that difference would be a seventh of its time. The lock is a token in a
-list: `del tokens[0]` takes it, or raises IndexError while another has it; `holder = None; tokens += TOKEN` gives it
-back. Both stand in line in `send`; elsewhere `run` calls a function with the lock held.
+`Producer.send` takes it for every record; the difference would be a seventh of its time. The lock is a token in a list:
+`del tokens[0]` takes it, or raises IndexError while another holder has it; `holder = None; tokens += TOKEN` releases
+it. `send` has both in line; elsewhere `run` calls a function with the lock held.
 
-A KeyboardInterrupt can rise after any call, at the beginning of any Python function, also of an `__exit__`, and where a
-loop begins again; another thread can come in only there, too. So nothing is called between taking the token and
-writing down who has it, nor between crossing that out and giving it back. That is done in a `finally` that covers the
-taking, and only by the holder. `with` is for threads of our own, where no signal handler runs.
+A KeyboardInterrupt can be raised after any call, at the beginning of any Python function (an `__exit__` too), and where
+a loop begins again. A switch to another thread happens only there, too. So nothing is called between taking the token
+and setting `holder`, nor between clearing `holder` and releasing the token. The release is in a `finally` that covers
+the taking, and only the holder does it. `with` is for the client's own threads, where no signal handler runs.
 
 A signal handler runs above the call that it interrupted. If that call holds the lock, the handler would wait for ever.
-If that call waits for the lock too, it may be woken in place of the handler. So a wait of more than a moment looks at
-the lock again, and at the frames of its own thread. A shorter one pays nothing for that.
+If that call waits for the lock too, it may be woken in place of the handler. So a wait longer than `_LOOK_SECONDS`
+checks the lock again, and the frames of its own thread. A shorter wait does not pay for that.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _Result = TypeVar("_Result")
 
 
 TOKEN = (None,)
-_LOOK_SECONDS = 0.1  # between two looks of one that waits
+_LOOK_SECONDS = 0.1  # between two checks of a waiting thread
 _CLIENT = "kafkalog.client."  # the modules whose frames may hold a lock
 
 
 def is_clients(frame: FrameType) -> bool:
-    """Whether a frame runs code of the client's, none of a signal handler's."""
+    """Whether a frame runs code of the client, not of a signal handler."""
     return str(frame.f_globals.get("__name__")).startswith(_CLIENT)
 
 
@@ -44,12 +44,12 @@ class Mutex:
     """Not reentrant and not fair, like `threading.Lock`; may be given to a `threading.Condition`.
 
     Args:
-        repair: called with the lock held when something else than an error of ours ends what `run` runs.
+        repair: called with the exception, lock held, when the function that `run` calls raises one.
 
     Attributes:
         tokens: one, while nobody holds the lock.
-        holder: who does: an object in a frame of that thread, or the thread's ident.
-        waiting: a locked lock for each thread that waits; releasing it has the thread look again.
+        holder: of the lock: an object in a frame of the thread, or the thread's ident.
+        waiting: a locked lock for each waiting thread; releasing it makes the thread check again.
     """
 
     __slots__ = ("holder", "repair", "tokens", "waiting")
@@ -95,17 +95,17 @@ class Mutex:
         tokens, waiting = self.tokens, self.waiting
         try:
             while True:
-                mine = threading.Lock()  # a new one each time: whoever wakes us may take the old one out later
+                mine = threading.Lock()  # a new one each time: the thread that wakes us may remove the old one later
                 mine.acquire()
                 try:
-                    # Whoever gives the lock back looks for those who wait after that: so we look for it after this.
+                    # A releasing thread looks for waiting threads after the release: so we check the token after this.
                     waiting.append(mine)
                     try:
                         del tokens[0]
                         self.holder = holder
                         return
                     except IndexError:
-                        if not mine.acquire(timeout=_LOOK_SECONDS):  # until it is free; another may still be quicker
+                        if not mine.acquire(timeout=_LOOK_SECONDS):  # until woken; another thread may be faster
                             self._check_below()
                 finally:
                     if waiting:
@@ -114,7 +114,7 @@ class Mutex:
                         except ValueError:
                             pass
         finally:
-            if waiting and tokens:  # we were interrupted, perhaps when our turn had come
+            if waiting and tokens:  # interrupted, perhaps after we were woken
                 self.wake()
 
     def _check_below(self) -> None:
@@ -131,14 +131,14 @@ class Mutex:
             frame = frame.f_back
 
     def wake(self) -> None:
-        """Have the first of those who wait look for the lock."""
+        """Make the first waiting thread check the lock again."""
         try:
             first = self.waiting[0]
         except IndexError:
-            return  # it found the lock by itself
+            return  # it noticed the release by itself
         try:
             first.release()
-        except RuntimeError:  # it was woken already, and will look
+        except RuntimeError:  # it was woken already, and will check
             pass
         try:
             self.waiting.remove(first)
@@ -148,7 +148,7 @@ class Mutex:
     # --- as a lock, for conditions and for threads of our own
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock, waiting for it by default. `timeout` is not offered; it is there for Condition."""
+        """Take the lock, waiting for it by default. `timeout` is not supported; Condition needs the parameter."""
         assert timeout == -1
         holder = threading.get_ident()
         try:
@@ -173,7 +173,7 @@ class Mutex:
     def __exit__(self, *exception: object) -> None:
         self.release()
 
-    # Conditions give the lock back and take it again for the same holder.
+    # A Condition releases the lock and takes it again for the same holder.
 
     def _release_save(self) -> object:
         holder = self.holder

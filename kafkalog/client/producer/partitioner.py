@@ -1,8 +1,8 @@
 """Key to partition: CRC-32C of the key, modulo the number of partitions. Pure; the rule is stable, and documented for
 clients in other languages. One key at a time, or all keys of an Arrow array at once (0.1 us a key instead of 0.4).
 
-A null key has no partition of its own: records without one go to the partitions in turn, about a batch to each, from a
-random one on (`random_turn`). A process that writes one batch and ends would else always write to the same partition.
+Records with a null key go to the partitions in turn, about a batch to each, starting with a random partition
+(`random_turn`). Otherwise every process that writes one batch and ends would write to the same partition.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fastcrc.crc32 import iscsi as crc32c
 NO_KEY = -1
 """Stands for the partition of a null key."""
 
-_random = random.SystemRandom()  # Spark's forked workers would share the state of any other
+_random = random.SystemRandom()  # Spark's forked workers would share the state of any other generator
 
 _POLYNOMIAL = 0x82F63B78
 _SAMPLE = 4096
 
 
 def random_turn(partitions: int) -> int:
-    """The partition to begin at with records that may go to any."""
+    """The first partition for records that may go to any."""
     return _random.randrange(partitions)
 
 
@@ -52,7 +52,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32
 
 
 def _repeats(keys: pa.Array) -> bool:
-    """Whether finding the distinct keys first pays, judged by the first few thousand."""
+    """Whether it pays to find the distinct keys first, judged by the first few thousand."""
     if len(keys) < 64:
         return False
     sample = keys.slice(0, _SAMPLE)
@@ -67,8 +67,8 @@ def _hash_to_partitions(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32
 def crc32c_of_each(keys: pa.Array) -> npt.NDArray[np.uint32]:
     """CRC-32C of every value of a binary array, as uint32; of the empty string where it is null.
 
-    Keys of one length are computed together, 8 bytes a step (slicing by 8); groups too small for that to pay, one by
-    one.
+    Keys of one length are computed together, 8 bytes a step (slicing by 8). Keys of small groups are computed one by
+    one, because a step costs more than it saves there.
     """
     if len(keys) == 0:
         return np.empty(0, np.uint32)

@@ -1,10 +1,10 @@
 """Sending: records and tables to topics, asynchronously, in order for each partition.
 
 `send` puts a record into its partition's open batch and returns a handle. A batch is closed when it is full or has
-lingered; a sender for each broker (`sender.py`) sends it and takes the ack. What waits and who waits for it is in the
-accumulator (`accumulator.py`), the rules of retries in the queues (`queue.py`).
+lingered; a sender for each broker (`sender.py`) sends it and receives the ack. The accumulator (`accumulator.py`) has
+the unacknowledged batches and the waits, the queues (`queue.py`) the rules of retries.
 
-`send` is lean where it counts: about 1 us a record, and no object made but the handle.
+`send` takes about 1 us a record, and creates no object except the handle.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
 _RESERVATION = 16 * 1024
-_JOIN_SECONDS = 0.5  # for senders to end after the time that close() was given
-_EXIT_SECONDS = 10.0  # for what is not acknowledged when the interpreter ends
+_JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
+_EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
 
 
 class _Route:
-    """A topic's queues, `count` of them in use. That `in_turn` gets the records that any partition will do for.
+    """A topic's queues, `count` of them in use. Queue `in_turn` gets the records that may go to any partition.
 
-    Once the topic `is_gone` nothing may be put into its queues: nobody looks after them.
+    Once the topic `is_gone`, nothing may be put into its queues, because no sender has them any more.
     """
 
     __slots__ = ("batch_size_max", "count", "in_turn", "is_gone", "queues", "record_size_max", "topic")
@@ -102,7 +102,7 @@ class Producer:
     there interrupts close(), close() gives up all records that are not acknowledged.)
 
     With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
-    With acks=0 a record counts as delivered once it is handed to the socket, and may be lost without an error.
+    With acks=0 a record counts as delivered when it is written to the socket, and may be lost without an error.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
@@ -162,7 +162,7 @@ class Producer:
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         if kind is None:
             self.close()
-        else:  # what was sent still gets its chance, but another failure would hide this one
+        else:  # sent records still get their time, but an error of close() would hide the block's own
             try:
                 self.close()
             except KafkalogError:
@@ -199,7 +199,7 @@ class Producer:
         """
         try:
             route = self._routes[topic]
-        except (KeyError, TypeError):  # no topic that was sent to; no topic at all
+        except (KeyError, TypeError):  # a topic without a route yet; not a topic's name
             route = self._route(topic)
         size = _RECORD_SIZE
         if value is not None:
@@ -251,7 +251,7 @@ class Producer:
             if on_delivery is not None:
                 batch.add_callback(index, on_delivery)
             delivery._batch = batch
-            values.append(value)  # last: a record without a value here is not there, whatever interrupts this
+            values.append(value)  # last: after an interrupt, a record without its value here does not count
             if index == self._last_index:
                 self._hurry(batch.queue)
             lock.holder = None
@@ -274,7 +274,7 @@ class Producer:
     def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
     ) -> TableDelivery:
-        """Send a table's rows, in order for each partition. Nothing is done for each single row.
+        """Send a table's rows, in order for each partition. No step works row by row.
 
         Args:
             table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`
@@ -312,7 +312,7 @@ class Producer:
         return TableDelivery(self._lock.run(self._put_tables, route, chunks))
 
     def _put_tables(self, route: _Route, chunks: Iterable[Chunk]) -> list[Batch]:
-        """Lock held: have chunks of tables sent, waiting for room."""
+        """Lock held: put chunks of tables into their queues, waiting for room."""
         batches = []
         for chunk in chunks:
             self._check_usable(route)
@@ -344,7 +344,7 @@ class Producer:
 
     def _flush(self, timeout: float | None) -> KafkalogError | None:
         unfinished = self._accumulator.unfinished()
-        if self._is_stopped and unfinished:  # it is given up; a close() that this interrupted cannot go on to say so
+        if self._is_stopped and unfinished:  # given up; a close() that this call interrupted cannot report it
             raise Closed(what="producer")
         self._close_batches()
         self._accumulator.wait_done(unfinished, timeout, "a flush")
@@ -377,16 +377,16 @@ class Producer:
         """Lock held: whether it was open until now."""
         if self._accumulator.closed is not None:
             return False
-        self._close_batches()  # send() takes a closer look only where it needs a new one
+        self._close_batches()  # send() checks for a close only when it needs a new batch
         self._accumulator.close()
         return True
 
     def _stop(self, join_timeout: float | None) -> None:
         senders = self._lock.run(self._stop_senders)
         if self._owns_cluster:
-            self._cluster.close()  # ends what the senders ask of it
+            self._cluster.close()  # ends the senders' calls to it
         end = None if join_timeout is None else time.monotonic() + join_timeout
-        for sender in senders:  # one that is connecting may be late; it finds that all was given up, and ends
+        for sender in senders:  # one that is connecting may be late; it ends when it sees the close
             sender.join(None if end is None else max(0.0, end - time.monotonic()))
         self._accumulator.call_back(self._lock.run(self._give_up_the_rest))
         _open.discard(self)
@@ -410,9 +410,9 @@ class Producer:
     # --- filling batches, lock held
 
     def _batch_with_room(self, route: _Route, queue: PartitionQueue, in_turn: bool, size: int) -> Batch:
-        """An open batch with room for a record of that size: of its partition, or of the one whose turn is next.
+        """An open batch with room for a record of that size: of its partition, or of the next one in turn.
 
-        Memory is reserved for a batch bit by bit, so that `send` need not look at it for every record.
+        Memory is reserved for a batch in steps, so that `send` need not check it for every record.
         """
         while True:
             self._check_usable(route)
@@ -427,7 +427,7 @@ class Producer:
             wanted = min(max(used + size, used + self._reservation), max(size, route.batch_size_max))
             charge = wanted - used if batch is not None else wanted + BATCH_COST
             if self._reserve(charge):
-                continue  # others had their turn meanwhile
+                continue  # other threads ran meanwhile
             if batch is None:
                 now = time.monotonic()
                 batch = queue.start_batch(now + self._linger, now + self._delivery_timeout)
@@ -438,11 +438,11 @@ class Producer:
             return batch
 
     def _next_turn(self, route: _Route) -> int:
-        """Lock not held: the partition of the next rows that may go to any."""
+        """Lock not held: the partition for the next rows that may go to any."""
         return self._lock.run(route.next_turn).topic_partition.partition
 
     def _reserve(self, charge: int) -> bool:
-        """Reserve memory; whether that had to be waited for. Then it is not reserved: the world may have changed."""
+        """Reserve memory. Returns True if it had to wait: then nothing is reserved, because all may have changed."""
         accumulator = self._accumulator
         if accumulator.buffered and accumulator.buffered + charge > accumulator.memory:
             self._close_batches()
@@ -456,16 +456,16 @@ class Producer:
         self._accumulator.close_batch(queue)
 
     def _make_whole(self, error: BaseException) -> None:
-        """Lock held: something ended what was being done under it.
+        """Lock held: repair what an exception left half done under the lock.
 
-        Errors of ours do so where nothing is half done, unless they come out of a signal handler. An interrupt may do
-        so anywhere: records that are there whole stay, and their callbacks are called.
+        A `KafkalogError` leaves nothing half done, unless a signal handler raised it. An interrupt may come anywhere:
+        records that are complete stay, and their callbacks are called.
         """
         if isinstance(error, KafkalogError) and all(is_clients(frame) for frame, _ in walk_tb(error.__traceback__)):
             return
         for sender in self._senders.values():
             if not self._is_stopped:
-                with suppress(OutOfThreads):  # nothing was given to one without a thread: see _have_sender
+                with suppress(OutOfThreads):  # a sender without a thread has no queues: see _have_sender
                     sender.start()
         for route in self._routes.values():
             for queue in route.queues:
@@ -489,13 +489,13 @@ class Producer:
             raise Closed(**self._accumulator.closed.facts)
 
     def _check_usable(self, route: _Route) -> None:
-        """Lock held: the topic may have gone since its route was looked up."""
+        """Lock held: check again, because the topic may have been deleted since its route was looked up."""
         self._check_open()
         if route.is_gone:
             raise UnknownTopic(topic=route.topic.name)
 
     def _partition_for(self, key: bytes | None, route: _Route) -> int | None:
-        """The partition of a record that names none; None where any will do."""
+        """The partition of a record that names none; None if it may go to any."""
         if self._partitioner is None:
             return None if key is None else partition_for_key(key, route.count)
         partition = self._partitioner(key, route.count)
@@ -506,7 +506,7 @@ class Producer:
         return partition
 
     def _check_lone_size(self, route: _Route, size: int, has_key: bool, has_headers: bool) -> None:
-        """A record near the limit: whether it fits into a batch alone."""
+        """Check that a record near the limit fits into a batch alone."""
         size += _LONE_BYTES - RECORD_COST + has_key * _LONE_KEY_BYTES + has_headers * _LONE_HEADERS_BYTES
         size += _COMPRESSED_BYTES * (self._codec != 0)
         limit = route.topic.max_message_bytes
@@ -516,7 +516,7 @@ class Producer:
     # --- topics and brokers
 
     def _route(self, topic: str) -> _Route:
-        """The route to a topic that was not sent to before. Raises UnknownTopic, BrokerUnreachable."""
+        """The route to a topic that nothing was sent to before. Raises UnknownTopic, BrokerUnreachable."""
         arguments.text("topic", topic)
         self._check_open()
         info = self._cluster.topic(topic)
@@ -532,7 +532,7 @@ class Producer:
         return route
 
     def _route_with(self, topic: str, partition: object) -> _Route:
-        """The route to a topic that has, perhaps since a moment ago, a partition. Raises UnknownPartition."""
+        """The route to a topic that has a partition, perhaps a new one. Raises UnknownPartition."""
         if partition.__class__ is not int:
             raise InvalidArgument(reason=f"partition is {partition!r}, not a number")
         assert isinstance(partition, int)
@@ -549,7 +549,7 @@ class Producer:
         return route, self._accumulator.finish(self._take_in(route, info))
 
     def _take_in(self, route: _Route, info: TopicInfo) -> Failed:
-        """Lock held: the cluster's metadata of a topic now. Returns what has no partition any more.
+        """Lock held: apply the cluster's current metadata of a topic. Returns the batches whose partition is gone.
 
         Raises:
             OutOfThreads: of a leader's sender; the route is as it was.
@@ -583,7 +583,7 @@ class Producer:
                 queue.leader = each.leader
                 self._has_work(queue, 0.0)
         route.count = len(info.partitions)
-        for queue in route.queues[route.count :]:  # of a topic made anew with fewer; a send may still hold one
+        for queue in route.queues[route.count :]:  # of a topic created again with fewer; a send may still hold one
             number = queue.topic_partition.partition
             error = UnknownPartition(topic=info.name, partition=number, partitions=route.count)
             failed += [(batch, error) for batch in queue.clear()]
@@ -604,25 +604,25 @@ class Producer:
                 codec=self._codec,
                 request_bytes=self._settings.max_request_size,
             )
-        if not self._is_stopped:  # else nobody would stop it; there is nothing to send any more
-            sender.start()  # also one that was made when no thread could be started
+        if not self._is_stopped:  # else no close() would stop it, and there is nothing to send
+            sender.start()  # also a sender that got no thread when it was created
 
     # --- what the senders ask for
 
     def _topics_sent_to(self) -> list[str]:
-        """Lock held: the topics that were sent to."""
+        """Lock held: the topics that records were sent to."""
         return list(self._routes)
 
     def _has_work(self, queue: PartitionQueue, at: float) -> None:
-        """Lock held: have the sender of a queue's leader look at it at a time (monotonic), if anything is in it."""
+        """Lock held: have the leader's sender check a queue at a time (monotonic), if it is not empty."""
         if not queue.is_idle:
             self._senders[queue.leader].has_work(queue, at)
 
     def _take_in_topics(self) -> Failed:
-        """Lock held: the cluster was asked anew. Returns what has no partition any more.
+        """Lock held: apply refreshed metadata of all topics. Returns the batches whose partition is gone.
 
-        A topic with a leader for whose sender no thread can be started stays with the leaders that it had. They refuse
-        what they do not lead, which has their senders ask again.
+        If no thread can be started for a leader's sender, the topic keeps its old leaders. They refuse batches of
+        partitions that they do not lead, and their senders then ask again.
         """
         failed: Failed = []
         for name, route in list(self._routes.items()):
@@ -639,7 +639,8 @@ class Producer:
         return failed
 
     def _identity_now(self, used_up: int | None) -> Identity:
-        """Lock not held: who this producer is; a new id if that one's epochs are used up. Raises KafkalogError."""
+        """Lock not held: this producer's identity; a new id if all epochs of `used_up` are used. Raises
+        KafkalogError."""
         with self._identity_lock:
             if self._identity is None or self._identity.producer_id == used_up:
                 reply: broker_pb2.InitProducerReply
@@ -648,7 +649,7 @@ class Producer:
             return self._identity
 
     def _check_acks_all(self) -> None:
-        """Ask a broker whether it offers acks=all: by an append of nothing. Raises UnsupportedAcks."""
+        """Ask a broker, by an empty append, whether it offers acks=all. Raises UnsupportedAcks."""
         request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
         reply: dataport_pb2.AppendReply = self._cluster.call("Append", request)
         for each in reply.partitions:
@@ -656,7 +657,8 @@ class Producer:
                 raise error_from_wire(each.error)
 
     def _after_fork_in_child(self) -> None:
-        """The parent sends on what it has; the child has neither its threads nor its connections."""
+        """Start empty: the parent continues to send its records; the child has neither its threads nor its
+        connections."""
         self._accumulator.renew_locks()
         self._lock = self._accumulator.lock
         self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
@@ -668,7 +670,7 @@ _open: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _close_forgotten() -> None:
-    """At the interpreter's exit: what lingers in producers that nobody closed is still sent."""
+    """At the interpreter's exit: send the lingering batches of producers that were not closed."""
     for producer in list(_open):
         try:
             producer.close(_EXIT_SECONDS)

@@ -5,12 +5,13 @@ One `PartitionQueue` holds the batches of one partition in order:
     open -> ready -> unacked (in flight | to be sent again) -> acked or failed
 
 Sequence numbers are given when a batch first leaves `ready`. The rules that keep retries from doubling or reordering:
-- A batch is sent again under the (producer id, epoch, sequence) of its first time, so that the broker knows it.
-- After any failure nothing more of the partition is sent until every batch in flight is answered; then all that are
-  not acked are sent again in order, each with an answer of its own.
-- A batch that fails for good leaves a gap that the broker refuses; then, all being answered, the partition goes on
-  under a higher epoch from sequence 0. Of the batches behind the gap only those go along that are known not to be in
-  the log; one whose fate is unknown fails with it (OutcomeUnknown): under a new number the broker would not know it.
+- A batch is sent again under the (producer id, epoch, sequence) of its first send, so that the broker recognizes it.
+- After any failure nothing more of the partition is sent until every batch in flight is answered. Then all batches
+  without an ack are sent again in order, each with an answer of its own.
+- A batch that fails for good leaves a gap, and the broker refuses batches after a gap. Once all are answered, the
+  partition continues under a higher epoch from sequence 0. Of the batches after the gap, only those known not to be in
+  the log are sent under the new epoch. One whose outcome is unknown fails too (OutcomeUnknown): under a new number the
+  broker would not recognize it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ OnDelivery = Callable[["KafkalogError | None", "RecordMetadata | None"], object]
 
 
 class Identity(NamedTuple):
-    """Who a producer is to the broker."""
+    """A producer's id and epoch."""
 
     producer_id: int
     epoch: int
@@ -60,9 +61,9 @@ class Batch:
         size: of the records in memory, more than encoded; `size_limit`: no more than that is reserved; `charged`: what
             the batch counts in buffer.memory.
         linger_until, deadline: by the monotonic clock, in seconds.
-        columns: the records of a table, instead of values and so on.
+        columns: the records of a table, instead of lists of values, keys and so on.
         body: the encoded columns, made when first sent.
-        identity, sequence: what it is sent under; None until then, and always if not idempotent.
+        identity, sequence: under which it is sent; None before the first send, and always if not idempotent.
         base_offset, error: the outcome, once `done`.
         observed, awaited: its outcome was reported or asked for; a caller waits.
     """
@@ -93,7 +94,7 @@ class Batch:
         self.error: KafkalogError | None = None
 
     def add_key_and_headers(self, index: int, key: bytes | None, headers: Headers | None) -> None:
-        """Those of the record that was just added."""
+        """Add the key and headers of the record that was just added."""
         self.is_mixed = True
         if key is not None and self.keys is None:
             self.keys = [None] * index
@@ -110,7 +111,7 @@ class Batch:
         self.callbacks.append((index, on_delivery))
 
     def cut(self) -> None:
-        """Take out what was added of a record whose value, the last of it to be added, was not."""
+        """Remove the parts of an incomplete record: one whose value, which is added last, is missing."""
         count = len(self.values)
         for column in (self.timestamps_us, self.keys, self.headers):
             if column is not None:
@@ -119,7 +120,7 @@ class Batch:
             self.callbacks = [each for each in self.callbacks if each[0] < count] or None
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Where its record at an index stands."""
+        """The place in the log of its record at an index."""
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         partition = self.queue.topic_partition
         return RecordMetadata(*partition, offset, self.timestamps_us[index])
@@ -142,7 +143,7 @@ class PartitionQueue:
         owner: whoever keeps this queue; not looked at here.
 
     Attributes:
-        identity: set from outside when `needs_identity` says so; of another producer id than `used_up`.
+        identity: set by the sender when `needs_identity` is true, with another producer id than `used_up`.
         in_flight: batches whose answer is awaited.
     """
 
@@ -179,7 +180,7 @@ class PartitionQueue:
     # --- filling
 
     def start_batch(self, linger_until: float, deadline: float) -> Batch:
-        """Open an empty batch, closing the one before."""
+        """Open an empty batch, and close the open one."""
         self.close_batch()
         self.open = Batch(self, linger_until, deadline)
         return self.open
@@ -193,7 +194,7 @@ class PartitionQueue:
             self.ready.append(batch)
 
     def cut_open_batch(self) -> bool:
-        """Take out of the open batch what was added of a record without its value; whether no record is left."""
+        """Remove the parts of an incomplete record from the open batch; returns whether no record is left."""
         if self.open is None:
             return False
         self.open.cut()
@@ -206,11 +207,11 @@ class PartitionQueue:
         return batch
 
     def unsent_batches(self) -> list[Batch]:
-        """The batches that never left: those that are ready, and the open one."""
+        """The batches that were never sent: those that are ready, and the open one."""
         return [*self.ready, *([self.open] if self.open is not None else [])]
 
     def put(self, batch: Batch) -> None:
-        """Add a whole batch behind all others."""
+        """Add a whole batch after all others."""
         self.close_batch()
         self.ready.append(batch)
 
@@ -225,11 +226,11 @@ class PartitionQueue:
         return self._idempotent and self.identity is None and bool(self.ready or self.unacked)
 
     def is_held(self, now: float) -> bool:
-        """Whether a pause after a failure is on."""
+        """Whether the queue pauses after a failure."""
         return now < self._retry_at
 
     def can_send(self, now: float) -> bool:
-        """Whether `take` would give something."""
+        """Whether `take` would return any batch."""
         if now < self._retry_at:
             return False
         if len(self.unacked) > self.in_flight:
@@ -237,7 +238,7 @@ class PartitionQueue:
         return bool(self.ready) and self.in_flight < self._window and not self._broken
 
     def wake_at(self) -> float | None:
-        """When something falls due by itself: a linger, a pause, a deadline; None if nothing is held here."""
+        """The next time at which a linger, a pause or a deadline ends; None if no batch waits for one."""
         times = []
         if self.open is not None:
             times.append(self.open.linger_until)
@@ -299,14 +300,14 @@ class PartitionQueue:
         if not self._landed(batch):
             return []
         self._failed_by(error, batch)
-        if isinstance(error, OutOfOrderSequence):  # no other error says that it was not written at an earlier time
+        if isinstance(error, OutOfOrderSequence):  # the only error which proves that it was not written before
             batch.maybe_written = False
         elif isinstance(error, _MAY_BE_WRITTEN):
             batch.maybe_written = True
         failed: Failed = []
         if error.retriable:
             if isinstance(error, OutOfOrderSequence) and self.unacked[0] is batch:
-                self._broken = True  # nothing of ours is missing before it: the broker has forgotten us
+                self._broken = True  # no earlier batch is missing: the broker has lost the producer's state
             self._pause(now)
         else:
             self.unacked.remove(batch)
@@ -315,21 +316,21 @@ class PartitionQueue:
         return failed + self._settled()
 
     def refused_together(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
-        """The broker answered batches with one error, which may be that of any: each is sent again, to find out."""
+        """The broker answered batches with one error, which may concern any of them: each is sent again alone."""
         landed = [batch for batch in batches if self._landed(batch)]
         for batch in landed:
             batch.maybe_written = True
         return self._to_be_sent_again(landed, error, now)
 
     def lost(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
-        """No answer will come: the connection is gone, and the batches may be in the log or not."""
+        """The connection was lost before an answer: the batches may be in the log or not."""
         landed = [batch for batch in batches if self._landed(batch)]
         for batch in landed:
             batch.maybe_written = batch.lost = True
         return self._to_be_sent_again(landed, error, now)
 
     def unsent(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
-        """They did not leave: no connection could be made."""
+        """The batches were not sent: no connection could be made."""
         return self._to_be_sent_again([batch for batch in batches if self._landed(batch)], error, now)
 
     def _to_be_sent_again(self, landed: list[Batch], error: KafkalogError, now: float) -> Failed:
@@ -340,7 +341,7 @@ class PartitionQueue:
         return self._settled()
 
     def _failed_by(self, error: KafkalogError, batch: Batch) -> None:
-        """Record a batch's failure as the last; but a gap behind one that failed says nothing of why."""
+        """Record a batch's failure as the last one; not if it is only the gap that a failed batch left."""
         follows = self._broken or self.unacked[0] is not batch
         if not (isinstance(error, OutOfOrderSequence) and follows and self.last_failure is not None):
             self.last_failure = error
@@ -351,7 +352,7 @@ class PartitionQueue:
             self.unacked.remove(batch)
 
     def _landed(self, batch: Batch) -> bool:
-        """Whether the batch was still awaited: one that was given up (`clear`) may be answered all the same."""
+        """Whether the batch was still awaited: an answer may also come for a batch that was given up (`clear`)."""
         if not batch.is_in_flight:
             return False
         batch.is_in_flight = False
@@ -362,12 +363,12 @@ class PartitionQueue:
         self._retry_at = now + self._backoff.next()
 
     def hold(self, error: KafkalogError, now: float) -> None:
-        """Something that sending needs failed: pause as after a failed send."""
+        """A step before sending failed: pause as after a failed send."""
         self.last_failure = error
         self._pause(now)
 
     def _settled(self) -> Failed:
-        """Once all is answered, close a gap in the sequence: a higher epoch, from 0."""
+        """Once all batches are answered, close a gap in the sequence: a higher epoch, from 0."""
         if not self._broken or self.in_flight:
             return []
         self._broken = False
@@ -382,7 +383,7 @@ class PartitionQueue:
         return OutcomeUnknown(partition=str(self.topic_partition), reason=str(self.last_failure))
 
     def _renumber(self) -> None:
-        """Start a new epoch; one whose epochs are used up needs another producer id (`needs_identity`)."""
+        """Start a new epoch. After the last epoch another producer id is needed (`needs_identity`)."""
         if self.identity is not None:
             producer_id, epoch = self.identity
             if epoch < EPOCH_MAX:
@@ -394,7 +395,8 @@ class PartitionQueue:
             batch.identity = None
 
     def expired(self, now: float) -> Failed:
-        """Take out what waits beyond its deadline. What is in flight has an answer or a lost connection to come."""
+        """Remove the waiting batches that are past their deadline. Batches in flight are left to an answer or a lost
+        connection."""
         failed: Failed = []
         for waiting in (self.unacked, self.ready):
             if not waiting or waiting[0].deadline > now:
@@ -415,7 +417,8 @@ class PartitionQueue:
         )
 
     def retarget(self, topic_id: bytes) -> bool:
-        """Go on with a topic made anew under the name; what was sent to the old one is gone with it, and sent again.
+        """Continue with a topic that was created again under the name. Batches sent to the old topic are lost with it,
+        and are sent again.
 
         Returns:
             Whether it was possible: not while an answer is awaited.
@@ -429,9 +432,9 @@ class PartitionQueue:
         return True
 
     def clear(self) -> list[Batch]:
-        """Give up: every batch that is left, those in flight too, whose answers then mean nothing any more.
+        """Give up and return all batches that are left, also those in flight; their answers are then ignored.
 
-        The queue may be used again. What is given up leaves a gap in the sequence, or is in the log after all.
+        The queue may be used again. A batch that is given up leaves a gap in the sequence, or is in the log after all.
         """
         self.close_batch()
         left = [*self.unacked, *self.ready]

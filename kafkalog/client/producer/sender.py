@@ -1,8 +1,8 @@
 """One producer's sender to one broker: a thread that sends batches, and per connection one that reads the acks.
 
-A request carries batches of one partition; requests are pipelined and answered in order. A failed
-connection is reported to the queues of all that was in flight on it, which say what is sent again (`queue.py`). Knows
-no `send`.
+A request carries batches of one partition; requests are pipelined and answered in order. A failed connection is
+reported to the queues of all batches that were in flight on it; they decide what is sent again (`queue.py`). Knows no
+`send`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
 
-_TURN_BYTES = 4 << 20  # sent in one go; then answers and lingering are looked after
+_TURN_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -42,13 +42,14 @@ class Owner(NamedTuple):
     """What a sender needs of its producer.
 
     Attributes:
-        identity: the producer's id, a new one if that is used up which is given. Lock not held; asks the cluster.
-        take_in_topics: looks at what the cluster says of the topics now, and gives partitions to the senders of their
-            leaders, if these have threads. Lock held; returns what has no partition any more.
-        topics: those that were sent to. Lock held.
-        has_work: has the sender of a queue's leader look at the queue at a time (monotonic), if anything is in it. Lock
-            held. A sender calls this when it is done with batches of a queue. The queue may have another leader by
-            then, whose sender does not know that they are back in the queue, or that there is room in flight again.
+        identity: returns the producer's identity, a new one if the given id is used up. Lock not held; asks the
+            cluster.
+        take_in_topics: applies the cluster's metadata of the topics, and gives partitions to the senders of their
+            leaders, if these have threads. Lock held; returns the batches whose partition is gone.
+        topics: returns those that records were sent to. Lock held.
+        has_work: makes the leader's sender check a queue at a time (monotonic), if it is not empty. Lock held. A sender
+            calls this when it is done with batches of a queue. The queue may have another leader by then, and that
+            leader's sender does not know that they are back in the queue, or that more may be in flight again.
     """
 
     identity: Callable[[int | None], Identity]
@@ -58,8 +59,8 @@ class Owner(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """What a batch held when it was taken to be sent. Another thread may give the batch up, and empty it, while it is
-    encoded without the lock: its topic was deleted."""
+    """A batch's records when it was taken to be sent. It is encoded without the lock, and meanwhile another thread may
+    give the batch up and empty it, because its topic was deleted."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
@@ -115,7 +116,7 @@ class Sender:
         self._sleeps_until: float | None = None
         self._sleeps = False
         self._stopping = False
-        self._stale = False  # what is known of the cluster is in doubt
+        self._stale = False  # the metadata may be out of date
         self._refresh_at = time.monotonic() + cluster.settings.metadata_max_age_ms / 1000
         self._complaint = Complaint(log, "records_held_up")
         self._readers: list[threading.Thread] = []
@@ -124,7 +125,7 @@ class Sender:
     # --- what the producer calls, lock held
 
     def start(self) -> None:
-        """Start its thread, unless it was started. Raises OutOfThreads; it may be started another time."""
+        """Start its thread, unless it was started. Raises OutOfThreads; a later call may succeed."""
         if self._thread.ident is None:
             try:
                 self._thread.start()
@@ -132,14 +133,14 @@ class Sender:
                 raise OutOfThreads(process="this process", reason=str(error)) from None
 
     def has_work(self, queue: PartitionQueue, at: float) -> None:
-        """Something of a queue is to be sent at a time (monotonic)."""
+        """Check a queue for batches to send at a time (monotonic)."""
         self._active[queue] = None
         if self._sleeps and (self._sleeps_until is None or at < self._sleeps_until):
             self._work.notify()
-            self._sleeps = False  # after that: an interrupt between would leave it asleep for good
+            self._sleeps = False  # afterwards: an interrupt in between would leave it asleep for good
 
     def drop(self, queue: PartitionQueue) -> None:
-        """A queue that has another leader now."""
+        """Forget a queue that has another leader now."""
         self._active.pop(queue, None)
 
     def stop(self) -> None:
@@ -159,7 +160,7 @@ class Sender:
             reader.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def abandon(self) -> None:
-        """In a forked child: let the parent's connection alone."""
+        """In a forked child: leave the parent's connection alone."""
         if self._link is not None:
             self._link.connection.abandon()
         self._link = None
@@ -177,9 +178,9 @@ class Sender:
                 self._fail_everything(InternalError.of(error))
 
     def _turn(self) -> bool:
-        """Wait for work and do it; whether there is a next turn."""
+        """Wait for work and do it; returns whether there is a next turn."""
         with self._accumulator.lock:
-            if self._stopping:  # before batches are taken out whose outcome would then be lost
+            if self._stopping:  # checked before taking batches, whose outcome would be lost
                 return False
             now = time.monotonic()
             requests, called, wake_at, in_need = self._collect(now)
@@ -202,7 +203,8 @@ class Sender:
         self._sleeps = False
 
     def _collect(self, now: float) -> tuple[list[_Request], list[Batch], float | None, list[PartitionQueue]]:
-        """Lock held: what to send, whose callbacks to run, when to look again, and who needs a producer id."""
+        """Lock held: the requests to send, the batches with callbacks to run, the time to check again, and the queues
+        that need a producer id."""
         requests: list[_Request] = []
         failed: Failed = []
         in_need: list[PartitionQueue] = []
@@ -226,7 +228,7 @@ class Sender:
                     size += sum(batch.size for batch in batches)
                     requests += _requests(queue, batches)
                 if size >= _TURN_BYTES:
-                    self._active[queue] = self._active.pop(queue)  # its turn comes after the others'
+                    self._active[queue] = self._active.pop(queue)  # to the end: the others come first next time
                     break
             if queue.is_idle:
                 del self._active[queue]
@@ -237,7 +239,7 @@ class Sender:
         return requests, self._accumulator.finish(failed), wake_at, in_need
 
     def _refresh(self) -> None:
-        """Ask who leads what. That it fails says nothing new: the queues have their failures and deadlines."""
+        """Refresh the metadata. A failure is not reported: the queues have their own failures and deadlines."""
         with self._accumulator.lock:
             self._stale = False
             self._refresh_at = time.monotonic() + self._cluster.settings.metadata_max_age_ms / 1000
@@ -307,7 +309,7 @@ class Sender:
         with self._accumulator.lock:
             try:
                 reader.start()
-            except RuntimeError as error:  # nothing was sent: that passes, as an overloaded broker does
+            except RuntimeError as error:  # nothing was sent: temporary, like an overloaded broker
                 connection.close()
                 raise OutOfThreads(process="this process", reason=str(error)) from None
             self._link = link
@@ -320,8 +322,8 @@ class Sender:
     def _frames(
         self, link: Link[_Request], requests: list[_Request]
     ) -> tuple[list[tuple[int, _Request]], list[bytes | memoryview]]:
-        """The requests with their correlation ids, and their bytes. A batch that cannot be encoded fails, and what is
-        behind it in its partition waits."""
+        """The requests with their correlation ids, and their bytes. A batch that cannot be encoded fails, and the
+        batches after it in its partition wait."""
         framed: list[tuple[int, _Request]] = []
         pieces: list[bytes | memoryview] = []
         held: dict[PartitionQueue, list[Batch]] = {}
@@ -334,7 +336,7 @@ class Sender:
             for batch, contents in zip(request.batches, request.contents, strict=True):
                 try:
                     encoded.append(self._encoded(batch, contents))
-                except Exception as error:  # a defect of ours: no reason to fail what others sent
+                except Exception as error:  # a defect of ours: it must not fail other batches
                     log.exception("batch_not_encoded", partition=str(request.queue.topic_partition))
                     failed.append((batch, InternalError.of(error)))
                     held[request.queue] = [each for each in request.batches if each is not batch]
@@ -393,7 +395,7 @@ class Sender:
     # --- outcomes
 
     def _finish_unanswered(self, requests: list[_Request], error: KafkalogError | None) -> None:
-        """acks=0: done once handed over, and never sent again: part of it may have arrived."""
+        """acks=0: the batches are done once written to the socket, and never sent again: part may have arrived."""
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
         with self._accumulator.lock:
             now = time.monotonic()
@@ -418,7 +420,7 @@ class Sender:
         self._accumulator.call_back(called)
 
     def _not_encoded(self, refused: Failed, held: dict[PartitionQueue, list[Batch]]) -> None:
-        """Batches failed before they left, and with them in hand were others of their partitions."""
+        """Batches could not be encoded; `held` has the other batches of their partitions that were taken with them."""
         failed: Failed = []
         with self._accumulator.lock:
             now = time.monotonic()
@@ -442,8 +444,8 @@ class Sender:
         self._accumulator.call_back(called)
 
     def _lose(self, link: Link[_Request], error: KafkalogError) -> Failed:
-        """Lock held: nothing more comes from a connection; what it had in flight may be in the log or not. The thread
-        that reads from it closes it."""
+        """Lock held: a connection is lost; batches in flight on it may be in the log or not. The thread that reads from
+        the connection closes it."""
         link.connection.shut_down()
         if self._link is not link:
             return []
@@ -455,14 +457,14 @@ class Sender:
         for queue, batches in _by_queue(lost).items():
             failed += queue.lost(batches, error, now)
             self._owner.has_work(queue, now)
-        if not self._stopping:  # else it was us
+        if not self._stopping:  # else we closed it
             log.info("broker_connection_lost", broker_id=self.broker_id, reason=str(error), requests=len(lost))
             if lost:
                 self._held_up(error, lost[0].batches[0])
         return failed
 
     def _held_up(self, error: KafkalogError, batch: Batch) -> None:
-        """Lock held: a batch, and perhaps others of this broker, will be sent again."""
+        """Lock held: log that a batch, and perhaps others of this broker, will be sent again."""
         if not self._stopping:
             partition = str(batch.queue.topic_partition)
             self._complaint.failed(error, batch.deadline, broker_id=self.broker_id, partition=partition)
@@ -486,7 +488,7 @@ class Sender:
                 except RequestTimedOut:
                     if connection.has_buffered or self._is_owed(link):
                         raise
-                    continue  # nobody had asked for anything, or only just
+                    continue  # no request was in flight, or only since a moment
                 with self._accumulator.lock:
                     called = self._take_replies(link, replies)
                 self._accumulator.call_back(called)
@@ -500,12 +502,12 @@ class Sender:
             self._accumulator.own_threads.discard(threading.get_ident())
 
     def _is_owed(self, link: Link[_Request]) -> bool:
-        """Whether an answer should have come by now. Silence alone is none's fault: nothing may have been sent."""
+        """Whether an answer is overdue. Silence alone is no failure, because nothing may have been sent."""
         with self._accumulator.lock:
             return self._link is not link or link.deadline <= time.monotonic()
 
     def _take_replies(self, link: Link[_Request], replies: list[pb.ReplyHeader]) -> list[Batch]:
-        """Lock held: some answers came, in the order of the requests."""
+        """Lock held: handle some answers, which come in the order of the requests."""
         if self._link is not link:
             return []
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
@@ -559,8 +561,9 @@ class Sender:
 
 
 def _requests(queue: PartitionQueue, batches: list[Batch]) -> list[_Request]:
-    """Batches of their first time travel together. One that is sent again travels alone, so that its own answer says
-    what became of it; and so does each where the broker cannot say what it has."""
+    """The requests for some batches. Batches that are sent for the first time share a request. A batch that is sent
+    again gets a request of its own, so that the answer gives its own outcome. So does each batch without a sequence
+    number, because the broker cannot recognize it."""
     together = batches[0].identity is not None and batches[0].sends == 1
     requests = []
     for group in [batches] if together else [[batch] for batch in batches]:

@@ -1,8 +1,8 @@
 """A table's rows to record columns: checked, typed, sorted by partition and cut to size. Pure, Arrow to Arrow.
 
 Columns by name: `value` (binary or string), and if wanted `key` (the same), `headers` (list<struct<key: string, value:
-binary>>), `timestamp` (a timestamp, or int64 microseconds) and `partition` (integer). Nulls: a record without a value
-or key; without headers; with the time of sending; without a partition of its own.
+binary>>), `timestamp` (a timestamp, or int64 microseconds) and `partition` (integer). A null means: no value or key; no
+headers; the time of sending; any partition.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def chunks(
 ) -> list[Chunk]:
     """The rows of a batch, cut into those of a record batch each, in order for each partition.
 
-    A row for which any partition will do gets its partition before the rows are sorted, so that it keeps its place
-    among the rows that name the same one.
+    A row that may go to any partition gets one before the rows are sorted, so that it keeps its place among the rows
+    that name the same partition.
 
     Args:
         partition: for all rows; None: by the column `partition`, then by the partitioner, else by the key.
-        next_turn: gives a partition for about one record batch of the rows for which any will do.
+        next_turn: returns a partition for about one record batch of the rows that may go to any.
         now_us: for rows without a timestamp.
         rows_max, bytes_max: of a chunk; a single row may be larger, up to `message_bytes_max`.
 
@@ -117,7 +117,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _typed(name: str, column: pa.Array) -> pa.Array:
-    """The column in the exact type of the log; no copy where the bytes are the same."""
+    """The column in the exact type of the log, without a copy if the bytes are the same."""
     kind = column.type
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
@@ -167,7 +167,7 @@ def _wrong_type(name: str, kind: pa.DataType, wanted: str) -> InvalidArgument:
 def _by_partition(
     found: dict[str, pa.Array], numbers: npt.NDArray[np.int32] | int | None
 ) -> Iterator[tuple[int | None, dict[str, pa.Array]]]:
-    """The rows of each partition, in their order; None: any will do for all rows."""
+    """The rows of each partition, in their order; None: all rows may go to any."""
     if numbers is None or isinstance(numbers, int):
         yield numbers, found
         return
@@ -186,8 +186,8 @@ def _by_partition(
 def _numbers(
     found: dict[str, pa.Array], topic: str, partitions: int, partitioner: Partitioner | None
 ) -> npt.NDArray[np.int32] | None:
-    """The partition of every row, the column `partition` being used up; NO_KEY where any will do; None where it will
-    for all."""
+    """The partition of every row, NO_KEY for one that may go to any; None if all may. Removes the column
+    `partition`."""
     chosen, key, count = found.pop("partition", None), found.get("key"), len(found["value"])
     derived: npt.NDArray[np.int32] | None = None
     if partitioner is not None:
@@ -209,14 +209,14 @@ def _numbers(
 
 
 def _take_turns(numbers: npt.NDArray[np.int32], next_turn: Callable[[], int], rows_a_turn: int) -> None:
-    """Give the rows for which any partition will do one each, in place: the same to as many as a batch takes."""
+    """Set, in place, a partition for the rows that may go to any: the same for as many rows as a batch takes."""
     anywhere = np.flatnonzero(numbers == NO_KEY)
     for start in range(0, len(anywhere), rows_a_turn):
         numbers[anywhere[start : start + rows_a_turn]] = next_turn()
 
 
 def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> npt.NDArray[np.int32]:
-    """What the user's function says of each key: the one thing here that goes row by row."""
+    """The partition of each key by the user's function; only this works row by row."""
     keys = [None] * count if key is None else key.to_pylist()
     numbers = [partitioner(each, partitions) for each in keys]
     for number in numbers:
@@ -228,7 +228,7 @@ def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner:
 
 
 def _rows_a_chunk(rows: dict[str, pa.Array], count: int, rows_max: int, bytes_max: int) -> int:
-    """How many rows a chunk may have if they are about alike."""
+    """How many rows a chunk may have if all are about equally large."""
     size = sum(column.nbytes for column in rows.values())
     pieces = max(-(-size // max(1, bytes_max)), -(-count // rows_max))
     return max(1, -(-count // pieces))
@@ -237,7 +237,7 @@ def _rows_a_chunk(rows: dict[str, pa.Array], count: int, rows_max: int, bytes_ma
 def _fitting(
     piece: dict[str, pa.Array], limit: int, topic: str, message_bytes_max: int
 ) -> Iterator[dict[str, pa.Array]]:
-    """A piece, or its halves and so on, none of them too large for a message."""
+    """A piece, halved until no part is too large for a message."""
     size = sum(column.nbytes for column in piece.values())
     count = len(piece["value"])
     if size <= limit:

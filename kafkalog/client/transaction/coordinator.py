@@ -1,8 +1,8 @@
-"""The driver's side of the exactly-once write: what tasks have staged becomes part of the log, all of it and once.
+"""The driver's side of the exactly-once write: appends all rows that the tasks have staged to the log, exactly once.
 
-Read the decision, have the leaders prepare, decide by a compare-and-set on the version that was read, have the leaders
-apply, write that it is done. Nothing depends on this process once it has decided: leaders do what the znode says. The
-rules are those of `tests/model/transactions.py`, where each is shown to be needed.
+A commit reads the decision, makes the leaders prepare, decides by a compare-and-set on the version that was read, makes
+the leaders apply, and writes that the batch is done. Once it has decided, nothing depends on this process, because the
+leaders follow the znode. The rules are those of `tests/model/transactions.py`, which shows that each is needed.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ _OUTCOME_SENTENCES = {
 
 
 class Outcome(enum.Enum):
-    """What a commit came to.
+    """The outcome of a commit.
 
-    COMMITTED: the parts given are in the log. ROLLED_FORWARD: those of an earlier attempt at the same batch are, and
-    the ones given are dropped. SKIPPED: a numbered write whose batch was written before; of a plain job, that batch or
-    a later one.
+    COMMITTED: the given parts are in the log. ROLLED_FORWARD: the parts of an earlier attempt at the same batch are in
+    the log, and the given ones are dropped. SKIPPED: a numbered write whose batch was written before; for a plain job,
+    that batch or a later one.
     """
 
     COMMITTED = "committed"
@@ -88,15 +88,15 @@ class CommitBatch:
     """A batch of a transaction, staged.
 
     Attributes:
-        run_id: of the run of the query; empty where there is none, or it is not known. A run that another took over
-            from is refused.
+        run_id: of the query's run; empty if there is none, or it is not known. A run that another run replaced is
+            refused.
         is_stream: whether the decision stays for ever.
-        fingerprint: of the batch's input; empty where it is not known.
-        skip_if_recorded: the write is numbered by its user. The recorded batch id is skipped once for each run of the
-            query that recorded it (whenever it comes, where the run is not known). A plain job, which is outside any
-            query, also skips lower ones. All others up to it fail (`next_step`).
+        fingerprint: of the batch's input; empty if it is not known.
+        skip_if_recorded: the write is numbered by its user. A write with the recorded batch id is skipped once for each
+            run of the query that recorded it (every time, if the run is not known). A plain job, which is outside any
+            query, also skips lower batch ids. All other writes up to the recorded id fail (`next_step`).
         query_id: of the query that writes; empty outside any.
-        session_id: another name of the run; empty where there is none. It is known in places where run_id is not.
+        session_id: another name of the run; empty if there is none. It may be known where run_id is not.
     """
 
     transactional_id: str
@@ -111,7 +111,7 @@ class CommitBatch:
 
 
 class Step(enum.Enum):
-    """What a decision leaves to be done for a batch."""
+    """The next step of a commit."""
 
     ROLL_FORWARD = "roll the recorded batch forward"
     PREPARE = "prepare and decide"
@@ -122,13 +122,13 @@ class Step(enum.Enum):
 
 
 def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Step:
-    """What comes next by the decision as it is.
+    """The next step for a batch by the current decision.
 
-    A run of a query has one write of a numbered batch, for Spark runs no batch twice in a run: the one that wrote it,
-    or the first that was skipped for it. The decision names them, so that it does not matter which process commits.
+    A run of a query has one write of a numbered batch, because Spark runs no batch twice in a run: the write that was
+    recorded, or the first one that was skipped. The decision names these writes, so that any process may commit.
 
     Raises:
-        RunFenced: another run has taken over from the batch's.
+        RunFenced: another run has replaced the batch's run.
         CheckpointCopied: the decision is about another input, or later, than the batch's checkpoint knows.
         VersionOfAnother: another query, or none, has recorded the batch's number.
         VersionWrittenTwice: the batch's run has another write of that number.
@@ -148,8 +148,8 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
         if batch.query_id != decision.query_id:
             raise _of_another(decision, batch)
         if not batch.query_id:
-            return Step.SKIP  # a plain job counts as it likes
-    if decision.batch_id > batch.batch_id:  # a query runs no batch again but its last
+            return Step.SKIP  # a plain job may number its writes in any order
+    if decision.batch_id > batch.batch_id:  # a query runs only its last batch again
         raise CheckpointCopied(
             batch_id=batch.batch_id,
             transactional_id=batch.transactional_id,
@@ -227,7 +227,7 @@ def _of_another(decision: Decision, batch: CommitBatch) -> VersionOfAnother:
 
 
 def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decision:
-    """The decision for a batch, to be written over another. A batch whose run is not known replaces no run."""
+    """The decision for a batch, to replace the given one. A batch whose run is not known fences no run."""
     run_id = batch.run_id or decision.run_id
     replaced = [run for run in decision.replaced_runs if run != run_id]
     if decision.run_id and decision.run_id != run_id:
@@ -251,7 +251,7 @@ def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decis
 
 
 def claimed(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decision:
-    """The decision after a write of another run was skipped for what is recorded. It replaces no run."""
+    """The decision after a write of another run was skipped, because its batch is recorded. It fences no run."""
     return replace(decision, writers=(*decision.writers, _writer(batch, commit_uuid))[-RUNS_KEPT:])
 
 
@@ -266,8 +266,8 @@ class _Attempt:
 
     Attributes:
         decided: whether its batch is recorded, as last seen (`is_recorded`).
-        over: what its decision was last to be written over.
-        until: until when that may be asked for, by `_seconds_awake_or_not`.
+        over: the decision that its own was last to replace.
+        until: end of the time in which that write may be requested, by `_seconds_awake_or_not`.
     """
 
     batch: CommitBatch
@@ -292,7 +292,7 @@ class TransactionCoordinator:
         self._timeout = (settings or parse_producer({})).transaction_commit_timeout_ms / 1000
         self._leaders = Leaders(cluster)
         self._lock = threading.Lock()  # guards what follows
-        self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs a write that is refused
+        self._known: dict[str, Decision] = {}  # of streams, as last seen; a stale one costs one refused write
 
     def close(self) -> None:
         self._leaders.close()
@@ -300,24 +300,24 @@ class TransactionCoordinator:
     # --- commits
 
     def look_up(self, topics: Iterable[str]) -> None:
-        """Ask at once for topics that several commits will need. A hint: each asks for what it still does not know."""
+        """Fetch in one request the topics that several commits will need. A hint: a commit fetches what is missing."""
         with suppress(KafkalogError):
             self._cluster.look_up(topics, patient=False)
 
     def commit(self, batch: CommitBatch) -> Outcome:
-        """Have a batch in the log, whole and once; returns only when every partition has it.
+        """Append a batch to the log, whole and once; returns when every partition has it.
 
         Raises:
-            RunFenced, CheckpointCopied, VersionOfAnother, VersionWrittenTwice, CountMoved: the batch is none that
-                may be written.
-            StagedPartLost: a leader has not (any more) what was staged.
+            RunFenced, CheckpointCopied, VersionOfAnother, VersionWrittenTwice, CountMoved: the batch may not be
+                written.
+            StagedPartLost: a leader does not have what was staged.
             UnknownTopicId: a topic was deleted before the batch was decided.
-            CommitTimedOut: nothing was done for transaction.commit.timeout.ms. It says whether the batch is decided.
-                A stream and a numbered write commit the same batch again after a restart in any case.
+            CommitTimedOut: there was no progress for transaction.commit.timeout.ms. The error states whether the batch
+                is decided. In any case a stream and a numbered write commit the same batch again after a restart.
         """
         with self._lock:
             known = self._known.get(batch.transactional_id)
-        if not batch.parts:  # no decision to make; what is known already may still forbid to go on
+        if not batch.parts:  # nothing to decide; the known decision may still refuse the batch
             if known is not None:
                 next_step(known, batch, b"")
             return Outcome.COMMITTED
@@ -354,7 +354,7 @@ class TransactionCoordinator:
                 self._prepare(decision, batch, commit_uuid, patience)
                 if _seconds_awake_or_not() > until:
                     decision = self._read(batch.transactional_id, patience)
-                    continue  # what was prepared may have been given up: leaders look again
+                    continue  # the prepared sets may have been given up: prepare again
                 attempt.over, attempt.until = decision, until
                 decision = self._write(decided(decision, batch, commit_uuid), patience, until)
                 if decision.commit_uuid == commit_uuid:
@@ -367,12 +367,13 @@ class TransactionCoordinator:
                 return _OUTCOMES[step]
 
     def _is_decided(self, attempt: _Attempt) -> bool | None:
-        """Whether the batch of a commit that is given up is decided; None: that is not known. One that asked for its
-        decision and had no answer is seen to: a request that is late is refused once the version is another than it
-        named. Of a stream's or a numbered batch another attempt may be decided meanwhile.
+        """Whether the batch of a commit that is given up is decided; None if that is not known.
 
-        The version is raised first and read only if that was refused: what a broker reads may be older than what was
-        written, and a compare-and-set never is.
+        If the commit requested its decision and got no answer, the version is raised: a late request is then refused,
+        because it names another version. For a stream's or a numbered batch another attempt may be decided meanwhile.
+
+        The decision is read only if raising the version was refused: a broker's read may be stale, and a
+        compare-and-set never is.
         """
         batch, over = attempt.batch, attempt.over
         if attempt.decided is not False or (over is None and not batch.is_stream):
@@ -384,13 +385,13 @@ class TransactionCoordinator:
             if over is None:
                 return is_recorded(self._read(batch.transactional_id, patience), batch, attempt.commit_uuid)
         except (OutOfPatience, KafkalogError):
-            return False  # as last seen, and nobody was asked to decide it
+            return False  # as last seen, and its decision was never requested
         try:
-            now = self._write(over, patience)  # nothing but the next version
+            now = self._write(over, patience)  # changes only the version
         except (OutOfPatience, KafkalogError):
             return None
         if now.forgotten or now.version == NO_VERSION:
-            return None  # it may have been decided, and this come after it
+            return None  # it may have been decided before the version that was read
         return is_recorded(now, batch, attempt.commit_uuid)
 
     def _prepare(self, decision: Decision, batch: CommitBatch, commit_uuid: bytes, patience: Patience) -> None:
@@ -419,8 +420,8 @@ class TransactionCoordinator:
     def _roll_forward(
         self, decision: Decision, patience: Patience, lost: Callable[[Place, StagedPartLost], bool] | None = None
     ) -> Decision:
-        """Have a decided batch applied everywhere and marked done; the decision after that. A partition of a deleted
-        topic counts as applied; `lost` says whether one whose staged parts are gone does."""
+        """Apply a decided batch in all its partitions and mark it done; returns the decision after that. A partition of
+        a deleted topic counts as applied; `lost` returns whether one whose staged parts are lost counts too."""
 
         def request(places: Sequence[Place]) -> pb.ApplyRequest:
             return pb.ApplyRequest(
@@ -434,8 +435,8 @@ class TransactionCoordinator:
         def settle(place: Place, error: KafkalogError) -> bool:
             if isinstance(error, StagedPartLost):
                 now = self._now(decision, patience)
-                if now.done or now.commit_uuid != decision.commit_uuid:  # nobody decides over one that is not done
-                    return True  # everywhere, long ago: leaders have forgotten what they had of it
+                if now.done or now.commit_uuid != decision.commit_uuid:  # only a done decision is ever replaced
+                    return True  # applied everywhere, long ago: leaders have forgotten their parts of it
                 return lost is not None and lost(place, error)
             return isinstance(error, UnknownTopicId)
 
@@ -455,9 +456,9 @@ class TransactionCoordinator:
         return done
 
     def _now(self, decision: Decision, patience: Patience) -> Decision:
-        """What became of an open decision. If a batch write's is gone, it was done: open decisions are never forgotten.
-        A read that finds none may be stale, so the decision is written over its own version then; but not over a
-        version that a leader raised since, which may be the same."""
+        """The current state of an open decision. If a batch write has none any more, it was done: open decisions are
+        never forgotten. A read that finds none may be stale; then the decision is written over its own version. It is
+        not written over a version that a leader raised since, which may be the same."""
         if decision.is_stream:
             return self._read(decision.transactional_id, patience, decision.version)
         found = self._read(decision.transactional_id, patience)
@@ -466,7 +467,7 @@ class TransactionCoordinator:
         return _unless_forgotten(self._write(decision, patience, _asked_until(is_kept=False)), decision)
 
     def _write_done(self, decision: Decision, patience: Patience) -> Decision:
-        """Mark a batch done that every partition has; whoever else does it first is right too."""
+        """Mark a batch done that every partition has. Another process may do it first; the result is the same."""
         now, until = decision, _asked_until(is_kept=decision.is_stream)
         while now.commit_uuid == decision.commit_uuid and now.is_open:
             now = _unless_forgotten(self._write(replace(now, done=True, applied=()), patience, until), decision)
@@ -480,10 +481,11 @@ class TransactionCoordinator:
         return reply.version
 
     def _write(self, decision: Decision, patience: Patience, until: float = math.inf) -> Decision:
-        """Write a decision over the version that it names; what stands there after that, this one or another's.
+        """Write a decision over the version that it names; returns the decision that is stored then, this or another
+        one.
 
-        While it is unknown whether it was written it is asked for again: that is refused if it was. Nothing else tells,
-        for a read that has it not may be older. Raises OutOfPatience if it is not known by `until`, either.
+        While it is unknown whether it was written, the write is repeated: it is refused if an earlier try succeeded. A
+        read cannot show that, because it may be stale. Raises OutOfPatience also if the outcome is unknown at `until`.
         """
         while True:
             try:
@@ -502,8 +504,8 @@ class TransactionCoordinator:
         return Patience(self._timeout)
 
     def _read(self, transactional_id: str, patience: Patience, at_least: int = NO_VERSION) -> Decision:
-        """The decision as a broker's ZooKeeper server has it, which may lag behind: it is read again until it has a
-        version that is known to be there."""
+        """The decision as a broker's ZooKeeper server has it. That server may lag behind, so the decision is read again
+        until it has a version that is known to exist."""
         while True:
             [found] = self._read_all([transactional_id], patience)
             if found.version >= at_least:
@@ -537,7 +539,7 @@ class TransactionCoordinator:
 
     @contextmanager
     def _patiently(self) -> Iterator[Patience]:
-        """For what is no commit: the last error rises where the time is over."""
+        """For operations other than commits: raises the last error when the time is up."""
         try:
             yield self._patience()
         except OutOfPatience as over:
@@ -563,7 +565,7 @@ class TransactionCoordinator:
             return self._read(transactional_id, patience)
 
     def numbered(self, app_id: str, topics: Sequence[TopicInfo]) -> list[str]:
-        """The transactional ids under which an application's writes to topics are numbered now, in their order."""
+        """The current transactional ids of an application's numbered writes to topics, in the topics' order."""
         names: dict[bytes, str] = {}
         left, generation = list(topics), 0
         while left:
@@ -576,7 +578,7 @@ class TransactionCoordinator:
         return [names[topic.topic_id] for topic in topics]
 
     def recorded(self, app_id: str, topic: str = "") -> list[Decision]:
-        """What is recorded of an application's numbered writes, to a topic of that name or to all."""
+        """The decisions of an application's numbered writes, to topics of that name or to all."""
         found = []
         for decision in self.decisions():
             name = numbered.parse(decision.transactional_id)
@@ -587,12 +589,12 @@ class TransactionCoordinator:
         return found
 
     def forget(self, decisions: Iterable[Decision]) -> None:
-        """Have the counts of numbered writes begin anew, under the next name: leaders keep how far batches of this one
-        came. Of several nothing is forgotten if one cannot be.
+        """Restart the counts of numbered writes, under the next name, because leaders keep the apply progress of this
+        one. If one of several cannot be forgotten, none is.
 
         Raises:
             InvalidArgument: a batch is decided and not done.
-            DecisionMoved: somebody wrote meanwhile; those before it are forgotten.
+            DecisionMoved: another process wrote the decision meanwhile; the decisions before it are forgotten.
         """
         decisions = list(decisions)
         for decision in decisions:
@@ -607,7 +609,7 @@ class TransactionCoordinator:
                 self._known.pop(decision.transactional_id, None)
 
     def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
-        """What all brokers have staged; all of it, or a transaction's."""
+        """What is staged on all brokers, of all transactions or of one."""
         request = pb.ListStagedRequest(transactional_id=transactional_id)
         return [
             staged
@@ -616,15 +618,15 @@ class TransactionCoordinator:
         ]
 
     def abort(self, transactional_id: str) -> list[pb.StagedSet]:
-        """Give up what is prepared and not decided: first the version is raised, so that nobody can decide for it any
-        more without preparing again, then this is reported to its leaders.
+        """Give up sets that are prepared and not decided. First the version is raised, so that a writer has to prepare
+        again before it can decide; then this is reported to the leaders.
 
         Returns:
             the prepared sets that were given up.
 
         Raises:
-            InvalidArgument: a batch is decided and not done; that can only be rolled forward (`resolve`).
-            DecisionMoved: somebody decided meanwhile.
+            InvalidArgument: a batch is decided and not done; it can only be rolled forward (`resolve`).
+            DecisionMoved: another process decided meanwhile.
         """
         decision = self.decision(transactional_id)
         if decision.is_open:
@@ -653,16 +655,16 @@ class TransactionCoordinator:
         return undecided
 
     def resolve(self, transactional_id: str, accept_loss: bool = False) -> tuple[Decision, list[StagedPartLost]]:
-        """Have a decided batch applied everywhere and marked done.
+        """Apply a decided batch in all its partitions and mark it done.
 
         Args:
-            accept_loss: go on where staged parts are lost, and leave them out.
+            accept_loss: continue without staged parts that are lost.
 
         Returns:
-            the decision after that, and what was lost.
+            the decision after that, and the lost parts.
 
         Raises:
-            StagedPartLost: parts are lost, and that is not accepted.
+            StagedPartLost: parts are lost, and `accept_loss` is not set.
         """
         decision = self.decision(transactional_id)
         losses: list[StagedPartLost] = []
@@ -686,12 +688,13 @@ _OUTCOMES = {
 
 
 def _asked_until(is_kept: bool) -> float:
-    """Until when a decision may be asked for from now on; `is_kept`: what it is to be written over is not forgotten."""
+    """The end of the time in which a decision may be requested; `is_kept`: the one that it replaces is kept for
+    ever."""
     return math.inf if is_kept else _seconds_awake_or_not() + _ASKED_FOR_SECONDS
 
 
 def _seconds_awake_or_not() -> float:
-    """Seconds that pass while the machine sleeps, too, where the system has such a clock."""
+    """Seconds that also pass while the machine sleeps; wall time if the system has no such clock."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME))
 
 
@@ -700,8 +703,8 @@ def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
 
 
 def _unless_forgotten(now: Decision, decision: Decision) -> Decision:
-    """What stands where an open decision stood. A batch write's that is not there any more was done, also where a
-    leader has raised the version of nothing since."""
+    """The decision that is stored in place of an open one. If a batch write's is gone, it was done, also if a leader
+    has raised the version of the empty decision since."""
     if now.batch_id == NO_BATCH and not decision.is_stream:
         return replace(decision, done=True, applied=())
     return now

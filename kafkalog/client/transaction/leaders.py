@@ -1,7 +1,7 @@
-"""Requests to the leaders of many partitions: side by side, and again until every partition has answered.
+"""Requests to the leaders of many partitions: in parallel, and again until every partition has answered.
 
-Each partition answers for itself; those that cannot yet (their broker restarts, their leader moved, or works at it)
-are asked again for as long as anything is done for any of them. Knows nothing of what the requests mean.
+Each partition has an answer of its own. Those that cannot answer yet (their broker restarts, their leader moved, or is
+still working) are asked again as long as there is progress for any of them. Knows nothing of what the requests mean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WEIGHT_MAX = 10_000
 
 
 class OutOfPatience(Exception):
-    """There was no progress for too long. `error`: why the last try made none."""
+    """There was no progress for too long. `error`: why the last try failed."""
 
     def __init__(self, error: KafkalogError) -> None:
         super().__init__(str(error))
@@ -57,7 +57,7 @@ class Patience:
         self._since = clock()
         self._complaint = Complaint(log, "commit_held_up", clock)
         self._seen: dict[tuple[Place, bool], int] = {}
-        self._stuck: dict[Place, KafkalogError] = {}  # places that failed and have not got on since
+        self._stuck: dict[Place, KafkalogError] = {}  # places that failed and made no progress since
         self._finished: set[tuple[str, Place]] = set()
 
     def progressed(self) -> None:
@@ -65,13 +65,13 @@ class Patience:
             self._since = self._clock()
 
     def saw(self, place: Place, answer: Any) -> None:
-        """Record how far a place says it is, unfinished or failed: another number than before is progress.
+        """Record the number in the answer of a place that is unfinished or failed: a changed number is progress.
 
-        A place whose work is queued gives the number of those before it, which is another measure. For a place that
-        keeps failing it does not count as progress: each retry queues again, so the number changes by others' work.
+        A place whose work is queued returns the number of jobs before it, which is another measure. For a place that
+        keeps failing it does not count as progress: each retry queues again, so other places' work changes the number.
         """
         failed = answer.HasField("error")
-        if failed and not answer.progress:  # it was not worked at
+        if failed and not answer.progress:  # no work was done
             return
         with self._lock:
             measure = place, answer.queued
@@ -85,7 +85,7 @@ class Patience:
                 self._stuck[place] = error_from_wire(answer.error)
 
     def finished(self, method: str, place: Place) -> None:
-        """Record that a place is done with something: progress where it is so for the first time."""
+        """Record that a place has completed a request: progress if it is the first time."""
         with self._lock:
             self._stuck.pop(place, None)
             if (method, place) not in self._finished:
@@ -117,7 +117,7 @@ class Patience:
 
 
 class Place(NamedTuple):
-    """A partition of one topic and no later one of the same name."""
+    """A partition of the topic with this id, not of a later topic of the same name."""
 
     topic: str
     topic_id: bytes
@@ -129,7 +129,7 @@ class Place(NamedTuple):
 
 
 class _Turn:
-    """What one leader is asked in a round, and what it answered. `waiting`: those without an answer, in order."""
+    """The requests to one leader in a round, and its answers. `waiting`: the places without an answer, in order."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Turn:
         self._weight = weight
 
     def next_places(self) -> list[Place]:
-        """The first of those that wait, as many as a request may hold; at least one."""
+        """The first waiting places, as many as a request may hold; at least one."""
         found: list[Place] = []
         weight = 0
         for place in self.waiting:
@@ -160,7 +160,7 @@ class _Turn:
 
 
 class Leaders:
-    """Asks leaders. Thread-safe; its threads are made when two leaders are first to be asked at once."""
+    """Asks leaders. Thread-safe; its threads are created when two leaders are first asked at once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -181,14 +181,15 @@ class Leaders:
 
         Args:
             request: makes the request for some places; the reply's `partitions` are in their order.
-            settle: whether a final error of a place is as good as an answer; what it raises, or else the error, rises.
+            settle: returns whether a final error of a place counts as an answer. If not, the error is raised, or what
+                `settle` itself raises.
             weight: of a place in a request, which has its limit.
 
         Returns:
             the answer of every place but those whose error was settled.
 
         Raises:
-            OutOfPatience: some place neither answered nor made any progress, with what keeps it from that.
+            OutOfPatience: some place neither answered nor made any progress; with the reason.
         """
         answers: dict[Place, Any] = {}
         waiting = list(places)
@@ -216,16 +217,14 @@ class Leaders:
             self._refresh({place.topic for place in failed})
 
     def _take(self, turn: _Turn, patience: Patience) -> None:
-        """Ask a leader for its places, those that it works at again and again for a while. Raises OutOfPatience."""
+        """Ask a leader for its places, repeatedly for a while for those it is working on. Raises OutOfPatience."""
         until = time.monotonic() + _TURN_SECONDS
         while turn.waiting:
             asked = turn.next_places()
             try:
                 reply = self._call(turn.method, turn.broker_id, turn.request(asked))
             except KafkalogError as error:
-                turn.failures.update(
-                    dict.fromkeys(turn.waiting, error)
-                )  # it is tried once a round, not for each request
+                turn.failures.update(dict.fromkeys(turn.waiting, error))  # tried once a round, not once a request
                 turn.waiting.clear()
                 return
             for place, answer in zip(asked, reply.partitions, strict=True):
@@ -249,7 +248,7 @@ class Leaders:
         """Whether a failed place needs no retry. Raises the error if it is final."""
         if isinstance(error, UnknownTopic | UnknownTopicId):
             if not self.is_deleted(place.topic_id):
-                return False  # one broker does not know it yet
+                return False  # one broker may not know it yet
             error = UnknownTopicId(topic_id=f"{place.topic_id.hex()} ('{place.topic}')")
         elif error.retriable:
             return False
@@ -258,7 +257,7 @@ class Leaders:
         return True
 
     def is_deleted(self, topic_id: bytes) -> bool:
-        """Whether every live broker says that there is no topic of that id."""
+        """Whether every live broker answers that there is no topic of that id."""
         request = broker_pb2.DescribeTopicsRequest(ids=[topic_id])
         try:
             brokers = self._cluster.describe(patient=False).brokers
@@ -293,7 +292,7 @@ class Leaders:
         try:
             self._cluster.refresh(sorted(topics), patient=False)
         except KafkalogError:
-            pass  # the next round says what is wrong
+            pass  # the next round reports what is wrong
 
     def hint(self, method: str, places: Iterable[Place], request: Callable[[Sequence[Place]], Any]) -> None:
         """Send leaders a request that need not reach them: once, without waiting for an answer."""
@@ -314,9 +313,10 @@ class Leaders:
             log.debug("hint_lost", method=method, broker_id=broker_id, reason=str(error))
 
     def each(self, items: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
-        """What the calls return, side by side, in the order of the items; or what one raises, when all are over.
+        """Make the calls in parallel and return their results in the order of the items. If one raises, its error is
+        raised after all have ended.
 
-        In this thread, one after the other, where no thread can be started: whoever commits must not fail for that.
+        If no thread can be started, the calls are made in this thread, one by one: a commit must not fail for that.
         """
         listed = list(items)
         if len(listed) <= 1:
@@ -337,7 +337,7 @@ class Leaders:
             return self._pool
 
     def close(self) -> None:
-        """End the threads. The cluster is its owner's to close."""
+        """End the threads. The cluster is closed by its owner."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -349,7 +349,7 @@ class Leaders:
 
 
 def _called(call: Callable[[Any], Any], item: Any) -> Future[Any]:
-    """A call that was made in this thread."""
+    """The outcome of a call, made in this thread."""
     made: Future[Any] = Future()
     try:
         made.set_result(call(item))

@@ -1,11 +1,10 @@
-"""Keeps what is staged of a write alive while one of its tasks runs.
+"""Keeps a write's staged parts alive while one of its tasks runs.
 
-Brokers throw away what was staged and never prepared, a time after they last heard of its write
-(`transaction.staged.retention.ms`). Parts that a task staged in the first minutes of a long write have to live until
-the commit, and other tasks may stage to other topics, partitions and brokers only, or have no rows yet. So every task
-renews the whole write, on all brokers, by the family of its transactions (`format/producer_ids.py`): first after a
-second, which most tasks do not last, then as often as the brokers say. It is a thread, for a task may wait for its rows
-for hours.
+Brokers drop parts that were staged and never prepared, `transaction.staged.retention.ms` after they last heard of their
+write. Parts that a task staged in the first minutes of a long write have to live until the commit. Meanwhile the other
+tasks may stage only to other topics, partitions and brokers, or have no rows yet. So every task renews the whole write,
+on all brokers, by the family of its transactions (`format/producer_ids.py`): first after a second, which most tasks do
+not last, then as often as the brokers request. This needs a thread, because a task may wait for its rows for hours.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Renewal:
         self._thread = threading.Thread(target=self._run, name="staged-renewal", daemon=True)
 
     def start(self) -> None:
-        """Start, unless it was started. Where no thread can be started now, a later call does it: parts that are young
-        need no renewal."""
+        """Start, unless it was started. If no thread can be started now, a later call tries again: young parts need no
+        renewal."""
         if self._thread.ident is not None:
             return
         try:
@@ -54,7 +53,7 @@ class Renewal:
             self._is_short = True
 
     def stop(self) -> None:
-        """No more renewals. One that is on its way is not waited for."""
+        """Make no more renewals. Does not wait for one in flight."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -64,7 +63,7 @@ class Renewal:
                 pause = self._renew()
 
     def _renew(self) -> float:
-        """Ask every broker; the seconds until the next time."""
+        """Ask every broker; returns the seconds until the next renewal."""
         try:
             brokers = self._cluster.describe(patient=False).brokers
         except Closed:

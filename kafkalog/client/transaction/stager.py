@@ -1,9 +1,10 @@
 """Stages a task's rows: sends them to the partitions' leaders, which keep them beside the log until the driver commits.
 
-One part for each partition, named by a uuid of this stager alone, so that what another attempt of the task staged can
-never be taken for it. Batches of a part are numbered and acknowledged in order; after a lost connection those without
-an ack are sent again, and a leader knows those it has. All topics share one connection for each broker, whether they
-are of one transaction or of one each. Not thread-safe: a task is one thread. Commits nothing (`coordinator.py` does).
+Each partition gets one part, named by a uuid that only this stager has, so that a part of another attempt of the task
+is never taken for it. Batches of a part are numbered and acknowledged in order. After a lost connection those without
+an ack are sent again, and the leader recognizes those it has. All topics share one connection for each broker, whether
+they belong to one transaction or to one each. Not thread-safe: a task is one thread. Commits nothing (`coordinator.py`
+does).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class NumberedTransactions(NamedTuple):
 
 
 class StagedPartition(NamedTuple):
-    """A part as its writer knows it: what a task's commit message carries."""
+    """A part as its writer knows it, for the task's commit message."""
 
     topic: str
     topic_id: bytes
@@ -84,14 +85,15 @@ class _Sent(NamedTuple):
 
 
 class _Topic:
-    """A topic that is staged for, as last reported, and its transaction. `turn`: of the next rows without keys."""
+    """A topic with staged rows, as last reported, and its transaction. `turn`: decides the partition of the next rows
+    without keys."""
 
     def __init__(self, info: TopicInfo, transactional_id: str, first_turn: int) -> None:
         self.info = info
         self.transactional_id = transactional_id
         self.producer_id = producer_id_of(transactional_id)
-        # Each task begins at another partition, and each batch one further than the one before, so that many small
-        # batches of one task fill all partitions alike; what is written once begins anywhere.
+        # Each task begins at another partition, and each batch one partition further than the one before, so that many
+        # small batches of one task fill all partitions alike. A write that comes once begins at a random partition.
         self.turn = self.producer_id + first_turn
 
     def next_turn(self) -> int:
@@ -126,8 +128,8 @@ class PartStager:
     """Stages what one attempt of a task writes; use it with `with`.
 
     Args:
-        settings: a producer's; of them batch.size, batch.records, compression.type, buffer.memory and
-            delivery.timeout.ms count here.
+        settings: a producer's; used are batch.size, batch.records, compression.type, buffer.memory and
+            delivery.timeout.ms.
         transaction: its id; or a numbered write's transactions.
         batch_id: of the transaction's batch.
         part: the number of the task's part, which orders the parts of a batch.
@@ -180,7 +182,7 @@ class PartStager:
 
         Raises:
             UnknownTopic: nothing was staged.
-            UnknownPartition, RecordTooLarge, InvalidArgument: nothing of the table that is wrong was staged.
+            UnknownPartition, RecordTooLarge, InvalidArgument: nothing of the wrong table was staged.
             UnknownTopicId: the topic was deleted meanwhile.
             StagedPartLost: a leader has lost what it had acknowledged.
             DeliveryTimedOut: a leader could not be reached for delivery.timeout.ms.
@@ -202,7 +204,7 @@ class PartStager:
                 self._receive_until(self._in_flight_max)
 
     def finish(self) -> list[StagedPartition]:
-        """Wait until all is acknowledged; the parts, by topic and partition. Raises as `stage`."""
+        """Wait until all is acknowledged; returns the parts, by topic and partition. Raises as `stage`."""
         self._receive_until(0)
         return [
             StagedPartition(
@@ -222,8 +224,8 @@ class PartStager:
     # --- rows to batches
 
     def _look_up(self, topics: list[str]) -> None:
-        """Take in topics and their transactions. They are asked for, for Spark's processes live long: a topic that this
-        one knows may have been made anew since."""
+        """Look up topics and their transactions. They are fetched anew because Spark's processes live long: a cached
+        topic may have been created again since."""
         if not topics:
             return
         found = self._cluster.describe_topics(topics)
@@ -235,7 +237,7 @@ class PartStager:
     def _chunks(self, topic: _Topic, table: pa.Table | pa.RecordBatch) -> list[tables.Chunk]:
         try:
             return self._cut(topic, table)
-        except UnknownPartition:  # perhaps it was added since
+        except UnknownPartition:  # it may have been added since
             [newer] = self._cluster.describe_topics([topic.info.name])
             if newer.topic_id != topic.info.topic_id:
                 raise UnknownTopicId(topic_id=topic.info.topic_id.hex()) from None
@@ -294,7 +296,7 @@ class PartStager:
         link.connection.send([start, encoded.header, encoded.body, encoded.padding])
 
     def _receive_until(self, in_flight: int) -> None:
-        """Take acks until no more than so many bytes are without one."""
+        """Receive acks until at most that many bytes are unacknowledged."""
         while self._in_flight > in_flight:
             link = next(link for link in self._links.values() if link.count)
             try:
@@ -327,8 +329,8 @@ class PartStager:
         self._retry.succeeded()
 
     def _recover(self, error: KafkalogError) -> None:
-        """Send again what has no ack, on new connections, until it leaves. Raises the error if it is final, or
-        DeliveryTimedOut once the time without an ack is over."""
+        """Send the unacknowledged batches again on new connections, until that succeeds. Raises the error if it is
+        final, or DeliveryTimedOut once the time without an ack is over."""
         while True:
             if not error.retriable:
                 raise error
@@ -349,13 +351,13 @@ class PartStager:
                     for sent in part.unacked:
                         self._send(part, sent)
                 return
-            except UnknownTopicId:  # said by what was just asked, not by a broker that may not know it yet
+            except UnknownTopicId:  # from fresh metadata, not from a broker that may not know the topic yet
                 raise
             except KafkalogError as next_error:
                 error = next_error
 
     def _refresh(self) -> None:
-        """Ask who leads now. Raises UnknownTopicId if a topic is gone."""
+        """Refresh the metadata. Raises UnknownTopicId if a topic is gone."""
         self._cluster.refresh(self._topics, patient=False)
         for name, topic in self._topics.items():
             if self._cluster.topic(name, patient=False).topic_id != topic.info.topic_id:
@@ -367,7 +369,7 @@ class PartStager:
             link.lose()
 
     def _let_go(self) -> None:
-        """Give clean connections back for the process's next task."""
+        """Return clean connections for the process's next task."""
         for broker_id, link in list(self._links.items()):
             if not link.count:
                 self._cluster.give_back(broker_id, link.connection)
