@@ -22,7 +22,7 @@ _TEXT_MAX = 600
 
 
 def announce(fd: int, facts: dict[str, Any]) -> None:
-    """Write one line, whatever becomes of it: a reader that is gone ends this broker in another way."""
+    """Write one line and ignore failures: if the reader is gone, the broker is ended in another way."""
     try:
         os.write(fd, json.dumps(facts).encode() + b"\n")
     except OSError:
@@ -30,8 +30,8 @@ def announce(fd: int, facts: dict[str, Any]) -> None:
 
 
 class Announcer(logging.Handler):
-    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread reports all
-    repeats, while there are any to come: a thousand threads, one for each event, would hold each other up."""
+    """Announces warnings and errors on a pipe, which it makes non-blocking. One thread reports all repeats, while any
+    are due: a thousand threads, one for each event, would delay each other."""
 
     def __init__(self, fd: int, again_seconds: float = AGAIN_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(logging.WARNING)
@@ -48,7 +48,7 @@ class Announcer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's lock."""
         try:
-            self._report_due()  # a thread does so, but where none could be started
+            self._report_due()  # done here only if no thread could be started
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
                 error = record.exc_info[1]
@@ -84,7 +84,7 @@ class Announcer(logging.Handler):
         try:
             timer.start()
         except RuntimeError:
-            return  # the machine has no thread left; whatever is logged next tries again
+            return  # the machine has no thread left; the next event tries again
         self._timer = timer
 
     def _report_repeats(self) -> None:

@@ -44,7 +44,8 @@ class TopicSettings(Settings, what="topic"):
 
 
 def _is_every_address(host: str) -> bool:
-    """Whether a socket that is bound to it takes what comes to any address of the machine: 0.0.0.0, ::, or nothing."""
+    """Whether a socket bound to this host accepts connections to all addresses of the machine: 0.0.0.0, ::, or
+    empty."""
     return not host.strip("0.:")
 
 

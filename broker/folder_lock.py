@@ -11,14 +11,14 @@ from kafkalog.errors import DataDirInUse
 
 
 def lock_folder(folder: Path, name: str) -> IO[str]:
-    """Take a folder, made if need be, until the file that comes back is closed or this process ends.
+    """Lock a folder (created if missing) until the returned file is closed or this process ends.
 
     Args:
         name: of the file in it that is locked; it names the process that holds it.
 
     Raises:
-        DataDirInUse: another process has it.
-        OSError: it cannot be made or written.
+        DataDirInUse: another process has the lock.
+        OSError: the folder or file cannot be created or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / name).open("a+")

@@ -12,7 +12,7 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
     """A socket bound to an address, not listening yet.
 
     Args:
-        setting: that the port comes from, for the error.
+        setting: the port's, for the error.
 
     Raises:
         AddressInUse: something listens there already.

@@ -19,7 +19,7 @@ _folder = click.Path(file_okay=False, path_type=Path)
 
 @contextmanager
 def _naming_the_option() -> Iterator[None]:
-    """A port that is taken comes from `--port`, not from the setting that the server gets it by."""
+    """Name `--port` in the error of a port in use, not the setting by which the server gets it."""
     try:
         yield
     except AddressInUse as error:
@@ -60,7 +60,7 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
         with StopRequest() as stop:
             while not stop.wait(_LOOK_SECONDS):
                 supervisor.look()
-            cluster.close()  # in here: a second Ctrl-C does not interrupt it
+            cluster.close()  # inside the handler: a second Ctrl-C does not interrupt it
 
 
 @click.command(
@@ -120,7 +120,8 @@ def zookeeper(port: int, host: str, data: Path | None) -> None:
 
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, int]]:
-    """A folder that goes when this process and all others that inherit the descriptor do, killed or not."""
+    """A folder that is removed after this process and all others that inherit the descriptor have ended, killed or
+    not."""
     from broker.local.sweeper import swept_folder
 
     folder, sweeper, keep_fd = swept_folder("kafkalog-zookeeper-")

@@ -33,8 +33,8 @@ class LocalBroker:
 
     Attributes:
         pid: of its process; None while it does not run.
-        log_file: what it logs.
-        data_directory: where its partitions are.
+        log_file: the path of its log.
+        data_directory: the path of its partitions.
     """
 
     def __init__(self, cluster: LocalCluster, index: int, host: str, announced: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class LocalBroker:
         return f"{self.host}:{self.grpc_port}"
 
     def stop(self) -> int | None:
-        """Stop it in order; its exit code, None if it does not run."""
+        """Stop it in order; returns its exit code, or None if it does not run."""
         code: int | None = self._cluster._ask({"do": "stop_broker", "broker": self._index})
         self.pid = None
         return code
@@ -65,12 +65,12 @@ class LocalBroker:
         self.pid = None
 
     def start(self) -> None:
-        """Start it again at the same ports; returns once it serves. Raises what keeps it from starting."""
+        """Start it again at the same ports; returns once it serves. Raises the error if it cannot start."""
         self.pid = self._cluster._ask({"do": "start_broker", "broker": self._index})["pid"]
 
 
 class LocalZooKeeper:
-    """The cluster's ZooKeeper. `connect` is its host:port, `log_file` what it logs."""
+    """The cluster's ZooKeeper. `connect` is its host:port, `log_file` the path of its log."""
 
     def __init__(self, cluster: LocalCluster, connect: str, pid: int, log_file: Path) -> None:
         self._cluster = cluster
@@ -89,11 +89,11 @@ class LocalZooKeeper:
 
 
 class Health(NamedTuple):
-    """What became of a cluster's processes since the last look.
+    """Events of a cluster's processes since the last look.
 
     Attributes:
-        ended: "broker 1" or "ZooKeeper" -> its exit code, negative a signal; of those that ended by themselves.
-        events: broker id and what it logged: level (warning, error) and event.
+        ended: "broker 1" or "ZooKeeper" -> exit code, negative for a signal; of those that ended on their own.
+        events: broker id and the logged event with its level (warning, error).
     """
 
     ended: dict[str, int]
@@ -192,7 +192,7 @@ class LocalCluster:
         return self
 
     def _check_all_brokers_start(self) -> None:
-        """Without one of its brokers a cluster starts, but every call that needs a partition of that one hangs."""
+        """Refuse to start without a broker that the data directory has: calls for its partitions would hang."""
         if self._data is None or not self._data.is_dir():
             return
         numbers = [path.name.removeprefix("broker-") for path in self._data.glob("broker-*") if path.is_dir()]
@@ -221,7 +221,7 @@ class LocalCluster:
             try:
                 guard.stdin.write(b'{"do": "close"}\n')
                 guard.stdin.close()
-            except OSError:  # it ended before: then it needs no command
+            except OSError:  # it has ended already
                 pass
             try:
                 guard.wait(_CLOSE_SECONDS)
@@ -270,12 +270,13 @@ class LocalCluster:
         return self._guard.pid if self._guard else None
 
     def _ask(self, command: Mapping[str, Any]) -> Any:
-        """Have the guard do something; its result. Raises the error it met."""
+        """Send the guard a command and return its result. Raises the guard's error."""
         guard = self._guard
         if guard is None:
             raise Closed(what="cluster")
         answered: Future[bytes] = Future()
-        # In a thread, which Ctrl-C does not interrupt: an answer left in the pipe would pass for the next command's.
+        # In a thread, which Ctrl-C does not interrupt: an answer left in the pipe would be taken for the next
+        # command's.
         threading.Thread(target=self._converse, args=(guard, command, answered), daemon=True).start()
         line = answered.result()
         if not line:

@@ -46,11 +46,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 class ParentGone(Exception):
-    """Whoever started the guard is no more, or wants it to end."""
+    """The guard's parent has ended, or wants the guard to end."""
 
 
 class Watch:
-    """What ends the guard besides a command: the parent's death, SIGTERM."""
+    """Detects the reasons to end besides a command: the parent's death, SIGTERM."""
 
     def __init__(self, parent: int) -> None:
         self._poller = select.poll()
@@ -65,7 +65,7 @@ class Watch:
                 pidfd = os.pidfd_open(parent)
             except ProcessLookupError:
                 raise ParentGone() from None
-            except OSError:  # a kernel or sandbox without it: the end of the input has to do
+            except OSError:  # a kernel or sandbox without pidfd: the end of the input has to suffice
                 pass
             else:
                 self._ending.add(pidfd)
@@ -74,7 +74,7 @@ class Watch:
             raise ParentGone()
 
     def wait_readable(self, fd: int, seconds: float | None) -> bool:
-        """Wait until there is something to read; False if there is not in time. Raises ParentGone."""
+        """Wait for input; returns False if none came in time. Raises ParentGone."""
         self._poller.register(fd, select.POLLIN)
         try:
             ready = {number for number, _ in self._poller.poll(None if seconds is None else seconds * 1000)}
@@ -91,7 +91,7 @@ class Watch:
 
 
 class LineReader:
-    """Lines of a descriptor, waited for together with the reasons to end."""
+    """Reads lines of a descriptor; waits at the same time for the reasons to end."""
 
     def __init__(self, fd: int, watch: Watch) -> None:
         self._fd = fd
@@ -117,8 +117,8 @@ class BrokerChild:
     """One broker process and its configuration.
 
     Args:
-        settings: dotted; ports of 0 are free ones at the first start and the same ones ever after.
-        folder: where its configuration and log go.
+        settings: dotted; a port of 0 becomes a free port at the first start, and stays the same afterwards.
+        folder: of its configuration and log.
     """
 
     def __init__(self, settings: dict[str, Any], folder: Path, keep_fds: Sequence[int], watch: Watch) -> None:
@@ -126,7 +126,7 @@ class BrokerChild:
         self._keep_fds = tuple(keep_fds)
         self._watch = watch
         self._process: subprocess.Popen[bytes] | None = None
-        self._lines: LineReader | None = None  # what the process announces
+        self._lines: LineReader | None = None  # the process's announcements
         self._events: list[dict[str, Any]] = []
         self.broker_id: int = settings["broker.id"]
         self._config = folder / f"broker-{self.broker_id}.properties"
@@ -146,7 +146,7 @@ class BrokerChild:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                bufsize=0,  # what `let_go` could not write would be written again at the close, and fail there
+                bufsize=0,  # a buffer that `let_go` could not write would be written again, and fail, at the close
                 pass_fds=self._keep_fds,
                 start_new_session=True,
             )
@@ -154,7 +154,7 @@ class BrokerChild:
         self._lines = LineReader(self._process.stdout.fileno(), self._watch)
 
     def let_go(self) -> None:
-        """Let it start the broker; `await_ready` waits until that serves."""
+        """Let the process start the broker; `await_ready` waits until it serves."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -163,7 +163,7 @@ class BrokerChild:
             pass
 
     def await_ready(self) -> dict[str, Any]:
-        """Its ports and pid, once it serves. Raises the error that kept it from starting."""
+        """Wait until it serves; returns its ports and pid. Raises the error if it cannot start."""
         process = self._process
         assert process is not None
         line = self._next_announced(_START_SECONDS)
@@ -181,7 +181,7 @@ class BrokerChild:
         return {**announced, "broker_id": self.broker_id, "log_file": str(self.log_file)}
 
     def _next_announced(self, seconds: float) -> str | None:
-        """The next line that is no event, as `LineReader.next_line`; events are kept."""
+        """The next line that is not an event, as `LineReader.next_line`; events are kept."""
         assert self._lines is not None
         while line := self._lines.next_line(seconds):
             if "event" not in (said := json.loads(line)):
@@ -190,8 +190,8 @@ class BrokerChild:
         return line
 
     def look(self) -> dict[str, Any]:
-        """How it ended, if it did by itself (`ended`: its exit code, negative a signal), and the warnings and errors
-        that it logged since the last look."""
+        """Its exit code, if it ended on its own (`ended`; negative for a signal), and the warnings and errors that it
+        logged since the last look."""
         ended = None if self._process is None else self._process.poll()
         if self._lines is not None:
             self._next_announced(0.0)
@@ -204,7 +204,7 @@ class BrokerChild:
             self._process.terminate()
 
     def finish_stop(self) -> int | None:
-        """Wait until it has stopped; its exit code."""
+        """Wait until it has stopped; returns its exit code."""
         if self._process is None:
             return None
         try:
@@ -232,7 +232,7 @@ class BrokerChild:
 
 
 class Guard:
-    """Does what the parent asks, and everything backwards at the end.
+    """Executes the parent's commands, and stops everything in reverse order at the end.
 
     Args:
         plan: {root, host, durable, keep_fds, zookeeper_port, brokers: [settings]}.
@@ -254,7 +254,7 @@ class Guard:
         self._brokers: list[BrokerChild] = []
 
     def do(self, command: dict[str, Any]) -> Any:
-        """Carry out a command; its result as JSON-able values. Raises KafkalogError."""
+        """Execute a command; returns its result as JSON-able values. Raises KafkalogError."""
         what, index = command["do"], command.get("broker", -1)
         if what == "start":
             return self._start()
@@ -281,7 +281,7 @@ class Guard:
         raise InternalError(reason=f"unknown command '{what}' of the guard")
 
     def _start(self) -> dict[str, Any]:
-        """ZooKeeper, and while it starts the brokers' imports, which take as long; then the brokers."""
+        """Start ZooKeeper and, at the same time, the brokers' imports, which take as long; then start the brokers."""
         self._zookeeper.start()
         for settings in self._planned:
             settings = settings | {"zookeeper.connect": self._zookeeper.connect, "exit.with.stdin": True}
@@ -302,7 +302,7 @@ class Guard:
     def _await_ready(self, child: BrokerChild) -> dict[str, Any]:
         try:
             return child.await_ready()
-        except ZooKeeperUnreachable as error:  # it may take connections and still serve nothing: its disk is full
+        except ZooKeeperUnreachable as error:  # a ZooKeeper with a full disk may accept connections and not serve
             raise self._zookeeper.unreachable(error.facts["reason"]) from None
 
     def close(self) -> None:

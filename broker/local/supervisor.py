@@ -28,8 +28,8 @@ _LOOK_FIRST = ": look at its disk, mount it again, then start the cluster anew"
 
 @dataclass
 class _Process:
-    """One that is kept running. `due` is when it is started again; None while it runs, or is not to run any more.
-    `disk_failed`: its data directory did."""
+    """A process that is kept running. `due`: when it is restarted; None while it runs, or if it is not restarted any
+    more. `disk_failed`: its data directory failed."""
 
     name: str
     member: LocalBroker | LocalZooKeeper
@@ -44,8 +44,8 @@ class Supervisor:
     """Looks after a started cluster.
 
     Args:
-        say: takes each sentence.
-        restart: start again what ended; False: only say that it did.
+        say: called with each sentence.
+        restart: restart processes that ended; False: only report them.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Supervisor:
         ]
 
     def look(self) -> None:
-        """Say what happened since the last time, and start again what is due.
+        """Report the events since the last look, and restart the processes that are due.
 
         Raises:
             LocalClusterEnded: the guard has ended, and the cluster with it.
-            BrokerUnreachable: no broker is left, and none is started again.
+            BrokerUnreachable: no broker is left, and none will be restarted.
         """
         health = self._cluster.look()
         for broker_id, logged in health.events:

@@ -9,15 +9,15 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-# Whole paths, for whoever starts a cluster may have no PATH.
+# Absolute paths, because the process that starts a cluster may have no PATH.
 _SWEEP = 'read -r _; /bin/rm -rf -- "$1"'
 
 
 class SweptFolder(NamedTuple):
-    """A folder, the process that will remove it, and the descriptor that keeps it from doing so.
+    """A folder, the process that will remove it, and the descriptor that delays the removal.
 
-    The descriptor is to be inherited by every process that uses the folder (`pass_fds`), and closed by the caller. The
-    sweeper ends once the last copy is closed and the folder gone.
+    Every process that uses the folder has to inherit the descriptor (`pass_fds`); the caller closes its own copy. When
+    the last copy is closed, the sweeper removes the folder and ends.
     """
 
     path: Path

@@ -76,7 +76,7 @@ def find_java() -> str:
 
 def find_jars() -> list[str]:
     """The jars that ZooKeeper needs, from inside pyspark. Raises MissingDependency."""
-    spec = importlib.util.find_spec("pyspark")  # finds it without the cost of importing it
+    spec = importlib.util.find_spec("pyspark")  # without the cost of an import
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependency(what="pyspark", reason="the embedded ZooKeeper comes from its jars; install pyspark")
     folder = Path(spec.submodule_search_locations[0]) / "jars"
@@ -90,7 +90,7 @@ def find_jars() -> list[str]:
 
 
 def die_with_parent() -> None:
-    """For a child between fork and exec: be killed when the thread that started us ends."""
+    """Called in a child between fork and exec: the child is killed when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -102,8 +102,8 @@ class EmbeddedZooKeeper:
         directory: its data, configuration and log; made if missing.
         port: None takes a free one.
         host: address it is bound to.
-        durable: False leaves out the fsync of every transaction, for a cluster that is thrown away.
-        pass_fds: file descriptors that the child shall inherit.
+        durable: False omits the fsync of every transaction, for a temporary cluster.
+        pass_fds: file descriptors that the child inherits.
     """
 
     def __init__(
@@ -196,9 +196,9 @@ class EmbeddedZooKeeper:
             wait(0.05)
 
     def serves(self) -> bool:
-        """Whether it takes requests right now.
+        """Whether it accepts requests now.
 
-        Asked by `srvr`: it answers `ruok` a little before, and a client that connects then is left without an answer
+        The command is `srvr`: ZooKeeper answers `ruok` a little earlier, and a client that connects then gets no answer
         until its own timeout of 10 s.
         """
         assert self.port is not None
@@ -217,9 +217,9 @@ class EmbeddedZooKeeper:
         return None if self._process is None else self._process.poll()
 
     def unreachable(self, reason: str) -> ZooKeeperUnreachable:
-        """The error of whoever needs this server, with what it logged last: the file may be a temporary one."""
+        """The error for a caller that needs this server, with its last log line, because the log may be temporary."""
         logged = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
-        lines = [line for line in logged if line.strip() and not line[0].isspace()]  # no frames of a stack
+        lines = [line for line in logged if line.strip() and not line[0].isspace()]  # without stack frames
         said = f"ends: {lines[-1]}" if lines else "is empty"
         return ZooKeeperUnreachable(address=self.connect, reason=f"{reason}; its log {self.log_file} {said}")
 

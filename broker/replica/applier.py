@@ -39,14 +39,14 @@ TransactionalBatch = tuple[int, int]
 
 
 class Hidden(NamedTuple):
-    """Readers see nothing from an offset on, where the first hidden batch begins. None: nothing is hidden."""
+    """The start offset of the first hidden batch: readers see nothing from it on. None: nothing is hidden."""
 
     from_offset: int | None
 
 
 class Applied(NamedTuple):
-    """A batch that stands in a log. `end_offset`: after its last record, 0 where only a later batch's progress is
-    known; `sync_to`: up to where the log has to be synced for it; `batches`: how many were missing and appended."""
+    """A batch that is in a log. `end_offset`: after its last record, 0 if only a later batch's progress is known;
+    `sync_to`: the offset up to which the log has to be synced; `batches`: how many were missing and appended."""
 
     producer_id: int
     batch_id: int
@@ -60,8 +60,8 @@ class Applier:
 
     Attributes:
         applied_bytes: appended and synced, since the start.
-        hidden: what readers do not see yet. Another object after each change: who takes a view of the log and finds the
-            same object before and after has both of one moment.
+        hidden: from which offset on readers see nothing. Each change makes a new object: if a reader finds the same
+            object before and after it takes a view of the log, both are of the same moment.
     """
 
     def __init__(self, log: Log, staging: Staging) -> None:
@@ -72,18 +72,18 @@ class Applier:
         self._applying = threading.Lock()
         self._lock = threading.Lock()  # guards all below
         self._starts: dict[TransactionalBatch, int] = {}  # of hidden batches
-        self._ends: dict[TransactionalBatch, int] = {}  # of those that are whole, and shown once flushed up to there
+        self._ends: dict[TransactionalBatch, int] = {}  # of complete batches, shown when the log is flushed to it
         for producer_id, progress in self._half_applied().items():
             self.hide((producer_id, progress.batch_id), progress.start_offset)
 
     def _half_applied(self) -> dict[int, Progress]:
-        """The progress of batches of which a part stands in the log, and the rest is to come."""
+        """The progress of batches of which only a part is in the log yet."""
         half: dict[int, Progress] = {}
         for staged in self._staging.staged():
             prepared, progress = staged.prepared, self._log.apply_progress(staged.producer_id)
             if prepared is None or staged.lost is not None or progress is None or progress.batch_id != staged.batch_id:
                 continue
-            # Other coordinators may have prepared the same batch; what they did is in no log.
+            # Other coordinators may have prepared the same batch; nothing of theirs is in a log.
             if not _has_all(progress, prepared) and self._staging.may_hold(prepared.commit_uuid, *progress.first):
                 half[staged.producer_id] = progress
         return half
@@ -91,15 +91,15 @@ class Applier:
     # --- applying ------------------------------------------------------------------------------------------------
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append what the log does not hold yet of a decided batch. `finish` is the promise; readers see it as soon as
-        it is synced, whether that is called or not.
+        """Append the record batches of a decided batch that the log lacks. They are durable after `finish`; readers see
+        them as soon as they are synced, also without `finish`.
 
         Raises:
             StagedPartLost: neither a prepared set nor the log has the batch, or part of the set is damaged; that is
                 found before the first append.
             InvalidRequest: the commit uuid is that of another batch.
             RequestTimedOut: another apply is taking long.
-            DiskFull: ask again; it goes on where it stopped.
+            DiskFull: a repeated call continues where this one stopped.
             StorageFailed, Closed.
         """
         if not self._applying.acquire(timeout=_WAIT_SECONDS):
@@ -157,7 +157,7 @@ class Applier:
         count = unsynced = behind = 0
         try:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
-            # With progress it goes on, as after a restart, and where a full disk stopped it.
+            # With progress it continues, as after a restart or a full disk.
             batch = prepared.producer_id, prepared.batch_id
             self.hide(batch, progress.start_offset if progress is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
@@ -166,7 +166,7 @@ class Applier:
                 size = sum(header.length for header, _ in batches)
                 self.applied_bytes += size
                 unsynced += size
-                if unsynced >= _SYNC_BYTES:  # else the one sync at the end takes as long as all of it, unseen
+                if unsynced >= _SYNC_BYTES:  # else all would be synced at the end, with no progress to report meanwhile
                     behind = self._synced_to(prepared.producer_id, behind)
                     unsynced = 0
         except StagedPartLost:
@@ -178,14 +178,14 @@ class Applier:
         return count
 
     def _show_if_nothing_came(self, prepared: PreparedSet) -> None:
-        """Show what others appended behind a batch that did not begin."""
+        """Show records that others appended after a batch that was hidden and never begun."""
         progress = self._log.apply_progress(prepared.producer_id)
         if progress is None or progress.batch_id != prepared.batch_id:
             self._show((prepared.producer_id, prepared.batch_id))
 
     def _synced_to(self, producer_id: int, behind: int) -> int:
-        """Wait for the sync of what was appended a while ago, not for the last of it: the disk and this thread work at
-        once. Returns up to where to wait the next time."""
+        """Wait for the sync of earlier appends, not of the last one, so that the disk and this thread work in parallel.
+        Returns the offset to wait for the next time."""
         self._log.flush_to(behind)
         self.applied_bytes += 1
         progress = self._log.apply_progress(producer_id)
@@ -193,35 +193,34 @@ class Applier:
         return progress.end_offset
 
     def _show_unless_half(self, prepared: PreparedSet) -> None:
-        """Show what the log has of a batch, unless the rest of it is to come."""
+        """Show the part of a batch that is in the log, unless the rest will follow."""
         if prepared.producer_id not in self._half_applied():
             self._show((prepared.producer_id, prepared.batch_id))
 
     def finish(self, applied: Applied) -> None:
-        """Wait until what `apply` appended is synced, and shown with it. Raises StorageFailed, Closed."""
+        """Wait until the records that `apply` appended are synced and shown. Raises StorageFailed, Closed."""
         self._log.flush_to(applied.sync_to)
-        self._show((applied.producer_id, applied.batch_id))  # the flush did, and may still be at it
+        self._show((applied.producer_id, applied.batch_id))  # the flush shows it too, perhaps a little later
 
     # --- hiding --------------------------------------------------------------------------------------------------
 
     def hide(self, batch: TransactionalBatch, start_offset: int | None = None) -> None:
-        """Show readers nothing from where a batch begins, until it is shown. A hidden one stays as it is.
+        """Hide the log from a batch's start on, until `_show`. A batch that is hidden already does not change.
 
         Args:
-            start_offset: where it begins; None: it will be appended, and nothing of it is there.
+            start_offset: of the batch; None: nothing of it is in the log yet.
         """
         with self._log.no_appends() as end_offset, self._lock:
             self._starts.setdefault(batch, end_offset if start_offset is None else start_offset)
             self._publish()
 
     def _show(self, *batches: TransactionalBatch) -> None:
-        """Show readers what was hidden of some batches: no more of them will come."""
+        """Show hidden batches to readers: nothing more of them will be appended."""
         with self._lock:
             self._forget_hidden(batches)
 
     def _show_once_flushed(self, batch: TransactionalBatch, end_offset: int) -> None:
-        """Show a batch that is whole as soon as everything before an offset is flushed: now, or by the flush that gets
-        there, which is asked for."""
+        """Show a complete batch as soon as the log is flushed to an offset: now, or by a flush, which is requested."""
         with self._lock:
             if self._log.flushed_offset >= end_offset:
                 self._forget_hidden([batch])
@@ -231,20 +230,19 @@ class Applier:
 
     @contextmanager
     def no_changes(self) -> Iterator[None]:
-        """What is hidden stays as it is meanwhile. Comes after `Log.no_appends`."""
+        """Keeps the hidden batches unchanged during the `with` block. Taken after `Log.no_appends`."""
         with self._lock:
             yield
 
     def flushed(self) -> None:
-        """A flush of the log is over: show the batches that are whole and durable."""
+        """Show the batches that are complete and durable; called after each flush of the log."""
         if self._ends:
             with self._lock:
                 flushed_offset = self._log.flushed_offset
                 self._forget_hidden([batch for batch, end in self._ends.items() if end <= flushed_offset])
 
     def truncated(self, end_offset: int) -> None:
-        """The log was cut to an offset: what was hidden after it is gone, and a batch that reached over it is not whole
-        any more."""
+        """Forget hidden batches after an offset to which the log was cut; a batch across it is no longer complete."""
         with self._lock:
             self._starts = {batch: start for batch, start in self._starts.items() if start < end_offset}
             self._ends = {batch: end for batch, end in self._ends.items() if end <= end_offset}
@@ -262,12 +260,12 @@ class Applier:
     # --- forgetting ----------------------------------------------------------------------------------------------
 
     def drop(self, commit_uuid: bytes, below_version: int, wait: bool = True) -> bool:
-        """Forget a prepared set that was prepared at a smaller version of the decision than that; whether it was.
+        """Forget a prepared set, if it was prepared below a version of the decision; returns whether it was.
 
-        What the log has of it is shown: whoever drops it knows that no more of it will come.
+        The part of it that is in the log is shown, because no more of it will be appended.
 
         Args:
-            wait: for an apply that is under way; else the set is kept then.
+            wait: for a running apply; if false, the set is then kept.
         """
         if not self._applying.acquire(blocking=wait):
             return False
@@ -284,11 +282,11 @@ class Applier:
         return True
 
     def forget(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
-        """Forget what is staged of a transaction up to a batch that is done, where the log has that batch whole; what
-        it leaves, the decision in ZooKeeper drops later. Does not do so while an apply runs.
+        """Forget a transaction's staged data up to a batch that is done, if the log has that batch whole. Does nothing
+        while an apply runs. In-doubt recovery drops the rest later.
 
         Args:
-            last: there will be no other batch, so that the log is to forget its progress as well.
+            last: there will be no other batch, so the log forgets the progress as well.
         """
         if last:
             self._log.transaction_done(producer_id_of(transactional_id), batch_id)
@@ -308,21 +306,21 @@ class Applier:
             self._applying.release()
 
     def forget_silent(self) -> None:
-        """Have the log forget the progress of transactions that are long over. Raises StorageFailed, Closed."""
+        """Make the log forget the progress of transactions that ended long ago. Raises StorageFailed, Closed."""
         keep = self._staging.producer_ids()
-        # Only what is asked for after `keep` was taken tells that the sets of all others are dropped for good.
+        # `keep` is taken before this call, so that the sets of all others are known to be dropped for good.
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
 
     def close(self) -> None:
-        """Wait for the apply or drop that is under way: it ends when it next looks at the staging, which is closed. Who
-        owns the log after this must not append the same pieces beside it."""
+        """Wait for the running apply or drop: it ends at its next use of the staging, which is closed. The log's next
+        owner must not append the same record batches at the same time."""
         with self._applying:
             pass
 
 
 def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet) -> bool:
-    """Whether the log holds a batch, as far as it ever will."""
+    """Whether the log has all of a batch that it will ever have."""
     if progress is None or progress.batch_id < batch_id:
         return False
     return progress.batch_id > batch_id or _has_all(progress, prepared)

@@ -1,8 +1,8 @@
-"""Forgets what is over, each after its time: parts that were staged and never prepared, decisions of batch writes that
-are done, and what logs know of how far transactions came.
+"""Forgets old data, each kind after its own time: parts that were staged and never prepared, decisions of batch writes
+that are done, and the apply progress of old transactions in logs.
 
-A part that nobody prepares lives as long as its write: all parts of a write on this broker count together, those of all
-topics of a numbered one, and its tasks renew them on every broker (`requests/staging.py:renew`). Ages are by the
+An unprepared part lives as long as its write. All parts of a write on this broker count together, for a numbered write
+those of all its topics, and the write's tasks renew them on every broker (`requests/staging.py:renew`). Ages are by the
 monotonic clock.
 """
 
@@ -28,11 +28,11 @@ _FORGET_SECONDS = 1.0
 
 
 class Expiry:
-    """Has no thread: in-doubt recovery's looks, after it did what is decided.
+    """Has no thread: the thread of in-doubt recovery calls `look` after each of its rounds.
 
     Args:
-        clock: the directory's steady one, for decisions are forgotten by it.
-        is_stopping: whether to leave the rest to the next start.
+        clock: the directory's steady clock, which decides when decisions are forgotten.
+        is_stopping: returns whether to leave the rest to the next start.
     """
 
     def __init__(self, host: Host, settings: BrokerSettings, clock: Clock, is_stopping: Callable[[], bool]) -> None:
@@ -51,8 +51,8 @@ class Expiry:
         self.forget_decisions()
 
     def forget_parts(self) -> None:
-        """Forget the parts of writes of which nothing was staged or renewed here for the retention, and files that hold
-        nothing any more."""
+        """Forget the parts of writes that were neither staged nor renewed here within the retention, and remove files
+        without needed data."""
         before = self._clock.monotonic() - self._retention
         renewed: dict[Write, float] = {}
         partitions = list(self._host.hosted.values())
@@ -75,8 +75,8 @@ class Expiry:
                     log.info("staged_parts_expired", partition=partition.label, parts=expired)
 
     def forget_decisions(self) -> None:
-        """Every ten minutes: decisions of batch writes that are long done, as many as the time of one look allows, and
-        the rest with the next looks. Every broker does so."""
+        """Every ten minutes, forget decisions of batch writes that are long done: as many as the time of one look
+        allows, and the rest in the next looks. Every broker does so."""
         now = self._clock.monotonic()
         if now >= self._forget_at:
             self._forget_at = now + _FORGET_EVERY_SECONDS
@@ -88,7 +88,7 @@ class Expiry:
                 break
 
     def _forget_progress(self) -> None:
-        """Every minute: how far transactions came in logs that are long over."""
+        """Every minute, forget the apply progress of transactions that ended long ago."""
         now = self._clock.monotonic()
         if now < self._tidy_at:
             return
@@ -99,4 +99,4 @@ class Expiry:
             try:
                 partition.forget_silent_transactions()
             except KafkalogError:
-                continue  # it was closed meanwhile, or its directory is out of service
+                continue  # closed meanwhile, or its directory is out of service

@@ -47,12 +47,12 @@ PartitionKey = tuple[bytes, int]
 
 @dataclass
 class _Turn:
-    """What is to be done for some partitions of a topic, up to one.
+    """The work of one turn for some partitions of a topic.
 
     Attributes:
-        wanted: those to open, and the states that they are to have.
-        lost_states: the states of open partitions that have none in ZooKeeper any more.
-        failed: why some are not served.
+        wanted: the partitions to open, with the states that they will have.
+        lost_states: the states of open partitions whose states in ZooKeeper are missing.
+        failed: the errors of partitions that are not served.
     """
 
     end: int
@@ -62,12 +62,12 @@ class _Turn:
 
 
 class Host:
-    """What is hosted here.
+    """The partitions that this broker holds.
 
     Args:
         broker_id: this broker's.
-        directory: where its logs are.
-        metadata: what it obeys.
+        directory: of its logs.
+        metadata: decides what is hosted.
         settings: the broker's.
     """
 
@@ -88,11 +88,11 @@ class Host:
         self._health = directory.services.health
         self._session = metadata.session
         self._undone = undone
-        # Views: replaced, never changed; written by the thread that watches.
+        # Views: replaced, never changed; written by the watching thread.
         self._hosted: Mapping[PartitionKey, Partition] = {}
         self._failed: Mapping[PartitionKey, KafkalogError] = {}
-        # Topics that are not in line with what was read of them, and each one's first partition that was not looked at.
-        # The thread's own; others only ask whether a topic is in it.
+        # Topics that are not yet in line with the metadata, with the first partition that was not handled. Written by
+        # the watching thread; others only check whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._replacing = threading.Lock()  # one `replace_lost` at a time; before metadata.changed
@@ -116,8 +116,8 @@ class Host:
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader; or why its log could not be opened.
-            StorageFailed: the directory is out of service. What is still known of it in memory helps nobody: a stream
-                would wait for news for ever.
+            StorageFailed: the directory is out of service. Answers from memory would not help: a stream would wait for
+                news for ever.
         """
         partition = self._hosted.get((topic_id, number))
         if partition is not None:
@@ -133,16 +133,16 @@ class Host:
         raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
 
     def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:
-        """Why a partition that is ours is not served; None too where it is not ours."""
+        """Why a partition of this broker is not served; None also if it is not this broker's."""
         return self._failed.get((topic_id, number))
 
     def unserved(self) -> Mapping[PartitionKey, KafkalogError]:
-        """The partitions that are ours and not served, and why."""
+        """This broker's partitions that are not served, and why."""
         return self._failed
 
     @property
     def failed(self) -> StorageFailed | None:
-        """Why nothing here is served any more."""
+        """Why the directory is out of service; None while it serves."""
         return self._directory.failed
 
     @property
@@ -156,8 +156,7 @@ class Host:
         return self._hosted
 
     def is_behind(self, name: str) -> bool:
-        """Whether there is work left for this broker from what it last read of a topic: logs to open, settings to pass
-        on."""
+        """Whether the last read of a topic left work for this broker: logs to open, settings to pass on."""
         return name in self._to_open
 
     def is_opening(self, name: str) -> bool:
@@ -170,7 +169,7 @@ class Host:
         return bool(self._to_open)
 
     def replace_lost(self, topic_id: bytes, number: int, start_offset: int, seconds: float) -> PartitionState:
-        """Put an empty log in the place of a lost one: what was in that is given up for good.
+        """Replace a lost log by an empty one. The records of the lost log are given up for good.
 
         Args:
             start_offset: of its first record; see `broker/requests/topics.py`.
@@ -197,7 +196,8 @@ class Host:
                 state = topic.states.get(number)
                 if state is None or self._loss(topic, number, state) is None:
                     raise NotLost(partition=label)
-                # The log first: a state is not to name a log that is not there. It is lost until the state is written.
+                # The log first, because a state must not name a missing log. It counts as lost until the state is
+                # written.
                 self._directory.replace_log(topic_id, number, label, start_offset)
                 renewed = PartitionState(
                     self.broker_id, state.leader_epoch + 1, (self.broker_id,), self._directory_id, state.version
@@ -217,7 +217,7 @@ class Host:
     # --- obeying the metadata ----------------------------------------------------------------------------------------
 
     def look_at(self, changed: Iterable[str], gone: Iterable[str]) -> None:
-        """Topics were read anew, or deleted."""
+        """Note the topics that were read again, or deleted."""
         to_open = OrderedDict(self._to_open)
         for name in gone:
             to_open.pop(name, None)
@@ -235,19 +235,19 @@ class Host:
                 end = count = len(topics[name].replicas)
                 with self._undone.sparing_others(paths.topic(name)):
                     topics[name], end = self._open_some(topics[name], start)
-                if end < count:  # after the others; never absent meanwhile, for other threads look (`is_behind`)
+                if end < count:  # after the others; never absent meanwhile, because other threads check (`is_behind`)
                     self._to_open[name] = end
                     self._to_open.move_to_end(name)
                 else:
                     del self._to_open[name]
                 if self.clock.monotonic() >= turn_end:
                     break
-        finally:  # without ZooKeeper too: what is open is known
+        finally:  # also without ZooKeeper: the open logs are known
             self.metadata.publish(topics)
 
     def _open_some(self, topic: TopicRecord, start: int) -> tuple[TopicRecord, int]:
-        """Open the logs of a topic's partitions that are ours and not open yet, from a partition on, no more than
-        `_OPENED_TOGETHER`; the topic with their states, and the first partition that is left."""
+        """Open the logs of this broker's partitions of a topic that are not open yet, from partition `start` on, at
+        most `_OPENED_TOGETHER`. Returns the topic with their states, and the first partition that is left."""
         settings = topic_settings(topic)
         if not start:
             self._warn_of_refused(topic)
@@ -261,7 +261,7 @@ class Host:
                 if number not in states:  # the topic was deleted meanwhile
                     continue
                 lost = self._loss(topic, number, states[number])
-                if lost is not None:  # another one was faster to write the state
+                if lost is not None:  # another broker wrote the state first
                     turn.failed[number] = lost
                     continue
                 partition.leader_epoch = states[number].leader_epoch
@@ -279,7 +279,7 @@ class Host:
                     partition.close()
 
     def _look_through(self, topic: TopicRecord, start: int, settings: TopicSettings) -> _Turn:
-        """Which partitions from one on are to be opened; those that are open get their epoch and settings."""
+        """Find the partitions to open, from `start` on; open ones get their epoch and settings."""
         turn = _Turn(len(topic.replicas))
         for number in range(start, turn.end):
             if len(turn.wanted) == _OPENED_TOGETHER:
@@ -314,11 +314,11 @@ class Host:
     def _write_states(
         self, topic: TopicRecord, opened: Mapping[int, Partition], turn: _Turn
     ) -> dict[int, PartitionState]:
-        """Write the states that are new; all of the topic's states then.
+        """Write the new states; returns all of the topic's states after that.
 
-        A partition without a state was never opened, unless its log is open here, or stands here with records: then the
-        state was lost. It is written again, for without one nobody finds the leader, and a log that is gone at the next
-        start would begin anew.
+        A partition without a state was never opened, unless its log is open here, or is here with records: then the
+        state was lost. It is written again, because clients find the leader by it, and because a log without a state
+        that is missing at the next start would be created empty.
         """
         new, lost_states = {}, turn.lost_states
         for number, partition in opened.items():
@@ -336,7 +336,8 @@ class Host:
         return states
 
     def _drop_closed(self, topic: TopicRecord) -> None:
-        """Serve no longer what was closed under it, as by a replacement of what was not known here to be lost."""
+        """Stop serving partitions whose logs were closed, as by the replacement of a log that was not known to be
+        lost."""
         keys = [(topic.topic_id, number) for number in range(len(topic.replicas))]
         closed = {key: each for key in keys if (each := self._hosted.get(key)) is not None and not each.is_open}
         if closed:
@@ -345,12 +346,12 @@ class Host:
                 partition.close()
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
-        """The state that an open log without one gets."""
+        """The state for an open log that has none."""
         epoch = partition.leader_epoch + raised
         return PartitionState(self.broker_id, epoch, (self.broker_id,), self._directory_id)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
-        """What there is to say if a partition's log is not where its state says."""
+        """The error if a partition's log is not where its state says; else None."""
         here = f"{self._directory_id} ({self._directory.path})"
         if state.directory != self._directory_id:
             reason = f"its log is in data directory {state.directory}, but broker {self.broker_id} has {here}"
@@ -374,7 +375,7 @@ class Host:
         )
 
     def _open_all(self, topic: TopicRecord, settings: TopicSettings, turn: _Turn) -> dict[int, Partition]:
-        """Open the logs of the wanted partitions, as far as they can be."""
+        """Open the logs of the wanted partitions that can be opened."""
         opened = {}
         if turn.wanted:
             try:
@@ -389,7 +390,7 @@ class Host:
         return opened
 
     def _take_in_failures(self, topic: TopicRecord, failed: Mapping[int, KafkalogError], among: Container[int]) -> None:
-        """Remember why some of a topic's partitions are not served, for those who ask; each reason is logged once."""
+        """Keep the errors of a topic's partitions that are not served, for requests; each reason is logged once."""
         others = {key: error for key, error in self._failed.items() if key[0] != topic.topic_id or key[1] not in among}
         for number, error in failed.items():
             if str(error) != str(self._failed.get((topic.topic_id, number))):
@@ -399,12 +400,12 @@ class Host:
         self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
 
     def take_out(self, removed: Collection[PartitionKey]) -> None:
-        """Serve partitions no longer whose files somebody removed. Asks nothing of ZooKeeper, which may be away."""
+        """Stop serving partitions whose files were removed. Does not need ZooKeeper, which may be unreachable."""
         for topic_id, number in sorted(removed):
             topic = self.metadata.ids.get(topic_id)
             state = topic.states.get(number) if topic is not None else None
             if topic is None or state is None or not self._directory.note_if_missing(topic_id, number):
-                continue  # deleted, or made anew, meanwhile
+                continue  # deleted, or created again, meanwhile
             hosted = dict(self._hosted)
             partition = hosted.pop((topic_id, number), None)
             self._hosted = hosted
@@ -423,7 +424,7 @@ class Host:
         return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
 
     def close_deleted(self) -> None:
-        """Close what no topic names any more."""
+        """Close the partitions that belong to no topic any more."""
         self._failed = {key: error for key, error in self._failed.items() if key[0] in self.metadata.ids}
         gone = [key for key in self._hosted if key[0] not in self.metadata.ids]
         if gone:
@@ -439,7 +440,7 @@ class Host:
             paths.deleted_topic(topic_id): topic_id for topic_id in sorted(set(deleted) - set(self.metadata.ids))
         }
         if self._directory.failed is not None:
-            to_remove = {}  # nothing of it is touched; the next start removes them
+            to_remove = {}  # the directory is not touched; the next start removes them
         for path in [
             path for path in self._undone.reasons if path.startswith(_EVERY_DELETED) and path not in to_remove
         ]:
@@ -461,7 +462,8 @@ class Host:
                 log.warning("topic_setting_ignored", topic=topic.name, setting=name, value=value, reason=reason)
 
     def warn_of_strays(self) -> None:
-        """Logs of topics that ZooKeeper neither has nor saw deleted are kept: its data may be an old backup."""
+        """Warn of logs whose topics ZooKeeper neither has nor recorded as deleted. They are kept, because ZooKeeper's
+        data may be an old backup."""
         for topic_id, number in self._directory.existing():
             if topic_id not in self.metadata.ids:
                 log.warning("stray_log", topic_id=topic_id.hex(), partition=number, kept_in=str(self._directory.path))

@@ -46,7 +46,7 @@ _Key = tuple[bytes, int, bytes]
 
 
 class Resolution(enum.Enum):
-    """What is to be done with a prepared set."""
+    """The action for a prepared set."""
 
     WAIT = "wait"
     APPLY = "apply"
@@ -54,7 +54,7 @@ class Resolution(enum.Enum):
 
 
 def resolution(decision: Decision, prepared: PreparedSet, topic_id: bytes, partition: int) -> Resolution:
-    """What a decision says of a prepared set. While the znode has the version at which the set was prepared, its
+    """The action for a prepared set by the decision. While the znode has the version at which the set was prepared, the
     coordinator may still decide for it."""
     if decision.version <= prepared.version or decision.batch_id < prepared.batch_id:
         return Resolution.WAIT
@@ -69,10 +69,10 @@ class InDoubtRecovery:
     """The thread. `start` after the host, `stop` before it stops.
 
     Args:
-        clock: the directory's steady one, for decisions are forgotten by it.
+        clock: the directory's steady clock, which decides when decisions are forgotten.
 
     Attributes:
-        expiry: what the thread does after each look.
+        expiry: called by the thread after each look.
     """
 
     def __init__(self, host: Host, settings: BrokerSettings, clock: Clock, jobs: StagedJobs) -> None:
@@ -81,11 +81,11 @@ class InDoubtRecovery:
         self._clock = clock
         self._timeout = settings.transaction_timeout_ms / 1000
         self.expiry = Expiry(host, settings, clock, lambda: self._stopping)
-        self._changed = threading.Condition()  # guards _stopping and _all; notified as well when a job is over
+        self._changed = threading.Condition()  # guards _stopping and _all; also notified when a job ends
         self._stopping = False
         self._all = True  # look at young sets too
-        self._logged: dict[_Key, str] = {}  # sets that failed to be resolved: why, as it was logged
-        self._not_closed: dict[str, str] = {}  # transactions whose decision could not be written: why, as it was logged
+        self._logged: dict[_Key, str] = {}  # sets that could not be resolved, with the logged reason
+        self._not_closed: dict[str, str] = {}  # transactions whose decision was not written, with the logged reason
         self._thread = threading.Thread(target=self._run, name="in-doubt", daemon=True)
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class InDoubtRecovery:
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for no apply: that ends as its log is closed."""
+        """Does not wait for an apply, which ends when its log is closed."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -116,7 +116,7 @@ class InDoubtRecovery:
             try:
                 self.look(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
             except ZooKeeperUnreachable as error:
-                log.info("transactions_not_resolved", reason=str(error))  # it says so when it is back
+                log.info("transactions_not_resolved", reason=str(error))  # the return of ZooKeeper wakes this thread
             except Exception:
                 log.exception("transactions_not_resolved")
 
@@ -128,7 +128,7 @@ class InDoubtRecovery:
             self.expiry.look()
 
     def resolve(self, least_age: float) -> None:
-        """One round over all partitions' sets that were prepared at least so many seconds ago. Raises
+        """One round over all partitions' sets that were prepared at least `least_age` seconds ago. Raises
         ZooKeeperUnreachable."""
         now = self._clock.monotonic()
         known: dict[str, Decision] = {}
@@ -150,7 +150,7 @@ class InDoubtRecovery:
                         return
                     except NotLeader:
                         break  # it was closed meanwhile
-                    except Exception as error:  # it keeps no other set from being resolved
+                    except Exception as error:  # it must not stop the resolution of other sets
                         failed[partition.topic_id, partition.number, staged.prepared.commit_uuid] = str(error)
                         self._log(partition, staged.prepared, error)
         for decision in [known[name] for name in applied if name in known]:
@@ -158,7 +158,7 @@ class InDoubtRecovery:
                 self._add_applied(decision, applied[decision.transactional_id])
             except ZooKeeperUnreachable:
                 raise
-            except KafkalogError as error:  # as one that is too much for a znode
+            except KafkalogError as error:  # such as a decision too large for a znode
                 name, reason = decision.transactional_id, str(error)
                 not_closed[name] = reason
                 if self._not_closed.get(name) != reason:
@@ -166,7 +166,7 @@ class InDoubtRecovery:
         self._logged, self._not_closed = failed, not_closed
 
     def _log(self, partition: Partition, prepared: PreparedSet, error: Exception) -> None:
-        """Log that a set could not be resolved, and that once for each reason: it is tried every few seconds."""
+        """Log that a set could not be resolved, once for each reason, because it is tried every few seconds."""
         if self._logged.get((partition.topic_id, partition.number, prepared.commit_uuid)) == str(error):
             return
         tell = log.warning if isinstance(error, KafkalogError) else log.exception
@@ -176,7 +176,7 @@ class InDoubtRecovery:
     def _resolve(
         self, partition: Partition, staged: Staged, prepared: PreparedSet, known: dict[str, Decision], now: float
     ) -> bool:
-        """Do with a set what its decision says; whether the partition has all of an open one, for good."""
+        """Resolve a set by its decision; returns whether the partition durably has all of an open decision's batch."""
         name = prepared.transactional_id
         if name not in known:
             known[name] = decisions.read_decision(self._host.metadata.session, name)
@@ -191,7 +191,7 @@ class InDoubtRecovery:
                 try:
                     version = decisions.raise_version(self._host.metadata.session, decision)
                 except DecisionMoved:
-                    return False  # to be looked at anew
+                    return False  # the next round looks again
                 del known[name]
         if what is Resolution.APPLY:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
@@ -214,7 +214,7 @@ class InDoubtRecovery:
         return what is Resolution.APPLY
 
     def _add_applied(self, decision: Decision, places: Collection[tuple[bytes, int]]) -> None:
-        """Add partitions to those that have a decided batch. One of a deleted topic has it, as for a coordinator."""
+        """Add partitions to those that have a decided batch. A partition of a deleted topic counts as having it."""
         gone = {topic.topic_id for topic in decision.topics if self._is_deleted(topic)}
         updated = with_applied(decision, lambda topic_id, number: (topic_id, number) in places or topic_id in gone)
         if updated == decision:
@@ -224,7 +224,7 @@ class InDoubtRecovery:
                 self._host.metadata.session, replace(updated, decided_us=self._host.clock.now_us())
             )
         except DecisionMoved:
-            return  # to be looked at anew
+            return  # the next round looks again
         if updated.done:
             log.info("transaction_done", transactional_id=decision.transactional_id, batch_id=decision.batch_id)
 
@@ -232,13 +232,13 @@ class InDoubtRecovery:
         try:
             self._host.metadata.topic_by_id(topic.topic_id)
             return False
-        except UnknownTopicId:  # deleted, or not seen here yet; whoever has seen the decision can see its topics
+        except UnknownTopicId:  # deleted, or not seen here yet; a broker that sees the decision can see its topics
             found = registry.read_topic(self._host.metadata.session, topic.topic)
             return found is None or found.deleted or found.topic_id != topic.topic_id
 
     def _done(self, partition: Partition, key: Hashable, work: Callable[[], Any]) -> Any:
-        """What work on a partition came to, done as a job: requests see that the partition is busy, and an apply that
-        one of them asked for is not begun again. Raises BrokerStopping."""
+        """Do work on a partition as a job, and return its result: requests then see that the partition is busy, and do
+        not begin the same apply again. Raises BrokerStopping."""
         job = self._jobs.applies.ask(partition, key, work)
         job.when_over(self._look_again)
         with self._changed:

@@ -21,7 +21,7 @@ class Job:
     """A piece of work: waiting, running or over."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.begun = False  # set under the lock of `Jobs`, so that it has begun or was given up
+        self.begun = False  # set under the lock of `Jobs`: a job is either begun or given up
         self._work = work
         self._outcome: Future[Any] = Future()
 
@@ -30,7 +30,7 @@ class Job:
         return self._outcome.done()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is over, after so long at most."""
+        """Wait until it is over, for at most so many seconds; returns whether it is."""
         try:
             self._outcome.exception(max(0.0, seconds))
         except TimeoutError:
@@ -38,11 +38,11 @@ class Job:
         return True
 
     def when_over(self, call: Callable[[], object]) -> None:
-        """Have it called once the job is over, by the thread that ends it; at once if it is over already."""
+        """Register a function that the job's thread calls at the end of the job; called at once if the job is over."""
         self._outcome.add_done_callback(lambda _: call())
 
     def result(self) -> Any:
-        """What the work returned, or raises what it raised; once it is over."""
+        """Return the work's result, or raise its error; the job must be over."""
         assert self.is_over, "the job is not over"
         return self._outcome.result()
 
@@ -62,20 +62,20 @@ class Jobs:
     """Jobs by key, in a few threads. Thread-safe.
 
     Args:
-        stopped: makes what those get that ask after `stop`, or wait for a job that has not begun by then.
+        stopped: makes the error for requests after `stop`, and for jobs that have not begun by then.
     """
 
     def __init__(self, threads: int, name: str, stopped: Callable[[], KafkalogError]) -> None:
         self._lock = threading.Lock()  # guards all below
         self._jobs: dict[Hashable, Job] = {}
-        self._waiting: dict[Hashable, deque[tuple[Hashable, Job]]] = {}  # by partition; there while one of it runs
+        self._waiting: dict[Hashable, deque[tuple[Hashable, Job]]] = {}  # by partition, while one of its jobs runs
         self._threads = Pool(threads, process="the broker", thread_name_prefix=name)
         self._stopped = False
         self._when_stopped = stopped
 
     def ask(self, partition: Hashable, key: Hashable, work: Callable[[], Any]) -> Job:
-        """The job of that key that waits or runs, or else a new one. Raises OutOfThreads, or as `stopped` says after
-        `stop`."""
+        """The waiting or running job of that key, or else a new one. Raises OutOfThreads; after `stop`, the error of
+        `stopped`."""
         key = partition, key
         with self._lock:
             if self._stopped:
@@ -86,7 +86,7 @@ class Jobs:
                 if partition in self._waiting:
                     self._waiting[partition].append((key, job))
                 else:
-                    self._threads.submit(self._run, partition)  # first, for it may raise; it needs the lock
+                    self._threads.submit(self._run, partition)  # first, because it may raise; the thread needs the lock
                     self._waiting[partition] = deque([(key, job)])
                 self._jobs[key] = job
             return job
@@ -108,10 +108,10 @@ class Jobs:
             if not self._waiting[partition]:
                 del self._waiting[partition]
             elif not self._stopped:
-                self._threads.submit(self._run, partition)  # behind other partitions
+                self._threads.submit(self._run, partition)  # after other partitions
 
     def stop(self) -> None:
-        """Give up what waits. What runs ends by itself as soon as its log is closed. Safe to call twice."""
+        """Give up the waiting jobs. Running jobs end when their logs are closed. Safe to call twice."""
         with self._lock:
             if self._stopped:
                 return
@@ -123,9 +123,9 @@ class Jobs:
 
 
 class StagedJobs:
-    """Where prepares wait for their syncs, and where sets are applied and dropped, whoever asks for it. Two sets
-    are applied at a time, for what a partition has of a batch is hidden until all of it is there, and more side by side
-    would hide each for longer; four syncs are waited for."""
+    """The jobs of staged writes: prepares that wait for their syncs, and applies and drops, for requests and for
+    in-doubt recovery. Two sets are applied at a time, because a partition's log is hidden until all of a batch is
+    there, and more in parallel would hide each for longer. Four prepares wait for syncs at a time."""
 
     def __init__(self, broker_id: int) -> None:
         stopping = partial(BrokerStopping, broker_id=broker_id)

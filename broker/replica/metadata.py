@@ -17,11 +17,11 @@ from kafkalog.zk.session import ZooKeeperSession
 
 
 class Metadata:
-    """What is in the cluster.
+    """Topics and brokers of the cluster.
 
     Attributes:
         session: the connection to ZooKeeper.
-        changed: guards `dirty`, and whatever else the thread that watches waits for; notified after the views changed.
+        changed: guards `dirty`, and all else that the watching thread waits for; notified after the views changed.
         dirty: paths of znodes that changed and are not read yet.
         stopping: nothing will be read any more.
     """
@@ -72,15 +72,15 @@ class Metadata:
         return state.leader if state is not None else -1
 
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the views, and what is hosted, are so; False when time ran out (or the broker stops) before
-        that."""
+        """Wait until `reached` is true, checked after each change; returns False if the time ran out or the broker
+        stops before."""
         with self.changed:
             return self.changed.wait_for(lambda: reached() or self.stopping, seconds) and reached()
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def path_changed(self, path: str) -> None:
-        """Have a znode read again; a watch."""
+        """Mark a znode to be read again; a watch."""
         with self.changed:
             self.dirty.add(path)
             self.changed.notify_all()
@@ -95,16 +95,16 @@ class Metadata:
         self._ids = {record.topic_id: record for record in topics.values()}
 
     def stop(self) -> None:
-        """Let go who waits."""
+        """End all waits."""
         with self.changed:
             self.stopping = True
             self.changed.notify_all()
 
 
 def topic_settings(topic: TopicRecord) -> TopicSettings:
-    """A topic's settings, as far as this version understands them; the others, of a newer one, have their defaults.
+    """A topic's settings. Those of a newer version, which this one does not understand, have their defaults.
 
-    Where it does not understand the cleanup.policy, it does not know what that means to keep, and deletes nothing.
+    With an unknown cleanup.policy nothing is deleted, because this version cannot know what the policy keeps.
     """
     values, refused = TopicSettings.understood(topic.config)
     return values.with_({"retention.ms": -1, "retention.bytes": -1}) if "cleanup.policy" in refused else values

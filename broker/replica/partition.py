@@ -31,7 +31,8 @@ Wake = Callable[[], None]
 
 
 class _FlushRule(NamedTuple):
-    """Whether readers see only what is flushed, and up to where they see what is not: it came before the rule."""
+    """Whether readers see only flushed records, and up to which offset they see all: those records are older than the
+    rule."""
 
     flushed_only: bool
     shown_offset: int
@@ -42,13 +43,13 @@ class Partition:
 
     Args:
         topic: the topic's name, for messages.
-        topic_id: what requests name it by.
+        topic_id: names the topic in requests.
         number: within the topic.
         log: its open log, of `directory`, which closes it.
         settings: the topic's.
 
     Raises:
-        StorageFailed, FileRefused, DiskFull: what is staged cannot be opened.
+        StorageFailed, FileRefused, DiskFull: the staged data cannot be opened.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class Partition:
         self._directory = directory
         self._broker_id = broker_id
         self._closed = False
-        self._lock = threading.Lock()  # guards _waiters; taken after none, held for set operations only
+        self._lock = threading.Lock()  # guards _waiters; the only lock then held, for set operations only
         self._waiters: set[Wake] = set()
         self._reader = log.reader
         if log.flushed_offset < log.end_offset:
-            log.flush()  # which batches are not to be seen before they are synced, only the Partition before this knew
+            log.flush()  # only the previous Partition knew which batches were hidden until their sync
         self._staging = Staging(directory.services, log.directory, log.label)
         self._applier = Applier(log, self._staging)
         self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", 0)
@@ -83,7 +84,8 @@ class Partition:
     # --- what requests do ----------------------------------------------------------------------------------------
 
     def append_as_leader(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
-        """Append checked batches in one write; each one's outcome, in order. Those that wait for data are woken.
+        """Append checked batches in one write; returns each batch's outcome, in order. Wakes readers that wait for
+        data.
 
         Raises:
             NotLeader: the partition was closed here meanwhile.
@@ -115,7 +117,7 @@ class Partition:
 
     @property
     def leader_epoch(self) -> int:
-        """Batches are stamped with it."""
+        """The epoch stamped into batches."""
         return self.log.leader_epoch
 
     @leader_epoch.setter
@@ -134,12 +136,12 @@ class Partition:
 
     @property
     def readable_end_offset(self) -> int:
-        """Readers may read up to it."""
+        """The offset up to which readers may read."""
         return self._look()[1]
 
     def _look(self) -> tuple[View, int]:
-        """What is there now, and the readable end. Both are of one moment: a view from amid a batch that is hidden
-        would end within that batch, once it is shown."""
+        """The current view and the readable end, both of the same moment. A view taken amid a hidden batch would end
+        within that batch if the batch was shown meanwhile."""
         while True:
             rule, hidden = self._flush_rule, self._applier.hidden
             view = self._reader.view
@@ -154,20 +156,20 @@ class Partition:
         return self._reader.view.size_bytes
 
     def offset_for_timestamp(self, timestamp_us: int, from_offset: int = 0) -> tuple[int, int | None] | None:
-        """Up to which batch the readable records are older than a timestamp; see Reader."""
+        """The first readable record at or after a timestamp; see Reader."""
         with self._hosted():
             return self._reader.offset_for_timestamp(timestamp_us, from_offset, self._look)
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
-        """How far readers get from an offset on in about so many bytes: (offset, bytes up to it); see `reach`."""
+        """The offset about `max_bytes` after an offset, and the bytes up to it; see `reach`."""
         view, end_offset = self._look()
         return reach(view, offset, max_bytes, end_offset)
 
     def delete_before(self, offset: int) -> int:
-        """Delete every record before an offset, or all readable ones (-1); the start offset then.
+        """Delete every record before an offset, or all readable ones (-1); returns the start offset after that.
 
         Raises:
-            OffsetOutOfRange: behind the readable end.
+            OffsetOutOfRange: the offset is after the readable end.
         """
         start_offset, end_offset = self.start_offset, self.readable_end_offset
         if offset > end_offset:
@@ -178,7 +180,7 @@ class Partition:
             return self.log.delete_before(end_offset if offset == -1 else offset)
 
     def truncate_to(self, offset: int) -> int:
-        """Cut off every batch that holds an offset at or behind the one given; see Log.truncate_to."""
+        """Cut off every batch with an offset at or after the given one; see Log.truncate_to."""
         with self._hosted():
             end_offset = self.log.truncate_to(offset)
         self._applier.truncated(end_offset)
@@ -195,7 +197,7 @@ class Partition:
             return self._staging.stage(uuid, batches)
 
     def prepare(self, prepared: PreparedSet) -> None:
-        """Record parts as a set; `keep_prepared` is the promise. See Staging.prepare."""
+        """Record parts as a set; it is durable after `keep_prepared`. See Staging.prepare."""
         with self._hosted():
             self._staging.prepare(prepared)
             self._staging.request_sync()
@@ -203,13 +205,13 @@ class Partition:
     def keep_prepared(self, commit_uuid: bytes) -> None:
         """Make a recorded set durable, and check that it is as it was staged. Raises as Staging.check."""
         with self._hosted():
-            self._staging.check(commit_uuid)  # while a thread of the directory syncs what `prepare` asked for
+            self._staging.check(commit_uuid)  # while a thread of the directory does the requested sync
             self._staging.sync()
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append a decided batch, as far as it is not there; `finish_apply` is the promise. See Applier.apply.
+        """Append the missing record batches of a decided batch; durable after `finish_apply`. See Applier.apply.
 
-        Readers that wait for data are woken by the flush that shows the batch; here, in case that one is over already.
+        The flush that shows the batch wakes waiting readers; they are also woken here, in case that flush is over.
         """
         try:
             with self._hosted():
@@ -227,7 +229,7 @@ class Partition:
 
     @property
     def unsynced_staged_bytes(self) -> int:
-        """How much a prepare has to sync here, more or less."""
+        """About how many bytes a prepare has to sync here."""
         return self._staging.unsynced_bytes
 
     def prepared_bytes(self, commit_uuid: bytes) -> int:
@@ -237,7 +239,7 @@ class Partition:
     @property
     def staged_work(self) -> int:
         """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
-        start: who waits for one sees by it that something is done. What is only done again does not count."""
+        start. Callers that wait see progress by it. Repeated work does not count."""
         return self._applier.applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     def finish_apply(self, applied: Applied) -> None:
@@ -253,7 +255,7 @@ class Partition:
         return dropped
 
     def forget_staged(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
-        """Forget what is staged of a transaction up to a batch that is done, the last one of it or not."""
+        """Forget a transaction's staged data up to a batch that is done. `last`: it has no other batch."""
         with self._hosted():
             self._applier.forget(transactional_id, batch_id, last)
 
@@ -263,7 +265,7 @@ class Partition:
             self._staging.abort(uuids)
 
     def renew(self, write: Write) -> None:
-        """Keep the parts of a write: one of its tasks runs."""
+        """Keep the parts of a write, because one of its tasks still runs."""
         with self._hosted():
             self._staging.renew(write)
 
@@ -273,23 +275,24 @@ class Partition:
             return self._staging.expire(writes, before)
 
     def forget_silent_transactions(self) -> None:
-        """Forget how far transactions came in the log that are long over."""
+        """Forget the apply progress of transactions that ended long ago."""
         if self.log.knows_transactions:
             with self._hosted():
                 self._applier.forget_silent()
 
     @property
     def staged_size_bytes(self) -> int:
-        """Bytes of the files of what is staged."""
+        """Bytes of the files of staged data."""
         return self._staging.size_bytes
 
     def staged(self) -> list[Staged]:
-        """What is staged here."""
+        """The staged parts and sets."""
         return self._staging.staged()
 
     @contextmanager
     def _hosted(self) -> Iterator[None]:
-        """Raises NotLeader if the partition is closed here, or is closed meanwhile; its log may be before it is."""
+        """Raises NotLeader if the partition is closed here, or is closed meanwhile; its log may be closed a little
+        before."""
         if self._closed or self._reader.closed:
             raise self._not_here()
         try:
@@ -305,7 +308,7 @@ class Partition:
 
     @property
     def needs_flush_for_ack(self) -> bool:
-        """flush.messages=1: an ack is a promise of the disk."""
+        """Whether an ack requires a flush (flush.messages=1)."""
         return self.log.needs_flush_for_ack
 
     def is_flushed_to(self, end_offset: int) -> bool:
@@ -313,12 +316,12 @@ class Partition:
 
         Raises:
             StorageFailed: it cannot be known any more.
-            NotLeader: the partition was closed here before it did.
+            NotLeader: the partition was closed here before the flush.
         """
         failed = self._directory.failed
         if failed is not None:
             raise StorageFailed(**failed.facts)
-        closed = self._closed  # before the offset is looked at: a clean close flushes first
+        closed = self._closed  # read before the offset, because a clean close flushes first
         if self.log.flushed_offset >= end_offset:
             return True
         if closed:
@@ -331,7 +334,7 @@ class Partition:
     # --- waiting -------------------------------------------------------------------------------------------------
 
     def register(self, wake: Wake) -> None:
-        """Have `wake` called once, at the next append, flush or close; look again after registering."""
+        """Register `wake` to be called once, at the next append, flush or close. The caller checks again after this."""
         with self._lock:
             self._waiters.add(wake)
 
@@ -361,8 +364,8 @@ class Partition:
         self.wake_waiters()
 
     def close(self) -> None:
-        """Refuse requests from now on, and let go who waits; an apply that is under way ends. The log is the
-        directory's to close, and may be opened by another Partition at once."""
+        """Refuse requests from now on, and wake all waiters; a running apply ends. The directory closes the log, which
+        another Partition may open at once."""
         self._closed = True
         self.wake_waiters()
         self._staging.close()
@@ -370,7 +373,7 @@ class Partition:
 
 
 def _flushed_end(view: View, rule: _FlushRule) -> int:
-    """Up to where readers see a view, whatever is hidden."""
+    """The offset up to which readers see a view, apart from hidden batches."""
     if not rule.flushed_only:
         return view.end_offset
     return max(view.flushed_offset, min(rule.shown_offset, view.end_offset))

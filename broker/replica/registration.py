@@ -16,10 +16,10 @@ from kafkalog.zk.registry import BrokerRecord
 
 
 class Registration:
-    """Thread-safe, but for `renew`, which the thread that watches calls.
+    """Thread-safe, except for `renew`, which the watching thread calls.
 
     Args:
-        record: what is written.
+        record: the broker's entry in the registry.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Registration:
         self._settings = settings
         self._clock = clock
         # Guarded by metadata.changed.
-        self._asked = False  # `register` was called: a session that is lost from then on is made good by the thread
+        self._asked = False  # `register` was called: from then on the thread registers again after a lost session
         self._withdrawn = False
         self._is_due = False
 
     def check_id(self) -> None:
-        """Find out before anything is opened or written that this broker may not register, as far as that can be known.
+        """Check, before anything is opened or written, that this broker may register, as far as that can be known.
 
         Raises:
             InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
@@ -45,7 +45,7 @@ class Registration:
         self._wait_for_id(lambda: registry.other_broker(self._session, self._record))
 
     def register(self) -> None:
-        """Put this broker on the list, now and after every loss of the session.
+        """Register this broker, now and after every loss of the session.
 
         Raises:
             InvalidSetting: a live broker of another directory, or of a copy of this one, has this id.
@@ -55,13 +55,13 @@ class Registration:
         with self._metadata.changed:
             self._asked = True
         self._wait_for_id(lambda: registry.register_broker(self._session, self._record))
-        if self._withdrawn:  # meanwhile, perhaps before there was anything to take back
+        if self._withdrawn:  # meanwhile, perhaps before the entry was written
             registry.withdraw_broker(self._session, self._record)
         self._health.check()
         self._metadata.wait_until(lambda: self._record.broker_id in self._metadata.brokers, 10.0)
 
     def _wait_for_id(self, holder: Callable[[], BrokerRecord | None]) -> None:
-        """Wait until no other live broker has the id: one that is dead is dropped after its session's timeout."""
+        """Wait until no other live broker has the id: a dead broker's entry ends with its session's timeout."""
         deadline = self._clock.monotonic() + self._settings.zookeeper_session_timeout_ms / 1000 + 2
         while True:
             with self._session.patient():
@@ -74,7 +74,7 @@ class Registration:
                 self._metadata.changed.wait(0.2)
 
     def withdraw(self) -> None:
-        """Take this broker off the list, for good. Does not block; it is done by the thread."""
+        """Unregister this broker for good. Does not block: the thread does it."""
         with self._metadata.changed:
             self._withdrawn = self._is_due = True
             self._metadata.changed.notify_all()
@@ -85,11 +85,11 @@ class Registration:
         return self._is_due
 
     def session_lost(self) -> None:
-        """There is another session. Called under metadata.changed."""
+        """Note that the session was replaced. Called under metadata.changed."""
         self._is_due = True
 
     def take_due(self) -> bool:
-        """`is_due`, and from now on not. Called under metadata.changed."""
+        """Return `is_due`, and reset it. Called under metadata.changed."""
         due, self._is_due = self._is_due, False
         return due
 
@@ -106,7 +106,7 @@ class Registration:
                 raise self._taken_by(other)
 
     def _taken_by(self, other: BrokerRecord) -> InvalidSetting:
-        """What there is to say to a broker whose id another live one has."""
+        """The error for a broker whose id another live broker has."""
         reason = f"the broker at {other.host}:{other.grpc_port} has this id ({other.where})"
         if other.directory == self._record.directory:
             reason += ", and one of the two data directories is a copy of the other"

@@ -19,8 +19,8 @@ class Undone:
     """Used by one thread.
 
     Attributes:
-        reasons: by path, why something could not be done with it so far.
-        retry_at: when what failed is tried again, by the monotonic clock.
+        reasons: by path, the reason of the last failure.
+        retry_at: when the failures are retried, by the monotonic clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -30,15 +30,15 @@ class Undone:
 
     @contextmanager
     def sparing_others(self, path: str, is_last: bool = True) -> Iterator[None]:
-        """What fails here is logged, and tried again later, while the rest goes on. Only the absence of ZooKeeper
-        concerns all. `is_last`: if it does not fail, the path is dealt with."""
+        """A failure in the block is logged and retried later, and the caller continues; only ZooKeeperUnreachable is
+        raised. `is_last`: if the block succeeds, all work for the path is done."""
         try:
             yield
         except ZooKeeperUnreachable:
             raise
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            if self.reasons.get(path) != why:  # once, however often it is tried
+            if self.reasons.get(path) != why:  # logged once, however often it is tried
                 if isinstance(error, KafkalogError):
                     log.error("not_followed", path=path, reason=str(error))
                 else:

@@ -39,12 +39,12 @@ class Watcher:
         self._registration = registration
         self._undone = undone
         self._clock = clock
-        self._removed: set[PartitionKey] = set()  # closed by the directory, for their files were gone
+        self._removed: set[PartitionKey] = set()  # closed by the directory, because their files were removed
         self._read_later: set[str] = set()  # paths of states that changed while their topics' logs were being opened
         self._thread = threading.Thread(target=self._follow, name="zookeeper-watcher", daemon=True)
 
     def start(self) -> None:
-        """Read everything once, have the logs opened, then follow. Raises ZooKeeperUnreachable."""
+        """Read everything once, open the logs, then follow changes. Raises ZooKeeperUnreachable."""
         self._session.on_state(self._state_changed)  # first: a reconnect during the sync loses the watches it has set
         self._sync(_EVERYTHING)
         while self._host.has_work:
@@ -53,13 +53,13 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follow no more; what is hosted stays. Safe to call twice."""
+        """Stop following; hosted partitions stay. Safe to call twice."""
         self._metadata.stop()
         if self._thread.is_alive():
             self._thread.join()
 
     def log_removed(self, topic_id: bytes, number: int) -> None:
-        """The directory closed a log whose files somebody removed."""
+        """Note that the directory closed a log whose files were removed."""
         with self._changed:
             self._removed.add((topic_id, number))
             self._changed.notify_all()
@@ -94,14 +94,14 @@ class Watcher:
                 removed, self._removed = self._removed, set()
                 if self._clock.monotonic() >= undone.retry_at:
                     dirty |= self._to_retry()
-                    undone.retry_later()  # whatever becomes of them: no retry is to follow at once
+                    undone.retry_later()  # in any case, so that no retry follows at once
                 reregister = self._registration.take_due()
             try:
                 self._host.take_out(removed)
                 if reregister or paths.broker(self._host.broker_id) in undone.reasons:
                     self._registration.renew(undone)
                 self._sync(dirty)
-            except Exception as error:  # tried again: a broker that stops following would serve old views for ever
+            except Exception as error:  # retried: a broker that stops following would serve old views for ever
                 if isinstance(error, ZooKeeperUnreachable):
                     log.warning("zookeeper_not_followed", reason=str(error))
                 else:
@@ -114,8 +114,8 @@ class Watcher:
                     self._changed.wait_for(lambda: metadata.stopping, RETRY_SECONDS)
 
     def _to_retry(self) -> set[str]:
-        """Paths with which something could not be done so far that may be done yet: no log is opened in a directory
-        that is out of service, and none that is lost."""
+        """Paths of failures that are worth a retry: not of logs that are lost, nor of a directory that is out of
+        service."""
         again = {path for path in self._undone.reasons if not self._host.is_behind(_topic_of(path))}
         if self._host.failed is None:
             for (topic_id, _), error in self._host.unserved().items():
@@ -127,7 +127,7 @@ class Watcher:
         return again
 
     def _sync(self, dirty: Collection[str]) -> None:
-        """Read what changed, and have the host bring itself in line with it, for a turn."""
+        """Read what changed, and let the host act on it for one turn."""
         if any(path.startswith(paths.BROKER_IDS) for path in dirty):
             self._metadata.read_brokers()
         self._read_topics(dirty)
@@ -141,11 +141,11 @@ class Watcher:
             self._changed.notify_all()
 
     def _read_topics(self, dirty: Collection[str]) -> None:
-        """Read the topics that changed, and let them be known."""
+        """Read the topics that changed, and publish them."""
         watch = self._metadata.path_changed
         of_topics = {path for path in dirty if path.startswith(_EVERY_TOPIC) and path != _EVERY_TOPIC}
-        # Each state that is written here while a topic's logs are opened comes back as a change, and all of its states
-        # would be read for it in every turn.
+        # Each state that is written here while a topic's logs are opened comes back as a change, and would cause a read
+        # of all the topic's states in every turn.
         own = {
             path for path in of_topics if path != paths.topic(name := _topic_of(path)) and self._host.is_opening(name)
         }
@@ -166,10 +166,10 @@ class Watcher:
                     topics[name] = record
                     found.append(name)
         self._read_later |= own
-        self._host.look_at(found, gone)  # before they are known: who made one waits until it is not behind
+        self._host.look_at(found, gone)  # before `publish`: a topic's creator waits until it is not behind
         self._metadata.publish(topics)
 
 
 def _topic_of(path: str) -> str:
-    """The topic whose znode, or a znode below it, is at a path; '' where it is none's."""
+    """The topic whose znode, or a znode below it, is at a path; '' if there is none."""
     return path[len(_EVERY_TOPIC) :].partition("/")[0] if path.startswith(_EVERY_TOPIC) else ""

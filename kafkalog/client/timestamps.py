@@ -44,8 +44,8 @@ class RecordAt(NamedTuple):
 def first_records(
     cluster: Cluster, batches: Mapping[TopicPartition, BatchAt]
 ) -> dict[TopicPartition, RecordAt | int | KafkalogError]:
-    """For each batch the first record at or after the timestamp, in it or in those that closely follow it; or the offset
-    up to which there is none; or the partition's error, which is OffsetOutOfRange if the batch was deleted.
+    """For each batch the first record at or after the timestamp, in it or in those that closely follow it; or the
+    offset up to which there is none; or the partition's error, which is OffsetOutOfRange if the batch was deleted.
 
     Raises:
         LeaderNotAvailable, UnknownTopicId: a partition has no leader, or its topic was created again.
