@@ -32,7 +32,7 @@ def told(reading: int) -> list[tuple[str, str]]:
     return [(line["level"], line["event"]) for line in lines]
 
 
-def test_warnings_and_errors_are_told_and_no_more(pipe: tuple[int, int]) -> None:
+def test_warnings_and_errors_are_reported_and_no_more(pipe: tuple[int, int]) -> None:
     log = logger(Announcer(pipe[1]))
     log.info("segment_rolled partition=t-0")
     log.warning("disk_full partition=%s", "t-0")
@@ -46,7 +46,7 @@ def test_warnings_and_errors_are_told_and_no_more(pipe: tuple[int, int]) -> None
     ]
 
 
-def test_an_event_that_repeats_is_told_once_and_then_counted(pipe: tuple[int, int]) -> None:
+def test_an_event_that_repeats_is_reported_once_and_then_counted(pipe: tuple[int, int]) -> None:
     clock = ManualClock()
     log = logger(announcer := Announcer(pipe[1], clock=clock))
     for number in range(5):
@@ -119,7 +119,7 @@ def test_after_the_first_repeats_a_thread_waits_for_the_next(pipe: tuple[int, in
     assert waiting.finished.is_set()  # closed, it waits for nothing any more
 
 
-def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_nobody_reads_delays_nobody(pipe: tuple[int, int]) -> None:
     log = logger(Announcer(pipe[1]))
     threads = threading.active_count()
     for number in range(1000):

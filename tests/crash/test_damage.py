@@ -147,7 +147,7 @@ def test_bit_flipped_at_any_byte_of_a_segment_costs_its_batch_alone(clean: bool,
 
 
 @CLEAN_OR_KILLED
-def test_log_with_a_flipped_bit_goes_on(clean: bool) -> None:
+def test_log_with_a_flipped_bit_continues(clean: bool) -> None:
     for base in BASES:
         for position, header in batches_of(clean, base):
             for at in (0, 9, 13, 20, 26, 30, 50, header.length - 1):
@@ -492,7 +492,7 @@ def test_bit_flipped_at_any_byte_of_meta_still_tells_whose_it_is() -> None:
 
 
 @pytest.mark.parametrize("gone", BASES[1:])
-def test_segment_that_is_gone_is_damage_not_silence(gone: int) -> None:
+def test_missing_segment_is_reported_as_damage(gone: int) -> None:
     disk = damaged_copy(True)
     disk.unlink(segment(gone))
     _, log = open_log(disk)

@@ -51,7 +51,7 @@ class FailingDisk(MemoryDisk):
 
 
 @pytest.mark.parametrize("partly", [0, 100], ids=["nothing-written", "part-written"])
-def test_full_disk_at_any_step_refuses_and_goes_on_when_there_is_room(partly: int) -> None:
+def test_full_disk_at_any_step_refuses_and_continues_when_there_is_room(partly: int) -> None:
     refused = 0
     for step, name in enumerate(steps()):
         if name.startswith("write" if partly else TAKES_ROOM):
@@ -130,7 +130,7 @@ class FewFiles(MemoryDisk):
 
 
 @pytest.mark.parametrize(("count", "code"), [(1, errno.EMFILE), (4, errno.ENFILE), (1, errno.ENOMEM)])
-def test_lack_of_descriptors_at_any_step_refuses_and_goes_on_when_there_are_some(count: int, code: int) -> None:
+def test_lack_of_descriptors_at_any_step_refuses_and_continues_when_there_are_some(count: int, code: int) -> None:
     counting = FewFiles(1 << 60, 0)
     Workload(counting, flush=True).run()
     kinds = set()
@@ -149,7 +149,7 @@ def test_lack_of_descriptors_at_any_step_refuses_and_goes_on_when_there_are_some
     assert kinds == {"create", "open", "sync_dir", "names"} or code != errno.EMFILE  # the others try fewer steps
 
 
-def test_read_without_a_descriptor_is_refused_and_appends_go_on() -> None:
+def test_read_without_a_descriptor_is_refused_and_appends_continue() -> None:
     disk = FewFiles(1 << 60, 1)
     log = open_log(open_directory(disk))
     for offset in range(30):

@@ -338,7 +338,7 @@ def test_kill_at_every_step_of_an_apply_that_resumes_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_full_disk_at_any_step_of_a_staged_write_refuses_and_goes_on_when_there_is_room(count: int) -> None:
+def test_full_disk_at_any_step_of_a_staged_write_refuses_and_continues_when_there_is_room(count: int) -> None:
     whole = MemoryDisk()
     Staged(whole).run()
     refused = 0

@@ -132,7 +132,7 @@ def test_what_another_version_wrote_is_understood_as_far_as_it_goes() -> None:
     assert refused == {"low.mark": "it is above high.mark"}
 
 
-def test_settings_that_were_not_given_and_do_not_go_together_are_a_defect_that_is_told() -> None:
+def test_settings_that_were_not_given_and_do_not_go_together_are_a_defect_that_is_reported() -> None:
     class Crossed(Pump, what="pump"):
         low_mark = Setting(int, 11, at_least(0), ".")
 

@@ -13,7 +13,7 @@ from kafkalog.errors import BY_CODE, KafkalogError, OffsetOutOfRange, RetriableE
 FACTS = {"offset": 7, "partition": "t-0", "start_offset": 1, "end_offset": 5}
 
 
-def test_an_error_is_the_same_on_the_other_side() -> None:
+def test_an_error_survives_the_wire() -> None:
     error = OffsetOutOfRange(**FACTS)
     for copy in (from_wire(*error.to_wire()), pickle.loads(pickle.dumps(error))):
         assert type(copy) is OffsetOutOfRange
@@ -71,5 +71,5 @@ def test_a_fresh_error_says_the_same_without_a_traceback_and_with_the_facts_that
         assert raised.facts["address"] == "here:1"
 
 
-def test_a_mistake_of_ours_is_told_by_its_class_and_words() -> None:
+def test_a_mistake_of_ours_is_reported_by_its_class_and_words() -> None:
     assert str(errors.InternalError.of(KeyError("k"))) == "the broker failed on this request: KeyError: 'k'"

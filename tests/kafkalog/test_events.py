@@ -62,7 +62,7 @@ get_logger("somebody.else").warning("warned")
     ]
 
 
-def test_an_event_is_told_also_when_rendering_cannot_be_imported(
+def test_an_event_is_reported_also_when_rendering_cannot_be_imported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_descriptors() -> None:

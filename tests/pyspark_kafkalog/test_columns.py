@@ -153,7 +153,7 @@ def test_a_large_batch_is_not_copied_and_keeps_its_place_among_small_ones() -> N
     assert addresses(batches[1].column("value")) == addresses(large[1].column("value"))
 
 
-def test_joining_begins_anew_behind_a_large_batch() -> None:
+def test_joining_restarts_behind_a_large_batch() -> None:
     small, large = JOINED_ROWS // 10, JOINED_ROWS
     bases = [*range(0, 9 * small, small), *range(9 * small + large, 18 * small + large, small)]
     groups = [[fetched(base, [b"v"] * small)] for base in bases]

@@ -246,7 +246,7 @@ def test_a_run_that_was_replaced_fails(
 
 
 @pytest.mark.parametrize("written_as", ["batch", "numbered", "stream"])
-def test_what_was_staged_for_nothing_is_thrown_away(
+def test_parts_that_are_never_prepared_are_dropped(
     brokers: Cluster, admin: Admin, options: dict[str, str], topic: str, transactional_id: str, written_as: str
 ) -> None:
     admin.create_topic(topic)
@@ -294,7 +294,7 @@ def test_what_is_staged_and_what_is_committed_outlive_a_killed_broker(tmp_path: 
 # --- streams and their checkpoints -----------------------------------------------------------------------------------
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_a_batch_without_rows_decides_nothing(
+def test_a_stream_continues_from_its_checkpoint_and_a_batch_without_rows_decides_nothing(
     stream: Stream, brokers: Cluster, admin: Admin, topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
@@ -386,7 +386,7 @@ def test_a_copy_of_a_checkpoint_that_the_session_names_fails_too(
     assert texts(messages_in(topic)) == ["a", "b"]
 
 
-def test_a_topic_made_anew_between_two_batches_takes_what_follows(
+def test_a_topic_created_again_between_two_batches_takes_what_follows(
     stream: Stream, admin: Admin, topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
@@ -419,7 +419,7 @@ def test_a_write_whose_version_was_written_is_skipped(
     assert texts(messages_in(topic)) == ["first", "next", "of another"]
 
 
-def test_a_numbered_write_to_a_topic_made_anew_is_written(
+def test_a_numbered_write_to_a_topic_created_again_is_written(
     spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:
     for life in ("old", "new"):

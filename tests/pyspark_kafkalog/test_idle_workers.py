@@ -85,7 +85,7 @@ def test_a_worker_whose_reader_has_enough_ends_as_one_that_failed(
     assert ending_silently(work)(worker, True) == 1
 
 
-def test_any_other_failure_is_pysparks_to_tell(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_other_failures_reach_pyspark(pair: tuple[socket.socket, socket.socket]) -> None:
     spark, worker = pair
     spark.sendall(b"task")
     for failure in (ZeroDivisionError(), TimeoutError(), OSError("a disk's")):

@@ -114,7 +114,7 @@ def test_a_suspected_loss_is_asked_again_before_it_is_believed(
 # --- what goes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_go_on(live: Live) -> None:
+def test_a_deleted_topic_fails_the_stream_or_is_left_out_while_the_others_continue(live: Live) -> None:
     kept, deleted = live.topic(2), live.topic(3)
     options = {"subscribe": f"{kept},{deleted}"}
     strict, lenient = live.stream(**options, **EARLIEST), live.stream(**options, **GO_ON)
@@ -152,7 +152,7 @@ def test_several_topics_that_are_gone_are_left_out(live: Live) -> None:
 
 
 @pytest.mark.parametrize("how", ["subscribe", "subscribePattern", "assign"])
-def test_a_checkpoint_of_what_the_options_leave_out_is_told_as_that_and_not_as_a_loss(
+def test_a_checkpoint_of_what_the_options_leave_out_is_reported_as_that_and_not_as_a_loss(
     live: Live, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     src, text = live.topic(2), live.topic(3)
@@ -209,7 +209,7 @@ def made_anew(live: Live, topic: str, *counts: int) -> None:
         live.append(topic, count, partition)
 
 
-def test_a_topic_made_anew_while_its_query_was_stopped_fails_it_or_is_read_from_its_start(live: Live) -> None:
+def test_a_topic_created_again_while_its_query_was_stopped_fails_it_or_is_read_from_its_start(live: Live) -> None:
     topic = live.topic(3, 2)
     end = ran(live, topic)
     made_anew(live, topic, 5, 5)
@@ -237,7 +237,7 @@ def test_a_topic_made_anew_while_its_query_was_stopped_fails_it_or_is_read_from_
 
 
 @pytest.mark.parametrize("options", [{"minOffsetsPerTrigger": "1000"}, {"maxOffsetsPerTrigger": "1"}])
-def test_a_topic_made_anew_is_begun_whatever_the_limits_say(live: Live, options: dict[str, str]) -> None:
+def test_a_topic_created_again_is_begun_whatever_the_limits_say(live: Live, options: dict[str, str]) -> None:
     topic = live.topic(3)
     end = ran(live, topic)
     stopped = live.stream(subscribe=topic, failOnDataLoss="false", **options)
@@ -247,7 +247,7 @@ def test_a_topic_made_anew_is_begun_whatever_the_limits_say(live: Live, options:
         assert stream.latestOffset(end, stream.getDefaultReadLimit()) == {topic: {"0": 0}}
 
 
-def test_available_now_reads_a_topic_made_anew_while_it_was_stopped(live: Live) -> None:
+def test_available_now_reads_a_topic_created_again_while_it_was_stopped(live: Live) -> None:
     topic = live.topic(3)
     end = ran(live, topic)
     made_anew(live, topic, 5)
@@ -270,7 +270,7 @@ def test_nothing_is_said_of_a_topic_of_which_the_group_has_nothing_or_the_new_on
     assert live.stream(subscribe=other).latestOffset(at, EVERYTHING) == {other: {"0": 5, "1": 5}}
 
 
-def test_a_topic_is_begun_anew_once_although_nothing_could_be_published_since(live: Live, monkeypatch: Any) -> None:
+def test_a_topic_is_restarted_once_although_nothing_could_be_published_since(live: Live, monkeypatch: Any) -> None:
     topic = live.topic(3)
     end = ran(live, topic)
     made_anew(live, topic, 5)
@@ -322,7 +322,7 @@ def test_a_topic_that_the_stream_saw_go_and_come_back_is_not_taken_for_the_one_b
     assert again.latestOffset(after, EVERYTHING) == after
 
 
-def test_a_query_that_comes_to_a_group_with_offsets_of_a_deleted_topic_is_told_how_to_go_on(live: Live) -> None:
+def test_a_query_that_comes_to_a_group_with_offsets_of_a_deleted_topic_is_told_how_to_continue(live: Live) -> None:
     """Its checkpoint does not say of which topic it is, and looks like one of the deleted topic."""
     topic = live.topic(5)
     ran(live, topic)
@@ -340,7 +340,7 @@ def test_a_query_that_comes_to_a_group_with_offsets_of_a_deleted_topic_is_told_h
     assert again.latestOffset(position, EVERYTHING) == {topic: {"0": 8}}
 
 
-def test_a_topic_made_anew_while_a_micro_batch_is_run_again_fails_or_is_read_from_its_start(live: Live) -> None:
+def test_a_topic_created_again_while_a_micro_batch_is_run_again_fails_or_is_read_from_its_start(live: Live) -> None:
     topic = live.topic(3, 2)
     end = ran(live, topic)
     before = {topic: {"0": 1, "1": 2}}
@@ -355,7 +355,7 @@ def test_a_topic_made_anew_while_a_micro_batch_is_run_again_fails_or_is_read_fro
     assert len(read_between(lenient, back, lenient.latestOffset(back, EVERYTHING))) == 10
 
 
-def test_a_topic_that_was_made_anew_under_a_running_stream_is_not_begun_once_more_at_a_restart(
+def test_a_topic_that_was_created_again_under_a_running_stream_is_not_begun_once_more_at_a_restart(
     live: Live, monkeypatch: Any
 ) -> None:
     topic = live.topic(3, 2)
@@ -401,7 +401,7 @@ def test_a_new_topic_waits_until_the_group_has_forgotten_the_one_before(
     assert stream.latestOffset(start, EVERYTHING) == {kept: {"0": 2}, f"{kept}.b": {"0": 2}}
 
 
-def test_a_topic_made_anew_waits_until_the_group_has_forgotten_the_one_before_each_time_with_one_warning(
+def test_a_topic_created_again_waits_until_the_group_has_forgotten_the_one_before_each_time_with_one_warning(
     live: Live, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = live.topic(3)
@@ -432,7 +432,7 @@ def test_a_topic_made_anew_waits_until_the_group_has_forgotten_the_one_before_ea
         assert len(forgotten) == times
 
 
-def test_a_topic_made_anew_while_records_are_waited_for_is_begun(live: Live, monkeypatch: Any) -> None:
+def test_a_topic_created_again_while_records_are_waited_for_is_begun(live: Live, monkeypatch: Any) -> None:
     monkeypatch.setattr("pyspark_kafkalog.source._IDLE_GAP_S", math.inf)
     topic = live.topic(3)
     stream, _, end = started(live, topic, **GO_ON)
@@ -480,7 +480,7 @@ def test_a_position_behind_the_end_fails_the_stream_or_goes_back_to_the_end(live
     assert read_between(lenient, end, lenient.latestOffset(end, EVERYTHING)) == [(0, 3)]
 
 
-def test_a_topic_made_anew_is_read_from_its_start_by_way_of_an_empty_batch(live: Live) -> None:
+def test_a_topic_created_again_is_read_from_its_start_by_way_of_an_empty_batch(live: Live) -> None:
     topic = live.topic(3)
     stream, start, end = started(live, topic, **GO_ON)
     planned = stream.partitions(start, end)
@@ -684,7 +684,7 @@ def test_damage_that_a_second_fetch_does_not_meet_leaves_no_record_out(
     assert not [message for message in caplog.messages if message.startswith("data_lost")]
 
 
-def test_a_loss_that_does_not_fail_a_read_is_told_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_does_not_fail_a_read_is_reported_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         return [message for message in caplog.messages if message.startswith("data_lost")]
 
@@ -743,7 +743,7 @@ def test_available_now_fails_on_a_loss_whatever_fail_on_data_loss_says(live: Liv
         stream.partitions(start, end)
 
 
-def test_available_now_fails_if_a_topic_is_made_anew_under_it_although_that_is_longer(live: Live) -> None:
+def test_available_now_fails_if_a_topic_is_created_again_under_it_although_that_is_longer(live: Live) -> None:
     topic = live.topic(4)
     stream, _, end = available_now(live, topic, maxOffsetsPerTrigger="3")
     made_anew(live, topic, 9)

@@ -80,7 +80,7 @@ def test_wrong_options_rise_at_load_for_batch_and_stream(spark: SparkSession, li
             read.format("kafkalog").options(**options).load()
 
 
-def test_columns_and_splits_are_as_told(spark: SparkSession, live: Live) -> None:
+def test_columns_and_splits_follow_the_options(spark: SparkSession, live: Live) -> None:
     topic = live.topic(6, 2)
     options = live.options(subscribe=topic, columns="offset,partition", maxRecordsPerPartition="2")
     frame = spark.read.format("kafkalog").options(**options).load()
@@ -147,7 +147,9 @@ def test_a_first_batch_from_latest_whose_commit_was_lost_loses_nothing(query: Ca
     assert stream.read == [(0, 4), (0, 5), (0, 6)]
 
 
-def test_a_query_goes_on_with_what_is_there_when_losses_do_not_fail_it(query: Callable[..., Query], live: Live) -> None:
+def test_a_query_continues_with_what_is_there_when_losses_do_not_fail_it(
+    query: Callable[..., Query], live: Live
+) -> None:
     topic = live.topic(3)
     stream = query(subscribe=topic, startingOffsets="earliest", failOnDataLoss="false", maxInputPartitions="1")
     stream.run()

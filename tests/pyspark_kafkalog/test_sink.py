@@ -189,7 +189,7 @@ def test_a_stream_writes_what_it_reads(
     assert [progress["sink"]["numOutputRows"] for progress in query.recentProgress] == [4000, 4000, 2000]
 
 
-def test_a_failed_write_tells_one_sentence(spark: SparkSession, options: dict[str, str], topic: str) -> None:
+def test_a_failed_write_raises_one_sentence(spark: SparkSession, options: dict[str, str], topic: str) -> None:
     with pytest.raises(Exception, match=f"there is no topic '{topic}'"):
         spark.range(1).selectExpr("'v' AS value").write.format("kafkalog").options(**options).mode("append").save()
 

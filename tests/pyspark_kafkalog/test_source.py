@@ -211,7 +211,7 @@ def stream(spark: SparkSession, tmp_path: Path, servers: Options) -> Callable[..
     return lambda **options: Stream(spark, tmp_path / "checkpoint", {**servers, **options})
 
 
-def test_available_now_reads_all_in_limited_batches_and_goes_on_from_its_checkpoint(
+def test_available_now_reads_all_in_limited_batches_and_continues_from_its_checkpoint(
     stream: Callable[..., Stream], admin: Admin, producer: Producer, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=2)

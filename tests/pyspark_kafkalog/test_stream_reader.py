@@ -167,7 +167,7 @@ def test_from_earliest_the_first_batch_reads(admin: Admin, append: Append, reade
     assert offsets_read(stream, start, end) == [2, 3, 4]
 
 
-def test_told_offsets_start_where_they_say(admin: Admin, append: Append, reader: MakeReader, topic: str) -> None:
+def test_a_stream_starts_at_the_given_offsets(admin: Admin, append: Append, reader: MakeReader, topic: str) -> None:
     admin.create_topic(topic, partitions=3)
     for partition in range(3):
         append(topic, 4, partition)
@@ -259,7 +259,7 @@ def test_a_new_partition_that_lost_its_first_records_is_a_loss(
         stream.latestOffset(start, EVERYTHING)
 
 
-def test_a_topic_made_anew_is_a_loss_even_when_it_is_as_long(
+def test_a_topic_created_again_is_a_loss_even_when_it_is_as_long(
     admin: Admin, append: Append, reader: MakeReader, topic: str
 ) -> None:
     admin.create_topic(topic)
@@ -279,7 +279,7 @@ def test_a_topic_made_anew_is_a_loss_even_when_it_is_as_long(
         list(pickle.loads(pickle.dumps(stream)).read(planned[0]))
 
 
-def test_a_start_beyond_the_end_is_told(admin: Admin, append: Append, reader: MakeReader, topic: str) -> None:
+def test_a_start_beyond_the_end_is_reported(admin: Admin, append: Append, reader: MakeReader, topic: str) -> None:
     admin.create_topic(topic)
     append(topic, 3)
     stream = reader(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 9}}))

@@ -86,7 +86,7 @@ def test_local_starts_what_was_killed_again_and_keeps_the_others(tmp_path: Path)
         assert process.wait(60) == 0
 
 
-def test_local_without_restarts_goes_on_until_its_last_broker_ends(tmp_path: Path) -> None:
+def test_local_without_restarts_continues_until_its_last_broker_ends(tmp_path: Path) -> None:
     port = free_ports(4)
     command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path), "--no-restart"]
     with running(*command) as process:

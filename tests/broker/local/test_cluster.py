@@ -337,7 +337,7 @@ def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
         LocalCluster(port=65535)
 
 
-def test_what_keeps_a_broker_from_starting_is_told_by_its_own_error(tmp_path: Path) -> None:
+def test_what_keeps_a_broker_from_starting_is_reported_by_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "broker-0").write_text("no directory")
     with pytest.raises(InvalidSetting, match=r"broker-0' is not valid: it is not a directory.*File exists"):
         LocalCluster(data=tmp_path).start()
@@ -356,7 +356,7 @@ def test_fewer_brokers_than_the_data_directory_has_are_refused(tmp_path: Path) -
         )
 
 
-def test_the_end_of_the_guard_is_told_as_such(tmp_path: Path) -> None:
+def test_the_end_of_the_guard_is_reported_as_such(tmp_path: Path) -> None:
     with LocalCluster(data=tmp_path) as cluster:
         watched = Watched(processes_of(cluster))
         assert cluster.guard_pid is not None

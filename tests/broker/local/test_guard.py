@@ -54,7 +54,7 @@ def test_a_broker_that_says_nothing_in_time_is_killed(tmp_path: Path, monkeypatc
     assert is_gone(pid)
 
 
-def test_a_broker_that_ends_before_it_serves_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_broker_that_ends_before_it_serves_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     child = launched(tmp_path)
     pid = pid_of(child)
     child.log_file.write_text("a line\nthe last line\n")
@@ -66,7 +66,7 @@ def test_a_broker_that_ends_before_it_serves_is_told_with_the_end_of_its_log(tmp
     assert is_gone(pid)
 
 
-def test_a_broker_that_refuses_to_start_is_gone_when_its_reason_is_told(tmp_path: Path) -> None:
+def test_a_broker_that_refuses_to_start_is_gone_when_its_reason_is_reported(tmp_path: Path) -> None:
     child = launched(tmp_path, grpc_port=1234, data_port=1234, zookeeper_connect="127.0.0.1:1")
     pid = pid_of(child)
     child.let_go()

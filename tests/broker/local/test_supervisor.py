@@ -97,7 +97,7 @@ def test_what_ran_for_a_minute_starts_at_once_and_what_keeps_ending_ever_later(c
     assert said[-2].endswith("(SIGSEGV); its log is /logs/1; it is started again now")
 
 
-def test_what_does_not_start_is_tried_again(cluster: Told) -> None:
+def test_a_failed_start_is_retried(cluster: Told) -> None:
     said: list[str] = []
     clock = Hands()
     looking = supervisor(cluster, said, clock)
@@ -147,7 +147,7 @@ def test_a_broker_whose_disk_failed_is_not_started_again_however_it_ended(cluste
     assert (zero.starts, one.starts) == (0, 1)
 
 
-def test_without_restarts_the_others_go_on_until_none_is_left(cluster: Told) -> None:
+def test_without_restarts_the_others_continue_until_none_is_left(cluster: Told) -> None:
     said: list[str] = []
     looking = supervisor(cluster, said, Hands(), restart=False)
     cluster.health = Health({"broker 0": -9}, [])

@@ -794,7 +794,7 @@ def test_a_topic_whose_id_is_gone_in_zookeeper_is_served_on_and_can_be_deleted(
     until(broker, lambda: not host.hosted)
 
 
-def test_a_deletion_that_is_slow_harms_no_topic_made_anew_under_the_name(
+def test_a_deletion_that_is_slow_harms_no_topic_created_again_under_the_name(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, other = start_broker(0), start_broker(1)

@@ -63,7 +63,7 @@ def test_a_job_for_which_no_thread_can_be_started_is_refused_and_asked_for_again
     assert done == ["done"]
 
 
-def test_jobs_of_a_partition_run_in_order_and_hold_up_no_other(jobs: Jobs) -> None:
+def test_jobs_of_a_partition_run_in_order_and_delay_no_other(jobs: Jobs) -> None:
     done: list[str] = []
     begun, may_end, work = gated(done, "first")
     first = jobs.ask("p", 1, work)
@@ -104,7 +104,7 @@ def test_a_stop_gives_up_what_waits_and_takes_no_more(jobs: Jobs) -> None:
     assert done == ["running"]
 
 
-def test_what_was_given_up_is_not_done(jobs: Jobs) -> None:
+def test_a_batch_that_was_given_up_is_not_done(jobs: Jobs) -> None:
     gates = [gated([], name) for name in "ab"]
     for number, (begun, _, work) in enumerate(gates):  # all threads are taken
         jobs.ask(number, 1, work)

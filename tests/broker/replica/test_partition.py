@@ -42,7 +42,7 @@ def partition(directory: LogDirectory) -> Partition:
     return Partition("t", TOPIC_ID, 0, opened, directory, settings, broker_id=9)
 
 
-def test_an_append_wakes_who_waits_once(partition: Partition) -> None:
+def test_an_append_wakes_a_waiter_once(partition: Partition) -> None:
     woken: list[str] = []
 
     def wake() -> None:
@@ -64,7 +64,7 @@ def test_an_append_wakes_who_waits_once(partition: Partition) -> None:
     assert woken == ["reader"]
 
 
-def test_a_flush_wakes_who_waits(partition: Partition) -> None:
+def test_a_flush_wakes_waiters(partition: Partition) -> None:
     flushed = threading.Event()
     partition.append_as_leader([checked(a_batch())])
     assert not partition.is_flushed_to(1)
@@ -113,7 +113,7 @@ def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition)
     assert partition.readable_end_offset == 1
 
 
-def test_a_failed_directory_is_told_to_who_waits(partition: Partition, directory: LogDirectory) -> None:
+def test_waiters_get_the_error_of_a_failed_directory(partition: Partition, directory: LogDirectory) -> None:
     woken = threading.Event()
     partition.append_as_leader([checked(a_batch())])
     partition.register(woken.set)

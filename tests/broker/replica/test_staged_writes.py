@@ -180,7 +180,7 @@ def test_a_set_prepared_again_after_a_drop_that_could_not_be_told_is_kept(direct
     directory.close()
 
 
-def test_a_drop_that_is_told_late_is_synced_and_stays_as_long_as_the_file_of_its_set(
+def test_a_drop_that_is_reported_late_is_synced_and_stays_as_long_as_the_file_of_its_set(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
@@ -625,7 +625,7 @@ def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_a_file_whose_beginning_is_damaged_is_told_and_stays(
+def test_a_file_whose_beginning_is_damaged_is_reported_and_stays(
     directory: LogDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     partition = open_partition(directory)

@@ -252,7 +252,7 @@ def test_an_arrow_body_that_is_none_is_refused_though_its_checksum_is_right(dire
     assert hosted.partitions[0].log.end_offset == 0
 
 
-def test_the_first_error_of_several_batches_is_told_and_those_before_it_stay(directory: LogDirectory) -> None:
+def test_the_first_error_of_several_batches_is_reported_and_those_before_it_stay(directory: LogDirectory) -> None:
     hosted = Hosted(directory)
 
     def numbered(sequence: int) -> bytes:

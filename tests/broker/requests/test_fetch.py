@@ -114,7 +114,7 @@ def test_a_partition_that_fails_has_its_error_and_nothing_else(host: Hosted) -> 
     assert well.length == 3 * SIZE
 
 
-def test_what_is_hidden_is_neither_given_nor_told(host: Hosted) -> None:
+def test_hidden_records_are_neither_returned_nor_counted(host: Hosted) -> None:
     host.partitions[0]._applier.hide((1, 0), 2)
     answer = fetched(host, part())
     assert lengths(answer) == [2 * SIZE]

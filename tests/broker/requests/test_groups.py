@@ -165,7 +165,7 @@ def test_a_group_is_one_with_offsets_or_with_live_members(broker: RunningBroker)
     assert [(each.partition, each.offset, each.topic_id) for each in old] == [(0, 3, topic), (1, 7, topic)]
 
 
-def test_an_unknown_group_is_told_the_nearest(broker: RunningBroker) -> None:
+def test_an_unknown_group_gets_the_nearest_name(broker: RunningBroker) -> None:
     broker.stub.KeepMember(bpb.KeepMemberRequest(group="orders", member=ONE), timeout=30)
     for call, request in (
         (broker.stub.DescribeGroup, bpb.DescribeGroupRequest(group="order")),

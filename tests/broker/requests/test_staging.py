@@ -913,7 +913,7 @@ def test_a_deleted_topic_takes_what_was_staged_with_it(broker: RunningBroker, tm
         (-1, -1, b"", False, Resolution.WAIT),
     ],
 )
-def test_what_a_decision_says_of_a_prepared_set(
+def test_the_action_for_a_prepared_set_follows_the_decision(
     version: int, batch_id: int, uuid: bytes, done: bool, said: Resolution
 ) -> None:
     prepared = PreparedSet(TRANSACTION, PRODUCER, 5, b"mine", 3, ())
@@ -978,7 +978,7 @@ def test_a_request_names_a_transaction_its_producer_and_its_commit(
         ask(kind(**named), hosted, jobs, 30)
 
 
-def test_what_is_no_uuid_is_refused_where_it_stands(hosted: Any, jobs: StagedJobs) -> None:
+def test_an_invalid_uuid_is_refused_in_its_partition_only(hosted: Any, jobs: StagedJobs) -> None:
     with pytest.raises(errors.InvalidRequest, match="the uuid of a commit must have 16 bytes, not 1"):
         staging.forget(pb.ForgetStagedRequest(commit_uuid=b"c"), hosted)
     good = staged_at(hosted)

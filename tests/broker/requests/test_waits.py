@@ -49,7 +49,7 @@ def test_a_waiter_is_woken_once_where_it_waits_and_not_where_it_waited_before(ho
     assert [each.waiting for each in host.partitions] == [0, 0]
 
 
-def test_what_comes_while_a_waiter_registers_is_seen(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_during_registration_is_seen(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = host.partitions[0]
     register = partition.register
 

@@ -22,7 +22,7 @@ def test_of_any_stretch_as_if_it_was_read(origin: int) -> None:
         assert checksums.of(start, end) == crc32c(DATA[start:end])
 
 
-def test_what_is_not_all_there_has_none() -> None:
+def test_bytes_past_the_end_have_no_checksum() -> None:
     checksums = Checksums(lambda position, length: DATA[position : position + length], 0)
     for length in (1, 1024, 1 << 20):
         assert checksums.of(0, len(DATA) + length) is None

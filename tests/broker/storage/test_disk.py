@@ -41,7 +41,7 @@ def test_lack_of_room_is_a_full_disk(code: int) -> None:
     assert isinstance(storage_error(Path("/data"), error, "writing"), DiskFull)
 
 
-def test_other_errors_name_the_directory_and_the_deed() -> None:
+def test_other_errors_name_the_directory_and_the_operation() -> None:
     failed = storage_error(Path("/data"), OSError(errno.EIO, os.strerror(errno.EIO)), "writing meta")
     assert isinstance(failed, StorageFailed)
     assert str(failed) == "log directory /data is out of service: writing meta: Input/output error"

@@ -264,7 +264,7 @@ def test_offset_outside_is_refused_with_the_limits(directory: LogDirectory) -> N
         assert found.length == 0 and found.read() == b""
 
 
-def test_reads_go_on_while_segments_roll_and_are_deleted(tmp_path: Path) -> None:
+def test_reads_continue_while_segments_roll_and_are_deleted(tmp_path: Path) -> None:
     """Readers see consecutive, right records, or are told that retention was faster; slices stay whole."""
     directory = LogDirectory(tmp_path)
     log = open_log(directory, topic(retention_bytes=12_000))
@@ -472,7 +472,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
     directory.close()
 
 
-def test_lookup_by_time_does_not_go_on_past_damage_that_ends_a_segment(directory: LogDirectory) -> None:
+def test_lookup_by_time_does_not_continue_past_damage_that_ends_a_segment(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(4):
         log.append([numbered(offset, size=1500, timestamps_us=100 * offset)])
@@ -584,7 +584,7 @@ def test_appends_that_roll_segments_wait_for_no_sync(directory: LogDirectory, di
 
 
 @pytest.mark.parametrize("action", ["flush", "checkpoint", "apply_retention", "delete_before"])
-def test_appends_go_on_while_a_sync_of_whatever_kind_is_waited_for(
+def test_appends_continue_while_a_sync_of_whatever_kind_is_waited_for(
     directory: LogDirectory, disk: CountingDisk, clock: ManualClock, action: str
 ) -> None:
     log = open_log(directory, topic(retention_ms=1000))

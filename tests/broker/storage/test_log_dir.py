@@ -80,7 +80,7 @@ def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_damaged_meta_is_told_not_overwritten(tmp_path: Path) -> None:
+def test_damaged_meta_is_reported_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "meta").write_bytes(b"nonsense")
     with pytest.raises(StorageFailed, match=r"meta is damaged"):
         LogDirectory(tmp_path)
@@ -578,7 +578,7 @@ def test_failure_is_told_where_no_thread_can_be_started_for_it(tmp_path: Path, m
     directory.close()
 
 
-def test_failure_is_told_once_and_wakes_whoever_waits(tmp_path: Path) -> None:
+def test_failure_is_reported_once_and_wakes_waiters(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
     told: list[StorageFailed] = []

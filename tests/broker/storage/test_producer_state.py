@@ -51,7 +51,7 @@ def test_batch_sent_again_is_found_where_it_was() -> None:
     assert after(0, 1, 2).check(header(1)) == Remembered(1, 1, 101, 102, 1)
 
 
-def test_batch_older_than_remembered_cannot_be_told() -> None:
+def test_batch_older_than_the_window_raises_sequence_forgotten() -> None:
     producers = after(*range(10))
     assert producers.check(header(5)) == Remembered(5, 1, 105, 106, 5)
     assert isinstance(producers.check(header(4)), SequenceForgotten)

@@ -52,7 +52,7 @@ def test_oldest_segments_go_while_the_partition_is_larger(limit: int, old: int) 
     assert expired([segment(100, 1)] * 3, topic(retention_bytes=limit, retention_ms=-1), NOW_US) == old
 
 
-def test_size_counts_what_time_leaves() -> None:
+def test_retention_by_size_counts_what_retention_by_time_keeps() -> None:
     settings = topic(retention_ms=10_000, retention_bytes=250)
     assert expired([segment(100, 20), segment(100, 5), segment(100, 1)], settings, NOW_US) == 1
 

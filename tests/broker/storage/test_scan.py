@@ -251,7 +251,7 @@ def test_a_body_that_ends_with_a_batch_at_the_end_of_the_segment_is_skipped() ->
 
 
 @pytest.mark.parametrize(("offset", "epoch"), [(2, 1), (1, 3)], ids=["to an older epoch", "to the same offset"])
-def test_what_goes_back_is_no_link_of_a_chain(offset: int, epoch: int) -> None:
+def test_a_batch_with_lower_offset_or_epoch_breaks_a_chain(offset: int, epoch: int) -> None:
     data = segment([0, 7], epoch=1) + segment([1], epoch=2) + segment([offset], epoch=epoch)
     data[SIZE : SIZE + HEADER_SIZE] = bytes(HEADER_SIZE)
     found, result = scanned(data)

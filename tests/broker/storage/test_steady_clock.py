@@ -26,7 +26,7 @@ def test_time_that_passes_is_believed_however_seldom_somebody_looks() -> None:
     assert steady.monotonic() == clock.monotonic()
 
 
-def test_a_jump_ahead_is_believed_after_an_hour_and_time_goes_on_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jump_ahead_is_believed_after_an_hour_and_time_continues_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     steady = SteadyClock(clock)
     with caplog.at_level(logging.WARNING):

@@ -254,7 +254,7 @@ def test_limits_of_all_time_are_limits_like_others(start_broker: StartBroker) ->
         assert client.fetch(topic, 3)[0].end_offset == 3
 
 
-def test_a_log_that_cannot_be_read_while_it_is_sent_ends_its_directory_and_the_client_is_told(
+def test_a_log_that_cannot_be_read_while_it_is_sent_ends_its_directory_and_the_client_gets_the_error(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
@@ -516,7 +516,7 @@ def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBro
         assert client.is_closed()
 
 
-def test_producers_of_a_log_that_stands_still_hold_up_no_other_partition(broker: RunningBroker) -> None:
+def test_producers_of_a_log_that_stands_still_delay_no_other_partition(broker: RunningBroker) -> None:
     topic = broker.new_topic(partitions=2)
     stalled = broker.broker.host.leader_of(topic, 0)
     with contextlib.ExitStack() as stack:
@@ -694,7 +694,7 @@ def test_a_failed_flush_is_told_to_everyone_who_waits_for_it(
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_a_body_over_the_limit_gets_its_error_and_the_connection_goes_on(start_broker: StartBroker) -> None:
+def test_a_body_over_the_limit_gets_its_error_and_the_connection_continues(start_broker: StartBroker) -> None:
     broker = start_broker(request_max_bytes=100_000)
     topic = broker.new_topic()
     with broker.client() as client, broker.client() as other:
@@ -723,7 +723,7 @@ def test_a_body_far_over_the_limit_gets_its_error_and_ends_the_connection(start_
         assert client.is_closed()
 
 
-def test_an_unreadable_header_is_told_after_what_was_asked_before_and_ends_the_connection(
+def test_an_unreadable_header_is_reported_after_what_was_asked_before_and_ends_the_connection(
     broker: RunningBroker,
 ) -> None:
     topic = broker.new_topic()
@@ -771,7 +771,7 @@ def test_a_large_answer_comes_whole_though_its_connection_ends_behind_it_with_in
         sending.join()
 
 
-def test_an_unknown_request_is_told_and_the_connection_goes_on(broker: RunningBroker) -> None:
+def test_an_unknown_request_is_reported_and_the_connection_continues(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     with broker.client() as client:
         client.send(frames.frame_start(pb.RequestHeader(correlation_id=4).SerializeToString(), 3) + b"abc")
@@ -795,7 +795,7 @@ def test_an_error_under_acks_0_closes_the_connection_after_the_answers_before_it
             client.reply()
 
 
-def test_one_connection_too_many_is_told_so_and_the_others_go_on(start_broker: StartBroker) -> None:
+def test_one_connection_too_many_is_told_so_and_the_others_continue(start_broker: StartBroker) -> None:
     broker = start_broker(max_connections=2)
     topic = broker.new_topic()
     with broker.client() as one, broker.client(), DataPortClient(broker.broker.data_port) as third:

@@ -28,7 +28,7 @@ def test_a_port_in_use_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1], ids=["none_left", "one_left_for_the_socket_alone"])
-def test_without_descriptors_the_connections_there_are_go_on_and_new_ones_wait(
+def test_without_descriptors_the_connections_there_are_continue_and_new_ones_wait(
     broker: RunningBroker, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
     topic = broker.new_topic()

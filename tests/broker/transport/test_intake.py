@@ -109,7 +109,7 @@ def test_a_frame_that_has_come_leaves_the_next_one_all_of_its_time(receiving: Re
     assert receiving.intake.is_too_slow
 
 
-def test_who_waits_next_waits_a_time_of_its_own_for_one_that_hardly_goes_on(receiving: Receiving) -> None:
+def test_the_next_waiter_waits_a_time_of_its_own_for_a_body_with_little_progress(receiving: Receiving) -> None:
     intake, clock, bodies = receiving.intake, receiving.clock, receiving.pools.bodies
     receiving.receive(FRAME[:60_000])
     first = bodies.reserve(LIMIT, lambda: None)

@@ -69,7 +69,7 @@ def made() -> Iterator[Made]:
     lane.close()
 
 
-def test_a_call_that_queues_while_others_wait_for_messages_is_told(made: Made) -> None:
+def test_a_call_that_queues_while_others_wait_for_messages_is_reported(made: Made) -> None:
     for _ in range(2):
         made.call()
     waited_for(lambda: len(made.lane._awaited) == 2)
@@ -78,7 +78,7 @@ def test_a_call_that_queues_while_others_wait_for_messages_is_told(made: Made) -
     assert made.crowded.is_set()
 
 
-def test_a_call_that_begins_to_wait_for_its_message_while_others_queue_is_told(made: Made) -> None:
+def test_a_call_that_begins_to_wait_for_its_message_while_others_queue_is_reported(made: Made) -> None:
     begin = threading.Event()
     waiting = Call()
 

@@ -47,7 +47,7 @@ def test_waiters_are_granted_in_the_order_of_asking_and_a_small_one_does_not_ove
     assert pool.used == 85
 
 
-def test_one_who_gives_up_waiting_lets_the_next_in() -> None:
+def test_a_waiter_that_gives_up_lets_the_next_one_in() -> None:
     pool = MemoryPool(100)
     held = pool.reserve(60, lambda: None)
     large = pool.reserve(80, nobody)

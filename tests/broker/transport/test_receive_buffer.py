@@ -72,7 +72,7 @@ def test_a_large_frame_says_what_it_needs_and_keeps_its_bytes_over_a_resize() ->
     assert buffer.capacity == BASE_CAPACITY
 
 
-def test_a_body_over_the_limit_is_told_with_its_header_and_can_be_discarded() -> None:
+def test_a_body_over_the_limit_is_reported_with_its_header_and_can_be_discarded() -> None:
     buffer = ReceiveBuffer(100)
     after = frame_start(b"next", 1) + b"!"
     stream = frame_start(b"head", 101) + bytes(101) + after
@@ -85,7 +85,7 @@ def test_a_body_over_the_limit_is_told_with_its_header_and_can_be_discarded() ->
     assert buffer.discard(5) == 0
 
 
-def test_an_endless_header_is_told_from_its_prefix() -> None:
+def test_an_oversized_header_is_detected_from_its_prefix() -> None:
     buffer = ReceiveBuffer(100)
     fill(buffer, PREFIX.pack(HEADER_LENGTH_MAX + 1, 0))
     assert buffer.next_frame() == OversizedHeader(HEADER_LENGTH_MAX + 1)

@@ -217,7 +217,7 @@ def test_records_are_deleted_before_an_offset(broker: RunningBroker) -> None:
     assert delete(bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1)).log_start_offset == 5
 
 
-def test_a_log_that_cannot_be_read_for_a_pull_ends_its_directory_and_the_client_is_told(
+def test_a_log_that_cannot_be_read_for_a_pull_ends_its_directory_and_the_client_gets_the_error(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.new_topic()
@@ -690,7 +690,7 @@ def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
         call.cancel()
 
 
-def test_slow_work_on_staged_data_holds_up_nobody_else(broker: RunningBroker) -> None:
+def test_slow_work_on_staged_data_delays_nobody_else(broker: RunningBroker) -> None:
     topic = broker.new_topic()
     discard = transactions_pb2.AbortStagedRequest(
         partitions=[transactions_pb2.AbortStagedPartition(topic_id=topic, uuids=[b"u" * 16])]
@@ -729,7 +729,7 @@ def test_calls_beyond_the_queue_are_refused_that_they_are_tried_again(
         assert "calls of the lane of AbortStaged are queued" in str(error)
 
 
-def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_goes_on(
+def test_a_call_for_which_no_thread_can_be_started_is_refused_and_the_port_continues(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = NoThreads(monkeypatch, lambda name: name.startswith("rpc-"))
@@ -991,7 +991,7 @@ def test_health_and_reflection_answer(broker: RunningBroker) -> None:
     assert "kafkalog.wire.Broker" in {service.name for service in services}
 
 
-def test_a_defect_is_told_as_such_and_the_broker_goes_on(
+def test_a_defect_is_reported_as_such_and_the_broker_continues(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:

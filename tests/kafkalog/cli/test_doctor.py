@@ -95,7 +95,7 @@ def test_doctor_says_that_a_broker_does_not_answer(capfdbinary: pytest.CaptureFi
     assert "hangs" in found["broker 1"]["advice"]
 
 
-def test_doctor_says_what_to_do(
+def test_doctor_prints_advice(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

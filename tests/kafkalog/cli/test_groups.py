@@ -171,7 +171,7 @@ def test_a_topic_that_is_deleted_while_its_group_is_described_is_left_out(
     assert {row["topic"] for row in described(done, made)["partitions"]} == {made}
 
 
-def test_a_reset_goes_where_it_is_told(admin: Admin, made: str, done: Run) -> None:
+def test_a_reset_writes_the_given_offsets(admin: Admin, made: str, done: Run) -> None:
     zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
     admin.commit(made, {zero: 4})
     admin.delete_records({zero: 2})
@@ -315,7 +315,7 @@ def test_wait_ends_with_the_lease_of_a_member_that_is_gone(admin: Admin, client:
     assert admin.committed(made) == {zero: 10}
 
 
-def test_wait_says_once_whom_it_waits_for_and_once_that_one_goes_on(
+def test_wait_says_once_whom_it_waits_for_and_once_that_one_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = [("a", 10_000), ("a", 9_900), ("b", 200), ("a", 10_500), ("a", 10_500)]  # the second is no renewal
@@ -343,7 +343,7 @@ def test_wait_says_once_whom_it_waits_for_and_once_that_one_goes_on(
     assert pauses == [0.5, 0.5, 0.201, 0.5, 0.5]
 
 
-def test_an_unknown_group_is_told_the_nearest(admin: Admin, made: str, done: Run) -> None:
+def test_an_unknown_group_gets_the_nearest_name(admin: Admin, made: str, done: Run) -> None:
     admin.commit(made, {TopicPartition(made, 0): 4})
     for arguments in (["describe"], ["reset", "--to", "latest"]):
         says = done(arguments[0], made + "x", *arguments[1:], code=1)

@@ -111,7 +111,7 @@ def test_bootstrap_and_json_may_stand_before_the_command(
     assert "`kafkalog topics create` has no --json: leave it out" in ran.err
 
 
-def test_a_terminal_is_told_what_is_waited_for() -> None:
+def test_a_terminal_shows_what_is_waited_for() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -185,7 +185,7 @@ def test_a_no_to_a_question_is_no_interrupt(topic: str, cluster: LocalCluster) -
 
 
 @pytest.mark.parametrize("command", [["topics", "describe"], ["consume"], ["produce"], ["offsets"]], ids=" ".join)
-def test_a_misspelt_topic_is_told_with_the_one_that_may_be_meant(
+def test_a_misspelt_topic_is_reported_with_the_one_that_may_be_meant(
     topic: str, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
 ) -> None:
     ran = Ran(capfdbinary, *command, f"{topic[:-1]}")

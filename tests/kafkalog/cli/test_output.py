@@ -9,7 +9,7 @@ from kafkalog.cli import output
 from kafkalog.errors import KafkalogError
 
 
-def test_what_is_counted_has_its_number() -> None:
+def test_counted_uses_singular_and_plural() -> None:
     assert [output.counted(number, "batch") for number in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
     assert [output.counted(number, "broker") for number in (0, 1, 2)] == ["0 brokers", "1 broker", "2 brokers"]
 

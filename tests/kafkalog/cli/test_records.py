@@ -189,7 +189,7 @@ def test_produce_says_what_is_wrong(
     Ran(capfdbinary, "produce", f"{topic}-not").fails_with(f"there is no topic '{topic}-not'")
 
 
-def test_a_group_goes_on_where_it_committed(
+def test_a_group_continues_where_it_committed(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
@@ -207,7 +207,7 @@ def test_a_group_goes_on_where_it_committed(
 
 
 @pytest.mark.parametrize("begin", [["--from-beginning"], []], ids=["beginning", "end"])
-def test_a_group_goes_on_where_it_began_in_partitions_that_it_had_not_come_to(
+def test_a_group_continues_where_it_began_in_partitions_that_it_had_not_come_to(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], begin: list[str]
 ) -> None:
     group = f"stopped.early.{len(begin)}"
@@ -325,7 +325,7 @@ def test_a_broker_that_is_away_hides_no_other_ones_partitions(
             assert ran.out == "in 0\n"
 
 
-def test_a_topic_made_anew_as_consume_starts_is_not_read_to_the_ends_of_the_old_one(
+def test_a_topic_created_again_as_consume_starts_is_not_read_to_the_ends_of_the_old_one(
     filled: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assign = Consumer.assign

@@ -130,7 +130,7 @@ def test_a_broker_that_is_not_registered_is_told_at_once(admin: Admin, monkeypat
         (lambda a, t: a.committed("a/b"), KafkalogError, "'a/b' is not a group name"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_one_sentence(
+def test_what_is_wrong_is_reported_in_one_sentence(
     admin: Admin, topic: str, call: Callable[[Admin, str], object], kind: type[KafkalogError], sentence: str
 ) -> None:
     admin.create_topic(topic, partitions=2)

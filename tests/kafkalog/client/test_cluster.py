@@ -165,7 +165,7 @@ def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Ne
     assert connected.call("Change", None, repeatable=False) == ("Change", TWO)
 
 
-def test_brokers_that_are_all_silent_are_told_as_a_timeout(network: Network, connected: Cluster) -> None:
+def test_brokers_that_are_all_silent_are_reported_as_a_timeout(network: Network, connected: Cluster) -> None:
     assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
     network.silent = {ONE, TWO}
     with pytest.raises(RequestTimedOut):
@@ -368,7 +368,7 @@ def test_a_pause_ends_with_the_close_and_a_forked_child_of_a_closed_cluster_is_c
         connected.describe()
 
 
-def test_a_broker_without_zookeeper_keeps_its_channel_and_its_reason_is_told(
+def test_a_broker_without_zookeeper_keeps_its_channel_and_its_reason_is_reported(
     network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = ZooKeeperUnreachable(address="zoo:1", reason="no answer in time")
@@ -433,7 +433,7 @@ def test_a_partition_is_one_of_those_there_are(number: int) -> None:
 
 
 @pytest.mark.parametrize(("was_answered", "seconds"), [(False, 12), (True, 20)])
-def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_take_long_is_told(
+def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_take_long_is_reported(
     network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, was_answered: bool,
     seconds: int,
 ) -> None:  # fmt: skip
@@ -464,7 +464,7 @@ def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_ta
 @pytest.mark.parametrize(
     "error", [each for each in BY_CODE.values() if each.retriable and not issubclass(each, OUT_OF_DATE)]
 )
-def test_what_is_retriable_is_tried_again(error: type[KafkalogError]) -> None:
+def test_a_retriable_error_is_retried(error: type[KafkalogError]) -> None:
     cluster = Cluster("one:1", retry_backoff_ms=1)
     failures = [error.__new__(error)]
 
@@ -480,7 +480,7 @@ def test_what_is_retriable_is_tried_again(error: type[KafkalogError]) -> None:
 @pytest.mark.parametrize(
     "error", [NotLeader(broker_id=1, partition="t-0"), UnknownTopicId(topic_id="74"), TopicExists(topic="t")]
 )
-def test_what_the_same_request_cannot_mend_is_raised_at_once(error: KafkalogError) -> None:
+def test_an_error_that_needs_newer_metadata_is_raised_at_once(error: KafkalogError) -> None:
     cluster = Cluster("one:1", retry_backoff_ms=1)
     failures = [error]
 
@@ -492,7 +492,7 @@ def test_what_the_same_request_cannot_mend_is_raised_at_once(error: KafkalogErro
     cluster.close()
 
 
-def test_a_start_that_is_given_up_soon_is_not_told_of_while_it_goes_on(
+def test_a_start_that_is_given_up_soon_is_not_logged_while_it_lasts(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     network.brokers = {}

@@ -45,7 +45,7 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         parse_producer({"linger_mss": 5})
 
 
-def test_connection_settings_go_on_to_the_cluster() -> None:
+def test_connection_settings_continue_to_the_cluster() -> None:
     values = parse_producer({"linger_ms": 7, "request_timeout_ms": 99})
     assert connection_settings(values).given() == {"request.timeout.ms": 99}
     for table in (ProducerSettings, ConsumerSettings):
@@ -88,7 +88,7 @@ def test_bootstrap_servers() -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "host", "host:", ":9", "host:x", "host:0", "host:70000", "a:1,,b:2", "a:1,", "http://a:1", "::1:9"]
 )
-def test_what_is_no_address_is_named(wrong: str) -> None:
+def test_an_invalid_address_is_named(wrong: str) -> None:
     with pytest.raises(InvalidSetting, match=r"bootstrap\.servers=.* is not valid: it must be host:port"):
         parse_bootstrap(wrong)
     with pytest.raises(InvalidSetting, match="it must be host:port"):

@@ -52,7 +52,7 @@ def fill(cluster: LocalCluster, topic: str, count: int) -> None:
             producer.send(topic, b"%d" % number)
 
 
-def test_a_cluster_goes_on_in_parent_and_child(cluster: LocalCluster, topic: str) -> None:
+def test_a_cluster_continues_in_parent_and_child(cluster: LocalCluster, topic: str) -> None:
     fill(cluster, topic, 20)
     where = TopicPartition(topic, 0)
     shared = Cluster(cluster.bootstrap_servers)
@@ -69,7 +69,7 @@ def test_a_cluster_goes_on_in_parent_and_child(cluster: LocalCluster, topic: str
     shared.close()
 
 
-def test_a_consumer_goes_on_in_the_child_from_where_it_was(cluster: LocalCluster, topic: str) -> None:
+def test_a_consumer_continues_in_the_child_from_where_it_was(cluster: LocalCluster, topic: str) -> None:
     fill(cluster, topic, 20)
     where = TopicPartition(topic, 0)
     with Consumer(cluster.bootstrap_servers, "forked") as consumer:
@@ -85,7 +85,7 @@ def test_a_consumer_goes_on_in_the_child_from_where_it_was(cluster: LocalCluster
         read(3, 17)
 
 
-def test_a_producer_of_the_parent_refuses_in_the_child_and_goes_on_in_the_parent(
+def test_a_producer_of_the_parent_refuses_in_the_child_and_continues_in_the_parent(
     cluster: LocalCluster, topic: str
 ) -> None:
     fill(cluster, topic, 0)

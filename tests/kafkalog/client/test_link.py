@@ -35,7 +35,7 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     assert link.count == 0
 
 
-def test_an_error_of_a_request_is_for_whoever_asked() -> None:
+def test_an_error_of_a_request_is_raised_to_its_caller() -> None:
     link, _ = make()
     link.sends(link.next_id(), "a")
     reply = pb.ReplyHeader(correlation_id=1, error=error_to_wire(TooManyConnections(limit=7)))

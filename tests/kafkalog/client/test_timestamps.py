@@ -208,7 +208,7 @@ def test_batches_that_have_no_room_in_one_answer_are_asked_for_again(
     assert (asked.lists, asked.fetches) == ([3], [3, 2, 1])
 
 
-def test_a_header_that_lies_is_gone_past(asked: Asked) -> None:
+def test_a_lookup_continues_after_a_false_header(asked: Asked) -> None:
     """A broker does not inflate a body: a compressed batch may say anything of its times."""
     columns = columns_from_lists([b"v"] * 2, [100, 200])
     for _ in range(3):
@@ -242,7 +242,7 @@ def test_a_body_that_is_no_batch_is_told_of_its_partition_alone(asked: Asked) ->
     assert [type(error) for error in failed.values()] == [CorruptBatch] and list(failed) == [asked.place(0)]
 
 
-def test_a_damaged_batch_is_told_as_by_any_read(cluster: LocalCluster, asked: Asked) -> None:
+def test_a_damaged_batch_is_reported_as_by_any_read(cluster: LocalCluster, asked: Asked) -> None:
     asked.append([100, 300, 200], [400, 600, 500])
     flip(cluster, asked.topic, 1, 120)
     assert asked.find(150) == (1, 300)

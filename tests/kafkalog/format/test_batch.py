@@ -200,7 +200,7 @@ def test_row_of_batches_gives_the_whole_ones_and_stops_at_damage() -> None:
     assert list(iter_batches(memoryview(b""))) == []
 
 
-def test_damage_in_a_row_of_batches_names_where_to_go_on_if_offsets_are_known() -> None:
+def test_damage_in_a_row_of_batches_names_where_to_continue_if_offsets_are_known() -> None:
     batches = [bytearray(encoded([b"%d" % number, b"more"])) for number in range(3)]
     for number, batch in enumerate(batches):
         stamp(batch, 10 + 2 * number, 1, 9)

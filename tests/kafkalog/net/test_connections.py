@@ -96,7 +96,7 @@ def greet_and(after: bytes) -> Callable[[socket.socket], None]:
 # --- data port -------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_listens_at_the_data_port() -> None:
+def test_a_data_port_without_a_listener_is_unreachable() -> None:
     port = closed_port()
     with pytest.raises(BrokerUnreachable) as raised:
         connect(port)
@@ -140,7 +140,7 @@ def test_a_host_that_is_not_there() -> None:
         (frame_start(b"\xff\xff\xff", 0), "a frame's header is not readable"),
     ],
 )
-def test_what_is_no_frame(answer: bytes, sentence: str) -> None:
+def test_bytes_that_are_not_a_frame_raise_protocol_error(answer: bytes, sentence: str) -> None:
     with server(greet_and(answer)) as port:
         connection = connect(port)
         with pytest.raises(ProtocolError, match=sentence):
@@ -244,7 +244,7 @@ def control(port: int, timeout_ms: int = 700) -> ControlConnection:
     return ControlConnection("127.0.0.1", port, connect_timeout_ms=timeout_ms)
 
 
-def test_nobody_listens_at_the_grpc_port() -> None:
+def test_a_grpc_port_without_a_listener_is_unreachable() -> None:
     port = closed_port()
     with pytest.raises(BrokerUnreachable) as raised:
         control(port).connect()
@@ -366,7 +366,7 @@ def test_a_connection_that_was_closed_opens_no_other_channel() -> None:
 
 
 @pytest.mark.parametrize("expected", [BrokerNotAsked, ValueError])
-def test_a_close_that_overtakes_a_call_is_told_as_such_and_no_other_mistake_is(expected: type[Exception]) -> None:
+def test_a_close_that_overtakes_a_call_is_reported_as_such_and_no_other_mistake_is(expected: type[Exception]) -> None:
     overtaken: Any = channel_to(1)
     method = overtaken._method
 

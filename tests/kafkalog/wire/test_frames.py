@@ -14,6 +14,6 @@ def test_only_this_version_of_the_data_port_is_spoken() -> None:
             check_hello(hello(version), "here:1")
 
 
-def test_what_is_no_data_port_is_told_so() -> None:
+def test_the_error_names_a_port_that_is_not_a_data_port() -> None:
     with pytest.raises(ProtocolError, match="not a kafkalog data port"):
         check_hello(b"HTTP/1.1", "here:1")

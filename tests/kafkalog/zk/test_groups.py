@@ -34,13 +34,13 @@ def test_offsets_are_read_back_by_partition(session: ZooKeeperSession) -> None:
     assert json.loads(content) == {"offset": 4, "topic_id": IDS["a"].hex(), "committed_us": 124}
 
 
-def test_a_topic_made_anew_inherits_no_offset(session: ZooKeeperSession) -> None:
+def test_a_topic_created_again_inherits_no_offset(session: ZooKeeperSession) -> None:
     groups.commit_offsets(session, "g", {TopicPartition("a", 0): 5}, IDS, 1)
     assert groups.committed_offsets(session, "g", {"a": b"new id.........."}) == {}
     assert groups.committed_offsets(session, "g", {}) == {}
 
 
-def test_offsets_of_topics_that_were_deleted_are_told_with_their_ids_and_forgotten_unless_written_again(
+def test_offsets_of_topics_that_were_deleted_are_reported_with_their_ids_and_forgotten_unless_written_again(
     session: ZooKeeperSession,
 ) -> None:
     first, second, new = TopicPartition("a", 0), TopicPartition("a", 1), b"new id.........."

@@ -48,7 +48,7 @@ def test_a_member_outlives_the_broker_through_which_it_came(
     assert names(members.keep(session, "g", TWO)) == ["one", "two"]
 
 
-def test_who_leaves_makes_the_next_the_first(session: ZooKeeperSession) -> None:
+def test_when_the_first_member_leaves_the_next_becomes_first(session: ZooKeeperSession) -> None:
     members.keep(session, "g", ONE)
     members.keep(session, "g", TWO)
     members.leave(session, "g", "one")

@@ -239,7 +239,7 @@ def assert_as_made_anew(session: ZooKeeperSession, version: int) -> None:
 
 @pytest.mark.parametrize("version", range(3))
 @pytest.mark.parametrize("states", [0, 1])
-def test_a_deletion_that_is_late_spares_the_topic_made_anew_whatever_its_version(
+def test_a_deletion_that_is_late_spares_the_topic_created_again_whatever_its_version(
     cluster: ZooKeeperSession,
     new_session: Callable[[], ZooKeeperSession],
     monkeypatch: pytest.MonkeyPatch,
@@ -261,7 +261,7 @@ def test_a_deletion_that_is_late_spares_the_topic_made_anew_whatever_its_version
     assert_as_made_anew(cluster, version)
 
 
-def test_a_mark_of_deletion_that_is_late_spares_the_topic_made_anew(
+def test_a_mark_of_deletion_that_is_late_spares_the_topic_created_again(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create_topic(cluster, A_TOPIC)
@@ -279,14 +279,14 @@ def test_a_mark_of_deletion_that_is_late_spares_the_topic_made_anew(
     assert registry.deleted_topics(cluster) == {MADE_ANEW.topic_id}
 
 
-def test_a_change_that_is_late_spares_the_topic_made_anew(cluster: ZooKeeperSession) -> None:
+def test_a_change_that_is_late_spares_the_topic_created_again(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
     make_anew(cluster, version=0)
     assert not registry.update_topic(cluster, replace(A_TOPIC, config={}))
     assert_as_made_anew(cluster, version=0)
 
 
-def test_states_that_are_late_spare_the_topic_made_anew(cluster: ZooKeeperSession) -> None:
+def test_states_that_are_late_spare_the_topic_created_again(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
     known = registry.write_states(cluster, A_TOPIC, {0: A_STATE})
     make_anew(cluster, version=0)
@@ -333,7 +333,7 @@ def test_a_topic_whose_id_somebody_removed_amid_its_deletion_can_be_made_again(
     assert registry.read_topic(cluster, "t") == MADE_ANEW
 
 
-def test_a_deletion_leaves_that_of_a_topic_made_anew_to_whoever_began_it(
+def test_a_deletion_leaves_that_of_a_topic_created_again_to_whoever_began_it(
     cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = new_session()

@@ -159,7 +159,7 @@ def test_ephemeral_znodes_go_with_their_session(new_session: Callable[[], ZooKee
     one.close()
 
 
-def test_an_unreachable_zookeeper_is_told_within_its_time_and_by_its_address() -> None:
+def test_an_unreachable_zookeeper_is_reported_within_its_time_and_by_its_address() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -221,7 +221,7 @@ def test_calls_fail_in_bounded_time_while_it_is_away_and_work_when_it_is_back(tm
         server.stop()
 
 
-def test_a_lost_session_is_told_as_such(session: ZooKeeperSession) -> None:
+def test_a_lost_session_is_reported_as_such(session: ZooKeeperSession) -> None:
     states: queue.Queue[tuple[bool, bool]] = queue.Queue()
     session.on_state(lambda connected, is_new: states.put((connected, is_new)))
     session.create("/mine", ephemeral=True)
@@ -425,7 +425,7 @@ def test_patience_is_over_at_the_end_of_its_block(session: ZooKeeperSession, mon
     assert len(waits) == 2
 
 
-def test_nothing_is_sent_for_one_who_has_given_up(session: ZooKeeperSession) -> None:
+def test_nothing_is_sent_for_a_caller_that_gave_up(session: ZooKeeperSession) -> None:
     session.create("/a")
     waiting = True
     with session.on_behalf_of(lambda: waiting):

@@ -8,7 +8,7 @@ from kafkalog.errors import DataLost
 from pyspark_kafkalog.read.data_loss import Losses
 
 
-def test_a_loss_fails_the_read_each_time_and_says_how_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_fails_the_read_each_time_and_says_how_to_continue(caplog: pytest.LogCaptureFixture) -> None:
     losses = Losses(fail=True)
     for reason in ("t-0 begins at 7", "t-0 begins at 7", "t-1 is gone"):
         with pytest.raises(DataLost) as raised:
@@ -20,7 +20,7 @@ def test_a_loss_fails_the_read_each_time_and_says_how_to_go_on(caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def test_a_loss_that_is_to_be_gone_over_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_to_be_gone_over_is_reported_once_each(caplog: pytest.LogCaptureFixture) -> None:
     losses = Losses(fail=False)
     for reason in ("t-0 begins at 7", "t-1 is gone", "t-0 begins at 7", "t-0 begins at 8", "t-1 is gone"):
         losses.found(reason)
@@ -30,7 +30,7 @@ def test_a_loss_that_is_to_be_gone_over_is_told_once_each(caplog: pytest.LogCapt
         assert line.startswith("data_lost ") and reason in line
 
 
-def test_what_one_read_was_told_another_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_logged_for_each_read(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         Losses(fail=False).found("t-1 is gone")
     assert len(caplog.records) == 2

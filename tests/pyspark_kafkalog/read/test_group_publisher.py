@@ -118,7 +118,7 @@ def test_a_commit_moves_the_position_forward_only(admin: Admin, reader: MakeRead
     waited_for(lambda: published(admin, made) == {f"{made}-0": 6, f"{made}-1": 7})
 
 
-def test_a_stream_that_goes_on_from_an_older_checkpoint_sets_the_group_back(
+def test_a_stream_that_continues_from_an_older_checkpoint_sets_the_group_back(
     admin: Admin, reader: MakeReader, made: str
 ) -> None:
     first = reader(subscribe=made, kafkalog__group__id=made)
@@ -189,7 +189,9 @@ def test_a_start_with_a_new_checkpoint_leaves_what_the_group_has_of_topics_that_
     assert published(admin, made) == {f"{made}-0": 4, f"{made}-1": 5}
 
 
-def test_a_topic_made_anew_never_gets_an_offset_of_the_one_before(admin: Admin, reader: MakeReader, made: str) -> None:
+def test_a_topic_created_again_never_gets_an_offset_of_the_one_before(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
     options = {"kafkalog__group__id": made, "failOnDataLoss": "false", "fetchOffset__numRetries": "1"}
     stream = reader(subscribe=made, startingOffsets="earliest", **options)
     end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
@@ -205,7 +207,7 @@ def test_a_topic_made_anew_never_gets_an_offset_of_the_one_before(admin: Admin, 
     waited_for(lambda: published(admin, made) == {f"{made}-0": 0, f"{made}-1": 0})
 
 
-def test_an_offset_of_a_topic_made_anew_meanwhile_is_refused(client: Cluster, admin: Admin, made: str) -> None:
+def test_an_offset_of_a_topic_created_again_meanwhile_is_refused(client: Cluster, admin: Admin, made: str) -> None:
     at, me = TopicPartition(made, 0), GroupMember("me", "", "", "")
     old = admin.describe_topics([made])[0].topic_id
     admin.delete_topic(made)
@@ -358,7 +360,7 @@ def test_the_last_position_is_tried_again_and_trouble_that_comes_back_is_warned_
 
 
 @pytest.mark.usefixtures("never_renewing")
-def test_a_stream_that_goes_on_after_it_left_is_a_member_again_and_writes_again_where_it_stands(
+def test_a_stream_that_continues_after_it_left_is_a_member_again_and_writes_again_where_it_stands(
     client: Cluster, admin: Admin, made: str
 ) -> None:
     at, told, other = TopicPartition(made, 0), Progress(client, made, "here"), GroupMember("other", "", "", "")
@@ -486,7 +488,7 @@ def test_a_new_stream_starts_without_zookeeper_and_what_the_group_has_of_others_
 
 
 @pytest.mark.timeout(180)
-def test_a_stream_that_goes_on_does_so_without_zookeeper_and_warns_that_the_group_was_not_looked_at(
+def test_a_stream_that_continues_does_so_without_zookeeper_and_warns_that_the_group_was_not_looked_at(
     lone: LocalCluster, topic: str, without_zookeeper: Callable[[], AbstractContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -500,7 +502,7 @@ def test_a_stream_that_goes_on_does_so_without_zookeeper_and_warns_that_the_grou
 
 
 @pytest.mark.timeout(180)
-def test_a_stream_waits_for_a_zookeeper_that_is_back_soon_and_finds_its_topic_made_anew(
+def test_a_stream_waits_for_a_zookeeper_that_is_back_soon_and_finds_its_topic_created_again(
     lone: LocalCluster, topic: str, without_zookeeper: Callable[[], AbstractContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -208,14 +208,14 @@ def test_without_a_fallback_both_fail(options: dict[str, str], made: str) -> Non
         StreamReader(SCHEMA, {**options, "kafkalog.group.id": "nobody"}).initialOffset()
 
 
-def test_a_topic_made_anew_has_nothing_committed(admin: Admin, options: dict[str, str], made: str) -> None:
+def test_a_topic_created_again_has_nothing_committed(admin: Admin, options: dict[str, str], made: str) -> None:
     admin.delete_topic(made)
     admin.create_topic(made)
     with pytest.raises(NoCommittedOffset):
         StreamReader(SCHEMA, options).initialOffset()
 
 
-def test_a_stream_without_its_checkpoint_goes_on_where_it_published(
+def test_a_stream_without_its_checkpoint_continues_where_it_published(
     admin: Admin, cluster: LocalCluster, made: str
 ) -> None:
     options = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "subscribe": made}

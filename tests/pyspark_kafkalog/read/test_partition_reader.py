@@ -46,7 +46,7 @@ def reading_schema() -> Any:
 
 
 @pytest.mark.parametrize(("ends", "goes_on"), [(7, 7), (2, 4), (4, 4)])
-def test_behind_damage_reading_goes_on_and_never_back(ends: int, goes_on: int) -> None:
+def test_behind_damage_reading_continues_and_never_back(ends: int, goes_on: int) -> None:
     one = range_read(0, 9, fail=False)
     one._position = 4
     damage = CorruptBatch(partition="a-0", offset=1, reason="damaged", end_offset=ends)
@@ -120,7 +120,7 @@ def test_poll_timeout_bounds_every_wait_of_the_client_and_lengthens_none(
         (DataLost(reason="gone"), {"kafkaConsumer__pollTimeoutMs": "400"}, DataLost),
     ],
 )
-def test_what_could_have_passed_is_told_as_the_poll_timeout_and_nothing_else_is(
+def test_what_could_have_passed_is_reported_as_the_poll_timeout_and_nothing_else_is(
     monkeypatch: pytest.MonkeyPatch, error: KafkalogError, given: dict[str, str], raised: type[KafkalogError]
 ) -> None:
     def fail(*_: object) -> Iterator[Any]:

@@ -57,7 +57,7 @@ def test_a_span_is_written_as_for_spark(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "-5s", "5 weeks", "1.5s", "soon"])
-def test_what_is_no_span_names_the_option(text: str) -> None:
+def test_an_invalid_span_names_the_option(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"maxTriggerDelay='.*it must be a time as in"):
         times.parse_span_s("maxTriggerDelay", text)
 

@@ -102,7 +102,7 @@ def numbers(messages: Iterator[Message]) -> list[int]:
         (AtTimestamp(1990), 99),
     ],
 )
-def test_it_starts_where_it_is_told(consumer: Consumer, filled: TopicPartition, start: Any, first: int) -> None:
+def test_it_starts_at_the_given_offset(consumer: Consumer, filled: TopicPartition, start: Any, first: int) -> None:
     consumer.assign({filled: start})
     assert consumer.position(filled) == first
     assert numbers(consumer.messages(max_messages=100 - first, timeout=30)) == list(range(first, 100))
@@ -118,7 +118,7 @@ def test_it_starts_at_the_end(cluster: LocalCluster, consumer: Consumer, filled:
     assert numbers(consumer.messages(max_messages=1, timeout=30)) == [100]
 
 
-def test_it_goes_on_where_its_group_has_committed(cluster: LocalCluster, filled: TopicPartition) -> None:
+def test_it_continues_where_its_group_has_committed(cluster: LocalCluster, filled: TopicPartition) -> None:
     group = f"group.{filled.topic}"[:200]
     with Consumer(cluster.bootstrap_servers, group) as first:
         first.assign({filled: "earliest"})
@@ -164,7 +164,7 @@ def test_a_wrong_start(consumer: Consumer, filled: TopicPartition, start: Any, s
     assert sentence in str(raised.value)
 
 
-def test_what_is_not_there_is_told_by_assign(
+def test_assign_refuses_unknown_topics_and_partitions(
     consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
 ) -> None:
     missing = new_topic()
@@ -175,7 +175,7 @@ def test_what_is_not_there_is_told_by_assign(
             consumer.assign({TopicPartition(filled.topic, 1): start})
 
 
-def test_what_needs_a_group_or_an_assignment(cluster: LocalCluster, filled: TopicPartition) -> None:
+def test_calls_without_a_group_or_an_assignment_are_refused(cluster: LocalCluster, filled: TopicPartition) -> None:
     with Consumer(cluster.bootstrap_servers) as consumer:
         with pytest.raises(InvalidArgument, match="no partition is assigned"):
             next(iter(consumer))
@@ -348,7 +348,7 @@ def test_an_arrow_batch_in_hand_is_left_out_of_a_commit(grouped: Consumer, fille
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-def test_an_iterator_left_in_the_middle_goes_on_in_the_next(consumer: Consumer, filled: TopicPartition) -> None:
+def test_an_iterator_left_in_the_middle_continues_in_the_next(consumer: Consumer, filled: TopicPartition) -> None:
     consumer.assign({filled: "earliest"})
     seen = []
     for message in consumer:
@@ -450,7 +450,7 @@ def test_a_new_assignment_replaces_the_old(
 
 
 @pytest.mark.parametrize("iterate", ["messages", "stream"])
-def test_a_waiting_iterator_goes_on_with_a_new_assignment(
+def test_a_waiting_iterator_continues_with_a_new_assignment(
     cluster: LocalCluster, consumer: Consumer, filled: TopicPartition, iterate: str
 ) -> None:
     consumer.assign({filled: "latest"})
@@ -465,7 +465,7 @@ def test_a_waiting_iterator_goes_on_with_a_new_assignment(
     assert [message.offset for message in found] == [97]
 
 
-def test_an_iterator_goes_on_with_what_is_assigned_or_left_to_it(
+def test_an_iterator_continues_with_what_is_assigned_or_left_to_it(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, new_topic: Callable[[], str]
 ) -> None:
     """Of what was taken away it hands out nothing more, although it has some at hand."""
@@ -485,7 +485,7 @@ def test_an_iterator_goes_on_with_what_is_assigned_or_left_to_it(
 
 
 @pytest.mark.parametrize("how", ["seek", "assign", "unassign"])
-def test_who_waits_for_a_broker_goes_on_at_once_elsewhere(
+def test_a_wait_for_a_broker_ends_at_once_when_assignment_or_position_changes(
     cluster: LocalCluster, admin: Admin, filled: TopicPartition, how: str
 ) -> None:
     """A broker lets it wait for 30 s."""
@@ -516,7 +516,7 @@ def test_who_waits_for_a_broker_goes_on_at_once_elsewhere(
 
 
 @pytest.mark.parametrize("iterate", ["messages", "stream"])
-def test_a_waiting_iterator_whose_partition_is_taken_away_is_told(
+def test_a_waiting_iterator_whose_partition_is_unassigned_raises(
     consumer: Consumer, filled: TopicPartition, iterate: str
 ) -> None:
     consumer.assign({filled: "latest"})
@@ -582,7 +582,7 @@ def delete_to_60(cluster: LocalCluster, admin: Admin, topic: str) -> TopicPartit
 
 
 @pytest.mark.parametrize("offset", [10, 500])
-def test_an_offset_out_of_range_is_told(
+def test_an_offset_out_of_range_is_reported(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, topic: str, offset: int
 ) -> None:
     gone = delete_to_60(cluster, admin, topic)
@@ -642,7 +642,7 @@ def test_a_reset_is_over_with_the_first_batch_from_where_it_went(
     assert (source.reset_to is None) is is_there
 
 
-def test_a_topic_deleted_under_a_consumer_is_told(
+def test_a_topic_deleted_under_a_consumer_is_reported(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
 ) -> None:
     consumer.assign({filled: "earliest"})
@@ -652,7 +652,7 @@ def test_a_topic_deleted_under_a_consumer_is_told(
         next(consumer.messages(timeout=30))
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_old_one(
+def test_a_topic_created_again_is_not_taken_for_the_old_one(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
 ) -> None:
     consumer.assign({filled: "earliest"})
@@ -663,7 +663,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
 
 
 @pytest.mark.parametrize("done", ["position", "message", "offsets"])
-def test_a_topic_made_anew_gets_no_offset_of_the_old_one(
+def test_a_topic_created_again_gets_no_offset_of_the_old_one(
     cluster: LocalCluster, admin: Admin, grouped: Consumer, filled: TopicPartition, done: str
 ) -> None:
     grouped.assign({filled: "earliest"})
@@ -676,7 +676,7 @@ def test_a_topic_made_anew_gets_no_offset_of_the_old_one(
 
 
 @pytest.mark.parametrize("done", ["message", "offsets"])
-def test_a_topic_made_anew_gets_no_offset_of_the_old_one_that_was_unassigned(
+def test_a_topic_created_again_gets_no_offset_of_the_old_one_that_was_unassigned(
     cluster: LocalCluster, admin: Admin, grouped: Consumer, filled: TopicPartition, done: str
 ) -> None:
     grouped.assign({filled: "earliest"})
@@ -875,7 +875,7 @@ def test_streams_are_read_by_a_thread_each(cluster: LocalCluster, admin: Admin, 
     assert seen == {p: list(range(p, 8000, 4)) for p in range(4)}
 
 
-def test_a_stream_that_nobody_reads_holds_up_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+def test_a_stream_that_nobody_reads_delays_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
         for number in range(4000):

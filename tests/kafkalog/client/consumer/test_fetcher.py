@@ -176,7 +176,7 @@ def test_who_has_no_time_to_try_again_asks_who_leads_the_next_time_all_the_same(
     waiting.close()
 
 
-def test_a_partition_whose_log_cannot_be_opened_holds_up_no_other_and_is_given_up_alone(clock: Clock) -> None:
+def test_a_partition_whose_log_cannot_be_opened_delays_no_other_and_is_given_up_alone(clock: Clock) -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=500, retry_timeout_ms=1000)
     good, full = waiting.sources
@@ -323,7 +323,7 @@ def test_a_reader_without_time_looks_once_and_no_reader_waits_beyond_its_end(clo
     waiting.close()
 
 
-def test_who_has_driven_leaves_it_to_one_who_waits() -> None:
+def test_a_driver_that_returns_lets_a_waiting_thread_drive() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     woken: list[int | None] = []
@@ -478,7 +478,7 @@ def test_a_source_with_an_error_is_not_asked_for_and_a_seek_leaves_nothing_of_wh
     waiting.close()
 
 
-def test_a_close_wakes_who_waits_and_who_drives() -> None:
+def test_close_wakes_waiters_and_the_driver() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     woken: list[str] = []
@@ -593,7 +593,7 @@ def test_pauses_between_tries_grow_to_the_longest_and_no_further(clock: Clock) -
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("soonest", ["a try", "the reader's end", "an answer's deadline"])
-def test_who_drives_looks_up_at_whatever_comes_first(monkeypatch: pytest.MonkeyPatch, soonest: str) -> None:
+def test_the_driver_wakes_at_the_first_event(monkeypatch: pytest.MonkeyPatch, soonest: str) -> None:
     times = dict.fromkeys(("a try", "the reader's end", "an answer's deadline"), 30.0) | {soonest: 3.0}
     waits: list[float] = []
 

@@ -112,7 +112,7 @@ def test_a_flipped_bit_anywhere_is_noticed_and_what_is_before_it_is_handed_out()
 
 
 @pytest.mark.parametrize("offset", [3, 5, 6])
-def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> None:
+def test_a_damaged_body_is_an_error_that_says_where_to_continue(offset: int) -> None:
     good, end = len(batches(3)), len(batches(3, 4))
     data = damaged(batches(3, 4)) + batches(3, 4, 5)[end:]
     for to in (len(data), end):  # where the next batch is in the answer, and where it is not
@@ -125,7 +125,7 @@ def test_a_damaged_body_is_an_error_that_says_where_to_go_on(offset: int) -> Non
 
 
 @pytest.mark.parametrize("offset", [3, 4])
-def test_an_end_that_lies_before_what_was_asked_for_is_no_place_to_go_on(offset: int) -> None:
+def test_an_end_offset_before_the_requested_offset_is_not_a_place_to_continue(offset: int) -> None:
     with pytest.raises(CorruptBatch) as raised:
         fetch(offset).take(answer(), memoryview(damaged(batches(3))))
     assert "end_offset" not in raised.value.facts

@@ -135,7 +135,7 @@ def test_a_hint_that_is_outdated_costs_a_question(
     cold.close()
 
 
-def test_a_topic_made_anew_is_not_read_on_in_the_middle_nor_where_another_is_meant(
+def test_a_topic_created_again_is_not_read_on_in_the_middle_nor_where_another_is_meant(
     connected: Cluster, filled: TopicPartition
 ) -> None:
     hint = LeaderHint(bytes(16), hint_of(connected, filled).broker)
@@ -194,7 +194,7 @@ def test_connections_are_used_again_and_those_with_an_answer_outstanding_are_not
         assert proxy.accepted == 2
 
 
-def test_a_cut_connection_goes_on_where_it_was(cluster: LocalCluster, filled: TopicPartition) -> None:
+def test_a_cut_connection_continues_where_it_was(cluster: LocalCluster, filled: TopicPartition) -> None:
     with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port, retry_backoff_ms=5) as (through, proxy):
         found: list[int] = []
         for group in fetch_range(through, filled, None, 0, COUNT, max_bytes=2000):
@@ -227,7 +227,7 @@ def test_a_next_request_that_can_not_be_sent_loses_no_answer(
     assert read(connected, filled, 0, COUNT, max_bytes=2000) == list(range(COUNT))
 
 
-def test_a_busy_broker_is_asked_again_who_leads(
+def test_metadata_is_requested_again_from_a_busy_broker(
     connected: Cluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = BrokerUnreachable(address="there", reason="reset by peer")
@@ -283,7 +283,7 @@ def test_a_pause_of_the_reader_is_not_counted_against_its_retries(
     patient.close()
 
 
-def test_what_is_not_in_the_log_is_told(connected: Cluster, filled: TopicPartition) -> None:
+def test_a_range_outside_the_log_raises(connected: Cluster, filled: TopicPartition) -> None:
     with pytest.raises(OffsetOutOfRange, match=rf"offset 5000 of {filled} is outside \[0, {COUNT}\]"):
         read(connected, filled, 5000, 5001)
     with pytest.raises(OffsetOutOfRange, match=rf"offset {COUNT + 4} of {filled} is outside \[0, {COUNT}\]"):
@@ -466,14 +466,14 @@ def test_pauses_grow_to_the_longest_and_no_further() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_passes_is_tried_again(passing: KafkalogError) -> None:
+def test_a_retriable_error_is_retried(passing: KafkalogError) -> None:
     brokers = Brokers()
     brokers.events = [passing]
     assert list(read_from(brokers)) == list(range(9))
     assert len(brokers.pauses) == 1
 
 
-def test_a_topic_made_anew_is_read_instead_only_until_records_have_come() -> None:
+def test_a_topic_created_again_is_read_instead_only_until_records_have_come() -> None:
     leader: Any = SimpleNamespace(broker_id=1)
     hint = LeaderHint(b"i" * 16, leader)
     brokers = Brokers()
@@ -496,7 +496,7 @@ def test_an_answer_to_a_request_that_did_not_leave_is_not_waited_for() -> None:
     assert brokers.pauses == []
 
 
-def test_a_connection_that_the_broker_refused_to_go_on_with_is_closed_and_not_given_back() -> None:
+def test_a_connection_that_the_broker_refused_to_continue_with_is_closed_and_not_given_back() -> None:
     brokers = Brokers()
     brokers.events = [None, InternalError(reason="a defect")]
     with pytest.raises(InternalError):

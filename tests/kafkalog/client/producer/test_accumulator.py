@@ -97,14 +97,14 @@ def outcome_of_waiting(accumulator: Accumulator, charge: int, then: Callable[[],
     return ended[0]
 
 
-def test_who_waits_for_room_goes_on_as_soon_as_a_quarter_is_free() -> None:
+def test_a_wait_for_room_ends_as_soon_as_a_quarter_is_free() -> None:
     accumulator = Accumulator(1000, 60_000, "here:1", lambda queue: None)
     batch_of(accumulator, 700)
     acknowledged = batch_of(accumulator, 300)
     assert outcome_of_waiting(accumulator, 100, lambda: accumulator.finish([(acknowledged, None)])) is None
 
 
-def test_who_waits_for_room_is_told_of_the_close() -> None:
+def test_a_wait_for_room_ends_with_closed() -> None:
     accumulator = Accumulator(1000, 60_000, "here:1", lambda queue: None)
     batch_of(accumulator, 1000)
     assert isinstance(outcome_of_waiting(accumulator, 100, accumulator.close), Closed)

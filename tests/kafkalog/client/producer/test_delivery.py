@@ -77,7 +77,7 @@ def waited_for(wait: Callable[[], object], batches: Sequence[Batch], then: Calla
     return results[0]
 
 
-def test_a_record_is_told_its_own_place() -> None:
+def test_each_record_gets_its_own_place() -> None:
     sending = Sending()
     batch = sending.batch(7, 8, 9)
     delivery = delivery_of(batch, 2)

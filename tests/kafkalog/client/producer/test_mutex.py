@@ -19,7 +19,7 @@ from tests.waiting import waited_for
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_one_at_a_time_and_nobody_waits_for_ever() -> None:
+def test_one_holder_at_a_time_and_every_thread_gets_the_lock() -> None:
     mutex = Mutex()
     counter = 0
     interval = sys.getswitchinterval()
@@ -182,7 +182,7 @@ def test_what_is_interrupted_is_repaired_while_it_is_held_and_no_more_after() ->
 
 
 @pytest.mark.parametrize("held_by", ["run", "with"])
-def test_a_signal_handler_above_its_holder_is_told_and_does_not_wait(held_by: str) -> None:
+def test_a_signal_handler_above_its_holder_is_reported_and_does_not_wait(held_by: str) -> None:
     mutex = Mutex()
 
     def interrupt() -> None:

@@ -535,7 +535,7 @@ def test_a_flush_in_a_signal_handler_above_a_close_that_gives_up_ends(
 # --- errors, each one sentence ---------------------------------------------------------------------------------------
 
 
-def test_an_unknown_topic_is_told_by_send(cluster: LocalCluster, topic: str) -> None:
+def test_send_refuses_an_unknown_topic(cluster: LocalCluster, topic: str) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         with pytest.raises(UnknownTopic, match=f"there is no topic '{topic}'"):
             producer.send(topic, b"x")
@@ -557,7 +557,7 @@ def test_an_unknown_topic_is_told_by_send(cluster: LocalCluster, topic: str) -> 
         ({"value": b"", "partition": "0"}, "partition is '0', not a number"),
     ],
 )
-def test_a_wrong_argument_is_told_by_send(
+def test_send_refuses_a_wrong_argument(
     cluster: LocalCluster, made: str, arguments: dict[str, Any], sentence: str
 ) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
@@ -569,7 +569,7 @@ def test_a_wrong_argument_is_told_by_send(
     assert sum(map(len, read(cluster, made, 1).values())) == 1
 
 
-def test_a_partition_that_is_not_there_is_told_by_send(cluster: LocalCluster, made: str) -> None:
+def test_a_partition_that_is_not_there_is_reported_by_send(cluster: LocalCluster, made: str) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         with pytest.raises(UnknownPartition, match="has no partition 3; it has 3"):
             producer.send(made, b"x", partition=3)
@@ -599,7 +599,7 @@ def test_new_partitions_get_their_turn_once_the_topic_is_asked_for_again(
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_record_that_fits_in_no_message_is_told_by_send(
+def test_a_record_that_fits_in_no_message_is_reported_by_send(
     cluster: LocalCluster, admin: Admin, topic: str, codec: str
 ) -> None:
     admin.create_topic(topic, partitions=1, config={"max.message.bytes": 10_000})
@@ -645,7 +645,7 @@ def test_records_behind_one_that_the_broker_refuses_for_good_are_delivered(
     assert values(read(cluster, topic, 11)[0]) == [b"first", *(b"%d" % number for number in range(10))]
 
 
-def test_flush_raises_what_nobody_was_told(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+def test_flush_raises_an_error_that_was_not_reported(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=1)
     with Producer(cluster.bootstrap_servers) as producer:
         producer.send(topic, b"first").result(30)
@@ -683,7 +683,7 @@ def learn_of_topics(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["record", "table"])
-def test_a_send_that_races_with_its_topics_deletion_is_told(
+def test_a_send_that_races_with_its_topics_deletion_is_reported(
     cluster: LocalCluster, admin: Admin, made: str, kind: str
 ) -> None:
     def delete(key: bytes | None, partitions: int) -> int:  # called with the topic's route in hand
@@ -723,7 +723,7 @@ def test_a_topic_that_goes_and_comes_back_while_a_new_partition_is_looked_up(
         assert producer.send(made, b"y", partition=3).result(30).offset == 0
 
 
-def test_what_was_for_a_partition_that_a_topic_made_anew_lacks_is_told(
+def test_what_was_for_a_partition_that_a_topic_created_again_lacks_is_reported(
     cluster: LocalCluster, admin: Admin, made: str
 ) -> None:
     told: list[KafkalogError | None] = []
@@ -755,7 +755,7 @@ def test_a_close_that_does_not_wait_fails_all_that_is_not_acknowledged(cluster: 
 # --- on a machine without a thread left -------------------------------------------------------------------------------
 
 
-def test_a_send_that_finds_no_thread_for_its_link_is_told_and_the_next_one_starts_it(
+def test_a_send_that_finds_no_thread_for_its_link_is_reported_and_the_next_one_starts_it(
     cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = NoThreads(monkeypatch, lambda name: name.startswith("producer-"))
@@ -852,7 +852,7 @@ def test_a_small_buffer_slows_send_down_and_loses_nothing(cluster: LocalCluster,
     assert found[:3000] == [b"%05d" % number * 50 for number in range(3000)]
 
 
-def test_a_full_buffer_is_told_after_max_block_ms(cluster: LocalCluster, made: str) -> None:
+def test_a_full_buffer_is_reported_after_max_block_ms(cluster: LocalCluster, made: str) -> None:
     with (
         proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy),
         Producer(slow, buffer_memory=20_000, max_block_ms=200) as producer,
@@ -898,7 +898,7 @@ def test_closing_from_another_thread_ends_a_send_that_waits(cluster: LocalCluste
             last[0].result(30)
 
 
-def test_a_flush_that_takes_too_long_is_told(cluster: LocalCluster, made: str) -> None:
+def test_a_flush_that_takes_too_long_is_reported(cluster: LocalCluster, made: str) -> None:
     with (
         proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (slow, proxy),
         Producer(slow) as producer,

@@ -274,7 +274,7 @@ def test_nothing_new_is_sent_while_something_is_to_be_sent_again() -> None:
     assert queue.take(20.0, 1 << 20) == [third]
 
 
-def test_a_batch_that_fails_for_good_raises_the_epoch_and_those_behind_it_go_on_from_0() -> None:
+def test_a_batch_that_fails_for_good_raises_the_epoch_and_those_behind_it_continue_from_0() -> None:
     queue = make_queue()
     first, second = add(queue, count=2), add(queue)
     queue.take(0.0, 1 << 20)
@@ -502,7 +502,7 @@ def test_a_batch_without_an_answer_leaves_the_queue_when_it_is_sent() -> None:
     assert queue.is_idle and queue.in_flight == 0
 
 
-def test_a_topic_made_anew_starts_with_nothing_of_unknown_fate() -> None:
+def test_a_topic_created_again_starts_with_nothing_of_unknown_fate() -> None:
     """What might have been written into the old topic is not in the new one: it may get another number."""
     queue = make_queue()
     first, second = add(queue), add(queue)
@@ -516,7 +516,7 @@ def test_a_topic_made_anew_starts_with_nothing_of_unknown_fate() -> None:
     assert (second.identity, second.sequence) == (Identity(7, 2), 0)
 
 
-def test_a_topic_made_anew_gets_everything_that_is_left_from_sequence_0() -> None:
+def test_a_topic_created_again_gets_everything_that_is_left_from_sequence_0() -> None:
     queue = make_queue()
     first, second = add(queue), add(queue)
     queue.take(0.0, 100)
@@ -554,7 +554,7 @@ def test_giving_up_hands_back_everything(in_flight: bool) -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_answers_that_come_after_giving_up_are_nothing_to_the_queue_which_goes_on(idempotent: bool) -> None:
+def test_answers_that_come_after_giving_up_are_nothing_to_the_queue_which_continues(idempotent: bool) -> None:
     queue = make_queue(idempotent=idempotent)
     late = [add(queue) for _ in range(5)]
     assert queue.take(0.0, 1 << 20) == late

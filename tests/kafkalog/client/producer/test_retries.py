@@ -167,7 +167,7 @@ def test_a_stop_in_order_loses_and_doubles_nothing(own_cluster: LocalCluster, to
     assert_all_there_once_in_order(own_cluster, topic, sending)
 
 
-def test_a_broker_that_stays_away_is_told_with_its_address_within_the_delivery_timeout(
+def test_a_broker_that_stays_away_is_reported_with_its_address_within_the_delivery_timeout(
     own_cluster: LocalCluster, topic: str
 ) -> None:
     create(own_cluster, topic)
@@ -211,7 +211,7 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
     assert read_numbers(own_cluster, topic)[0] == [0, 1, 2]
 
 
-def test_a_topic_made_anew_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_created_again_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
     create(cluster, topic)
     with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
         for number in range(5):
@@ -223,7 +223,7 @@ def test_a_topic_made_anew_gets_what_is_sent_to_its_name(cluster: LocalCluster, 
     assert read_numbers(cluster, topic) == [[5, 6]]
 
 
-def test_a_topic_deleted_under_a_producer_is_told(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_deleted_under_a_producer_is_reported(cluster: LocalCluster, topic: str) -> None:
     create(cluster, topic)
     with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
         producer.send(topic, b"0", partition=0).result(30)
@@ -247,7 +247,7 @@ def test_partitions_on_several_brokers_and_one_of_them_killed(topic: str) -> Non
 
 
 @pytest.mark.parametrize("acks", [0, 1])
-def test_an_unreachable_cluster_is_told_by_send_within_a_bounded_time(acks: int) -> None:
+def test_an_unreachable_cluster_is_reported_by_send_within_a_bounded_time(acks: int) -> None:
     started = time.monotonic()
     with (
         Producer("127.0.0.1:1", acks=acks, bootstrap_timeout_ms=300) as producer,

@@ -308,7 +308,7 @@ def test_a_connection_that_falls_silent_in_the_middle_of_an_answer_is_given_up(s
     assert part.connects == 2
 
 
-def test_a_defect_of_a_sender_is_told_also_for_what_its_lost_connection_gave_up(
+def test_a_defect_of_a_sender_is_reported_also_for_what_its_lost_connection_gave_up(
     senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = Part()
@@ -393,7 +393,7 @@ def asleep(sender: Sender) -> None:
 
 
 @pytest.mark.parametrize("happens", ["is refused", "is lost", "has no connection"])
-def test_after_a_failure_it_is_asked_who_leads(senders: Senders, happens: str) -> None:
+def test_after_a_failure_metadata_is_refreshed(senders: Senders, happens: str) -> None:
     part = Part()
     asked = threading.Event()
     part.on_refresh = asked.set

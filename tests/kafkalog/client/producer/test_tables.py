@@ -163,13 +163,13 @@ def test_columns_of_nulls_are_left_out() -> None:
         ({"value": [b"a"], "headers": [[{"key": None, "value": b""}]]}, "has a header without a key"),
     ],
 )
-def test_wrong_columns_are_told_in_one_sentence(table: dict[str, list[Any]], sentence: str) -> None:
+def test_wrong_columns_are_reported_in_one_sentence(table: dict[str, list[Any]], sentence: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         chunks(pa.table(table))
     assert sentence in str(raised.value)
 
 
-def test_what_is_no_table_is_told() -> None:
+def test_a_list_is_refused_as_a_table() -> None:
     with pytest.raises(InvalidArgument, match="a pyarrow Table or RecordBatch, not list"):
         record_batches([b"a"])  # type: ignore[arg-type]
 

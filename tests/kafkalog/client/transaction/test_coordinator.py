@@ -92,7 +92,7 @@ RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
         (replace(RECORDED, batch_id=4, query_id="q"), NUMBERED, Step.PREPARE),
     ],
 )
-def test_what_comes_next_by_the_decision(decision: Decision, batch: CommitBatch, step: Step) -> None:
+def test_next_step_by_the_decision(decision: Decision, batch: CommitBatch, step: Step) -> None:
     assert next_step(decision, batch, UUID) is step
 
 
@@ -162,7 +162,7 @@ def test_a_second_write_of_a_version_by_a_run_that_wrote_it_or_was_skipped_for_i
         assert next_step(decision, batch, UUID) is step
 
 
-def test_a_run_whose_id_is_not_known_is_told_from_others_by_its_session() -> None:
+def test_a_run_whose_id_is_not_known_is_distinguished_by_its_session() -> None:
     unknown = replace(IN_QUERY, run_id="", session_id="s")
     for writer, batch in (
         (Writer(OTHER, "", "s"), unknown),
@@ -724,7 +724,7 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
 
 
-def test_what_was_staged_for_a_batch_that_is_there_already_is_thrown_away(start_query: StartQuery) -> None:
+def test_what_was_staged_for_a_batch_that_is_there_already_is_dropped(start_query: StartQuery) -> None:
     query, again = start_query(), start_query("run 2")
     assert query.write(0, rows(0)) is Outcome.COMMITTED
     assert again.write(0, rows(0, attempt="b")) is Outcome.ROLLED_FORWARD
@@ -752,7 +752,7 @@ def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQue
     assert set(told) == {not is_stream}
 
 
-def test_a_count_that_is_forgotten_begins_anew_and_its_first_version_is_written(
+def test_a_count_that_is_forgotten_restarts_and_its_first_version_is_written(
     start_query: StartQuery,
     cluster: LocalCluster,
     topic: str,

@@ -292,7 +292,7 @@ def test_a_place_whose_leader_failed_is_asked_for_at_the_one_that_leads_then() -
     assert script.calls == [(0, [0]), (7, [0])]
 
 
-def test_pauses_double_while_something_fails_and_begin_anew_once_all_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_double_while_something_fails_and_restart_once_all_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaders, "_TURN_SECONDS", -1.0)  # a round for each answer
     now = Now()
     script = Script(lambda method, broker_id, request: applied(request), now)

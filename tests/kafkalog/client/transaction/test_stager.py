@@ -92,7 +92,9 @@ def test_connections_cut_at_any_byte_stage_each_batch_once(cluster: LocalCluster
     assert read(cluster.bootstrap_servers, topic) == expected(*staged)
 
 
-def test_a_topic_made_anew_is_found_although_this_process_knew_the_old_one(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_created_again_is_found_although_this_process_knew_the_old_one(
+    cluster: LocalCluster, topic: str
+) -> None:
     name = create(cluster, topic)
     with contextlib.closing(Cluster(cluster.bootstrap_servers, **FAST)) as kept:
         with stager(kept, name) as task:
@@ -106,7 +108,7 @@ def test_a_topic_made_anew_is_found_although_this_process_knew_the_old_one(clust
             assert {part.topic_id for part in task.finish()} == {anew.topic_id}
 
 
-def test_a_topic_made_anew_under_a_task_fails_it_at_once(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_created_again_under_a_task_fails_it_at_once(cluster: LocalCluster, topic: str) -> None:
     """What the task has staged is gone with the old one."""
     name = create(cluster, topic)
     with (
@@ -122,7 +124,9 @@ def test_a_topic_made_anew_under_a_task_fails_it_at_once(cluster: LocalCluster, 
             stage_and_finish(task, topic)
 
 
-def test_a_topic_made_anew_fails_a_task_that_has_trouble_with_another_one(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_created_again_fails_a_task_that_has_trouble_with_another_one(
+    cluster: LocalCluster, topic: str
+) -> None:
     """All of it was acknowledged before, and is gone."""
     name, anew = create(cluster, topic), f"{topic}.anew"
     create(cluster, anew)
@@ -138,7 +142,7 @@ def test_a_topic_made_anew_fails_a_task_that_has_trouble_with_another_one(cluste
             stage_and_finish(task, topic)
 
 
-def test_rows_for_a_partition_that_is_added_under_a_task_are_staged_unless_the_topic_was_made_anew(
+def test_rows_for_a_partition_that_is_added_under_a_task_are_staged_unless_the_topic_was_created_again(
     cluster: LocalCluster, topic: str
 ) -> None:
     name = create(cluster, topic)
@@ -350,7 +354,7 @@ def test_small_batches_of_one_task_fill_all_partitions_alike(cluster: LocalClust
     assert sorted(used) == sorted([*range(PARTITIONS), *range(PARTITIONS)])
 
 
-def test_what_cannot_be_staged_is_told_and_a_failed_task_leaves_nothing(cluster: LocalCluster, topic: str) -> None:
+def test_what_cannot_be_staged_is_reported_and_a_failed_task_leaves_nothing(cluster: LocalCluster, topic: str) -> None:
     name = create(cluster, topic)
     behind = Cluster(cluster.bootstrap_servers)
     coordinator = TransactionCoordinator(behind)
@@ -590,7 +594,7 @@ def test_a_leader_that_has_less_than_it_acknowledged_fails_the_task_at_once_and_
         assert leaders.sent == [0, 1, 1, 2]
 
 
-def test_a_topic_made_anew_with_more_partitions_fails_the_task_that_needs_them() -> None:
+def test_a_topic_created_again_with_more_partitions_fails_the_task_that_needs_them() -> None:
     leaders = Leaders()
     with staging_to(leaders) as task:
         task.stage({"t": one()})
