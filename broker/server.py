@@ -62,8 +62,8 @@ class Broker:
         settings: of `BrokerSettings`.
 
     Attributes:
-        host: what it hosts; there from `start` on, like those below it.
-        grpc_port, data_port: where it listens, also when a free port was asked for.
+        host: its partitions; set by `start`, like those below.
+        grpc_port, data_port: the ports in use, also if a free port was requested.
     """
 
     host: Host
@@ -175,8 +175,8 @@ class Broker:
         )
 
     def _take_out_of_service(self, error: StorageFailed, rpc: RpcServer) -> None:
-        """The data directory failed. The process stays, to say why to those who ask. It must not start again by itself:
-        the page cache still holds what the disk may have lost, and a start would take that for what is there."""
+        """The data directory failed. The process stays, to report the reason. It must not restart on its own: the page
+        cache may hold data that the disk has lost, and a start would trust it."""
         rpc.tell_unhealthy()
         self.registration.withdraw()
         log.error("broker_out_of_service", broker_id=self.settings.broker_id, reason=str(error))
@@ -226,8 +226,8 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
         broker = Broker(settings)
         try:
             broker.start()
-            # What is here stays, and requests leave no cycles: with the default thresholds a fifth of an append is
-            # spent on looking for them.
+            # These objects live as long as the process, and requests leave no cycles: with the default thresholds the
+            # search for cycles takes a fifth of an append.
             gc.freeze()
             sys.setswitchinterval(0.02)
             gc.set_threshold(50_000, 20, 100)

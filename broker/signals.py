@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Takes the signals from when it is entered until it is left, both in the main thread; thread-safe otherwise."""
+    """Handles the signals within its `with` block, which must be in the main thread; thread-safe otherwise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _asking against being closed while it is written to
@@ -46,7 +46,7 @@ class StopRequest:
                 os.write(self._asking, b"\0")
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it is asked to stop, waiting so long for it; None: until it is."""
+        """Wait for a request to stop, for at most so many seconds (None: for ever); returns whether there is one."""
         poller = select.poll()
         poller.register(self._asked, select.POLLIN)
         return bool(poller.poll(None if seconds is None else max(seconds, 0) * 1000))

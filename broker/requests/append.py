@@ -54,13 +54,13 @@ class Call:
     """One append request and, after `append`, its results.
 
     Attributes:
-        correlation_id: the port's name for it.
+        correlation_id: of the request, for the port.
         deadline: when the ack is given up, by the port's clock; set by the port.
-        held_bytes: what it holds until it is answered, about; set by the port.
-        request: as it came.
+        held_bytes: about how much memory it holds until it is answered; set by the port.
+        request: as received.
         acks: the request's.
-        body: the batches of its partitions, one after the other; writable, for they are stamped in place; let go
-            once written.
+        body: the batches of its partitions, one after the other; writable, because they are stamped in place; released
+            when written.
         results: per partition of the request: (base_offset, append_timestamp_us, log_start_offset) or an error.
         waits_for: by index of the result, (partition, end_offset) that must be flushed before the ack.
     """
@@ -117,15 +117,15 @@ Groups = dict[Partition, _Group]
 
 
 def append(calls: Sequence[Call], host: Host) -> None:
-    """Append what the calls ask for, in their order for each partition, and fill in their results.
+    """Append the calls' batches, in their order for each partition, and fill in the results.
 
-    A partition that fails fails alone: its result is the error, and nothing of that part of that call is written.
+    A failure affects one partition of one call: its result is the error, and nothing of that part is written.
     """
     write(calls, check(calls, host))
 
 
 def check(calls: Sequence[Call], host: Host) -> Groups:
-    """The first half of `append`: all of its work for the processor, and nothing that waits for a lock or a disk."""
+    """The first half of `append`: all work for the processor, without waits for locks or disks."""
     groups: Groups = {}
     for call in calls:
         try:
@@ -136,7 +136,7 @@ def check(calls: Sequence[Call], host: Host) -> Groups:
 
 
 def write(calls: Sequence[Call], groups: Groups) -> None:
-    """The second half: it waits for the logs' locks, and for their disk."""
+    """The second half of `append`: waits for the logs' locks, and for their disk."""
     for partition, group in groups.items():
         _write(partition, group)
     for call in calls:
@@ -228,7 +228,7 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
 
 
 def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
-    """What is wrong with a header that is undamaged, but that no producer may send."""
+    """Why a producer may not send an undamaged header; None if it may."""
     (_, length, _, _, _, _, _, _, attributes, _, record_count, last_offset_delta, min_timestamp_us, max_timestamp_us,
      producer_id, producer_epoch, base_sequence, batch_id, part) = header  # fmt: skip
     if last_offset_delta != record_count - 1:
@@ -251,7 +251,7 @@ def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
 
 
 def _write(partition: Partition, group: _Group) -> None:
-    """Append a group, and give each call the first outcome that is an error, or where its first batch stands."""
+    """Append a group, and give each call its first error, or the place of its first batch."""
     try:
         outcomes = partition.append_as_leader(group.batches)
     except KafkalogError as error:
@@ -296,7 +296,8 @@ def _defect(error: Exception, partition: str) -> InternalError:
 
 
 def ack_reply(call: Call) -> pb.AppendReply:
-    """The answer to a call that `is_acked`, or whose time is up: then what it still waits for gets RequestTimedOut."""
+    """The answer to a call that `is_acked`, or whose time is up: partitions still waited for then get
+    RequestTimedOut."""
     reply = pb.AppendReply()
     for index, result in enumerate(call.results):
         if call.waits_for and index in call.waits_for:

@@ -25,7 +25,7 @@ _Shape = tuple[tuple[int, int], ...]
 
 
 class BodyCheck:
-    """Checks bodies, and remembers the shapes of those of one record. Thread-safe: it only replaces and adds."""
+    """Checks bodies, and caches the metadata of those of one record. Thread-safe: it only replaces and adds."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, int, bytes], _Shape] = {}
@@ -65,7 +65,7 @@ class BodyCheck:
                 continue
             validity, offsets, data = column.buffers()
             if validity is not None or offsets is None:
-                return  # whether a record is null stands outside the metadata too
+                return  # the metadata does not show whether a record is null
             shape.append((offsets.address - base, 0 if data is None else data.size))
         if len(self._shapes) >= _REMEMBERED:
             self._shapes = {}

@@ -22,7 +22,7 @@ up; a consumer asks first for those it has least of."""
 
 @dataclass(slots=True)
 class Answer:
-    """What a fetch gets if answered now.
+    """The answer to a fetch at this moment.
 
     Attributes:
         reply: to be sent first.
@@ -53,8 +53,8 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer:
     """What there is for a fetch right now.
 
     Args:
-        max_bytes: the broker's limit of one answer; the request may ask for less. The first partition with data gives
-            a whole batch whatever the limits say, so that a reader always gets on.
+        max_bytes: the broker's limit of one answer; the request may ask for less. The first partition with data gives a
+            whole batch whatever the limits are, so that a reader always makes progress.
     """
     answer = Answer(pb.FetchReply())
     left = min(request.max_bytes or max_bytes, max_bytes, _BODY_MAX)
@@ -70,14 +70,14 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer:
 
 
 def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer) -> int:
-    """Add one partition to an answer; the bytes it takes."""
+    """Add one partition to an answer; returns its bytes."""
     fetched = answer.reply.partitions.add()
     length = 0
     try:
         partition = host.leader_of(part.topic_id, part.partition)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
-        if wanted > 0 and not answer.is_full:  # something is left for the first that has data
+        if wanted > 0 and not answer.is_full:  # some of the limit is left
             piece = partition.read(part.offset, wanted, hint)
             if piece.length and (not answer.length or piece.length <= left):
                 answer.slices.append(piece)

@@ -31,7 +31,7 @@ def commit_offsets(request: pb.CommitOffsetsRequest, host: Host) -> pb.CommitOff
 
 
 def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.CommittedOffsetsReply:
-    """A group's offsets; partitions without one are left out, and topics that are gone unless they are asked for too.
+    """A group's offsets; partitions without one are left out, and so are deleted topics unless requested.
 
     Raises InvalidRequest.
     """
@@ -79,7 +79,7 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host) -> pb.ResetOffset
 
     Raises:
         GroupIsLive: it has a live member, and `force` is not set.
-        UnknownGroup: nobody knows it, and `create` is not set.
+        UnknownGroup: there is none, and `create` is not set.
         InvalidRequest, UnknownTopic, UnknownPartition.
     """
     if request.create:
@@ -93,7 +93,7 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host) -> pb.ResetOffset
 
 
 def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupReply:
-    """Forget a group and its offsets. What somebody commits meanwhile makes it anew.
+    """Forget a group and its offsets. A commit meanwhile creates the group again.
 
     Raises:
         GroupIsLive: it has a live member.
@@ -110,8 +110,8 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupRe
 
 
 def keep_member(request: pb.KeepMemberRequest, host: Host) -> pb.KeepMemberReply:
-    """Register or renew a live member; write its offsets if it is the group's first, and still that member as they are
-    written: one that lapsed meanwhile leaves alone what its successor wrote.
+    """Register or renew a live member. Write its offsets if it is the group's first member, and still is at the write:
+    a member that lapsed meanwhile must not overwrite its successor's offsets.
 
     Raises InvalidRequest, UnknownTopic, UnknownPartition, MembershipMoved.
     """

@@ -44,7 +44,7 @@ def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsRe
 
 
 def has_news(request: pb.ListOffsetsRequest, host: Host) -> bool:
-    """Whether some partition ends elsewhere than at its known offset, or fails."""
+    """Whether the end of some partition differs from its known offset, or a partition fails."""
     for wanted in request.partitions:
         try:
             if host.leader_of(wanted.topic_id, wanted.partition).readable_end_offset != wanted.known_offset:

@@ -45,7 +45,7 @@ _RENEWALS = 4
 
 
 class StageCall:
-    """What a stage request brings, checked; `write` keeps it."""
+    """A checked stage request; `write` stores its batches."""
 
     def __init__(self, request: data_pb.StageRequest, body: memoryview, host: Host) -> None:
         """Raises InvalidRequest: the body is not what the partitions say."""
@@ -76,7 +76,7 @@ class StageCall:
 
 
 def renew(request: pb.RenewRequest, host: Host) -> pb.RenewReply:
-    """Keep all that is staged of a write on this broker, for a task of it runs."""
+    """Keep all staged parts of a write on this broker, because one of its tasks runs."""
     write = request.family, request.batch_id
     for partition in list(host.hosted.values()):
         try:
@@ -87,14 +87,14 @@ def renew(request: pb.RenewRequest, host: Host) -> pb.RenewReply:
 
 
 def _renew_within_ms(host: Host) -> int:
-    """When tasks are to renew what they staged."""
+    """The time within which tasks have to renew their staged parts."""
     retention_ms = host.settings.transaction_staged_retention_ms
     return min(max(retention_ms // _RENEWALS, 1), _RENEW_WITHIN_MS_MAX)
 
 
 def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.PrepareReply:
-    """Have parts kept until their batch is decided. The answer means that they are undamaged and durable,
-    except in partitions that it reports as unfinished.
+    """Keep parts until their batch is decided. The answer means that they are undamaged and durable, except in
+    partitions that it reports as unfinished.
 
     Args:
         seconds: until the client gives the request up.
@@ -135,8 +135,8 @@ def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: f
 
 
 def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float) -> pb.ApplyReply:
-    """Append what was decided. The answer means that all of it is in the logs and durable, except in partitions
-    that it reports as unfinished.
+    """Append a decided batch. The answer means that all of it is in the logs and durable, except in partitions that it
+    reports as unfinished.
 
     Args:
         seconds: until the client gives the request up.
@@ -198,14 +198,14 @@ def _turn_end(host: Host, seconds: float) -> float:
 
 
 def _say_progress(answer: Any, partition: Partition) -> None:
-    """Of what is unfinished or failed: the partition's."""
+    """Set the progress in an answer that is unfinished or failed: the partition's."""
     if answer.unfinished or answer.HasField("error"):
         answer.progress = partition.staged_work
 
 
 def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) -> None:
-    """The same. A job that has not begun waits for those before it, so it gives what is done here for staged writes
-    altogether. That is another measure than the partition's, and the answer says so."""
+    """The same for a job. A job that has not begun waits for other jobs, so its progress is that of all staged writes
+    on this broker. That is another measure than the partition's, and the answer states which it is."""
     if job.begun:
         _say_progress(answer, partition)
     elif answer.unfinished:
@@ -214,8 +214,8 @@ def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) ->
 
 
 def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
-    """Forget what is staged of a transaction up to a batch that is done, or a set that nobody can decide for any more;
-    what fails is done later by itself."""
+    """Forget a transaction's staged data up to a batch that is done, or a set that cannot be decided any more. In-doubt
+    recovery does later what fails here."""
     if request.commit_uuid:
         _check_uuid(request.commit_uuid, "commit")
         _for_each(
@@ -233,13 +233,13 @@ def _finished(request: pb.ForgetStagedRequest) -> tuple[str, int, bool]:
 
 
 def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
-    """Forget parts, but those that are prepared; what fails is done later by itself."""
+    """Forget parts that are not prepared. Parts for which this fails expire later."""
     _for_each(request.partitions, host, lambda partition, wanted: partition.abort_parts(wanted.uuids))
     return pb.AbortStagedReply()
 
 
 def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply:
-    """What this broker has staged: all of it, or a transaction's."""
+    """The data staged on this broker, of all transactions or of one."""
     wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
     reply = pb.ListStagedReply()
     for partition in host.hosted.values():
@@ -265,7 +265,7 @@ def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply
 
 
 def staged_bytes(host: Host) -> int:
-    """What the files of staged data take on this broker's disk."""
+    """The size of the files of staged data on this broker's disk."""
     return sum(partition.staged_size_bytes for partition in host.hosted.values())
 
 
@@ -297,7 +297,7 @@ def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> Prepared
 
 @contextmanager
 def _errors_in(answer: Any) -> Iterator[None]:
-    """Puts what its block raises into the answer's error; an error of the broker itself becomes InternalError and is
+    """Converts an exception of the block to the answer's error; a defect of the broker becomes InternalError and is
     logged."""
     try:
         yield

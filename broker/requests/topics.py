@@ -129,11 +129,11 @@ def delete_topic(request: pb.DeleteTopicRequest, host: Host, seconds_left: float
 def recover_partitions(
     request: pb.RecoverPartitionsRequest, host: Host, seconds_left: float
 ) -> pb.RecoverPartitionsReply:
-    """Put empty logs in the place of lost ones that should be led here.
+    """Replace lost logs that should be led here by empty ones.
 
-    No offset is to be given out a second time. How many the lost log had given out is not known, only what groups have
-    committed. A new log begins `OFFSETS_SKIPPED` after that: a reader that continues from an offset of the lost log
-    gets that it is out of range, and neither takes new records for old ones nor skips any.
+    No offset may be assigned twice. How many the lost log had assigned is unknown; only the groups' committed offsets
+    are known. So a new log begins `OFFSETS_SKIPPED` after the highest of these: a reader that continues from an offset
+    of the lost log gets OffsetOutOfRange, and neither takes new records for old ones nor skips any.
 
     Raises:
         UnknownTopicId, UnknownPartition, NotLeader, NotLost, InvalidRequest, StorageFailed, DiskFull.
@@ -178,8 +178,8 @@ def _checked_config(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _altered_config(config: Mapping[str, str], request: pb.AlterTopicRequest) -> dict[str, str]:
-    """A topic's config after a change. What this version does not understand of it stays as it is, unless it is
-    changed or unset by its very name."""
+    """A topic's config after a change. Settings that this version does not know are kept, unless the request names
+    them."""
     for name in request.unset:
         if name not in config:
             TopicSettings.parse({name: None})  # an unknown one is refused with the nearest known one
@@ -212,9 +212,9 @@ def _bounded(seconds: float, left: float) -> float:
 def _once_opened(
     topic: TopicRecord, version: int, added: range, host: Host, seconds_left: float
 ) -> pb.TopicDescription:
-    """Describe a topic once the change that made its znode's version is seen here, its settings are passed on to the
-    logs here, and the partitions that it added are opened (or failed here, which their users get as an error), or the
-    time for that is over."""
+    """Wait for a change of a topic, then describe the topic. The change is complete when its znode's version is seen
+    here, the logs here have the settings, and added partitions are open (or failed here; their users then get the
+    error). The wait is bounded."""
 
     def current() -> TopicRecord | None:
         seen = host.metadata.topics.get(topic.name)

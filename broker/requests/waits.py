@@ -1,6 +1,6 @@
-"""Waiting at partitions for what a request asks for: bytes, an end that moves, a flush. The same for both ports.
+"""Waits at partitions for the event that a request needs: bytes, a moved end, a flush. The same for both ports.
 
-Whoever waits registers first and looks then: what came before it sees, and what comes later wakes it.
+A waiter first registers and then looks: it sees earlier events, and later events wake it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Found = TypeVar("_Found")
 
 
 class Waiter:
-    """One who waits, at some partitions at a time. Not thread-safe; `wake` is called from any thread.
+    """A waiter at some partitions. Not thread-safe, except for `wake`, which any thread may call.
 
     Attributes:
         partitions: where it is registered.
@@ -34,7 +34,8 @@ class Waiter:
         self.partitions: Sequence[Partition] = ()
 
     def look(self, partitions: Sequence[Partition], look: Callable[[], _Found]) -> _Found:
-        """What a look finds. The next change of one of the partitions wakes, and no longer one of those before."""
+        """Return the result of a look. From now on changes of these partitions wake, and no longer those of earlier
+        ones."""
         wake = self._wake
         for partition in self.partitions:
             partition.unregister(wake)
@@ -44,7 +45,7 @@ class Waiter:
         return look()
 
     def leave(self) -> None:
-        """Wait nowhere any more."""
+        """Unregister everywhere."""
         for partition in self.partitions:
             partition.unregister(self._wake)
         self.partitions = ()
@@ -58,12 +59,12 @@ def wait_for(
     changed: threading.Event | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> _Found:
-    """Wait until a look finds something, looking again whenever one of the partitions changes; what the last one found.
+    """Wait until a look finds something; look again after each change of a partition. Returns the last look's result.
 
     Args:
         deadline: by the monotonic clock.
-        changed: set by others too who want it to look again.
-        is_wanted: asked before each wait.
+        changed: may also be set by others, to make it look again.
+        is_wanted: checked before each wait.
     """
     changed = changed or threading.Event()
     waiter = Waiter(changed.set)
@@ -86,12 +87,12 @@ def hosted(request: FetchRequest | ListOffsetsRequest, host: Host) -> list[Parti
         try:
             found.append(host.leader_of(part.topic_id, part.partition))
         except KafkalogError:
-            continue  # the answer itself tells
+            continue  # the answer has the error
     return found
 
 
 def enough(request: FetchRequest, host: Host, max_bytes: int) -> Answer | None:
-    """What a fetch waits for: its answer, once there is enough for one."""
+    """The answer to a fetch if there is enough data for one, else None."""
     answer = fetch(request, host, max_bytes)
     if answer.is_enough(request):
         return answer

@@ -85,7 +85,7 @@ class UnreadableFile(Exception):
 
 
 class Frame(NamedTuple):
-    """What a start found: a good frame and, of a batch, its header; `fault`: what is wrong with what follows it."""
+    """A good frame that a start found, for a batch with its header; `fault`: what is wrong with the bytes after it."""
 
     kind: int
     number: int
@@ -115,13 +115,13 @@ def _salted(salt: int) -> int:
 
 
 def frame(salt: int, kind: int, length: int, number: int, uuid: bytes, staged_us: int, crc: int) -> bytes:
-    """The 48 bytes before something of `length` bytes."""
+    """The 48 bytes before a payload of `length` bytes."""
     checked = _FRAME_CHECKED.pack(_MAGIC, kind, length, number, uuid, staged_us, crc)
     return checked + _CRC.pack(crc32c(checked, _salted(salt)))
 
 
 def encode_set(prepared: PreparedSet) -> bytes:
-    """What follows a prepared frame; without its commit uuid, which is the frame's."""
+    """The payload of a prepared frame; without the commit uuid, which is in the frame."""
     name = prepared.transactional_id.encode()
     pieces = [_SET.pack(prepared.producer_id, prepared.batch_id, prepared.version, len(prepared.parts), len(name))]
     pieces += [_PART.pack(*part) for part in prepared.parts]
@@ -142,7 +142,7 @@ def decode_set(data: bytes | memoryview, commit_uuid: bytes) -> PreparedSet:
 def scan_file(read: Read, size: int) -> Iterator[Frame]:
     """Every good frame of a file, in order. Raises UnreadableFile."""
     if size < FILE_START.size:
-        return  # a stop came before its first frame
+        return  # stopped before its first frame
     salt = salt_of(read(0, FILE_START.size))
     if salt is None:
         raise UnreadableFile("its first 16 bytes are damaged, or of a newer version")
@@ -168,7 +168,7 @@ def scan_file(read: Read, size: int) -> Iterator[Frame]:
 
 
 def _next_frame(read: Read, position: int, size: int, salted: int) -> tuple[int, tuple[Any, ...]] | None:
-    """The next good frame at a position or, where none is there, behind it."""
+    """The next good frame at or after a position."""
     while size - position >= FRAME_SIZE:
         data = bytes(read(position, FRAME_SIZE))
         if _is_frame(data, 0, salted):

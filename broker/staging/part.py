@@ -26,15 +26,15 @@ def staged_path(folder: Path, number: int) -> Path:
 
 
 class StagedFile:
-    """A file and what keeps it.
+    """A file, and the reasons to keep it.
 
     Attributes:
         salt: of its frames' checksums.
         size: where the next bytes go.
-        synced: bytes before it are durable, as far as is known.
-        live: how many batches and prepared sets stand in it that are needed.
-        drops: numbers of the files that hold the sets whose end is recorded in this one: without it, a start would take
-            those for prepared.
+        synced: bytes before it are known to be durable.
+        live: how many needed batches and prepared sets are in it.
+        drops: numbers of the files with the sets whose drop is recorded in this one: without this file, a start would
+            take those sets for prepared.
     """
 
     def __init__(self, disk: Disk, folder: Path, number: int, salt: int) -> None:
@@ -95,7 +95,7 @@ def write_of(producer_id: int, batch_id: int) -> Write:
 
 
 class Part:
-    """The batches of a part, in order, and who needs them.
+    """The batches of a part, in order, and the number of sets that need them.
 
     `renewed`: by the monotonic clock, when it was added to last, or a task of its write was last known to run.
     """
@@ -129,7 +129,7 @@ class Part:
 
 
 class PartDamaged(Exception):
-    """A batch is not what was staged; says which, and why."""
+    """A batch differs from what was staged; names the batch and the reason."""
 
 
 Read = Callable[[StagedFile, memoryview, int], None]
@@ -137,7 +137,7 @@ Read = Callable[[StagedFile, memoryview, int], None]
 
 
 class ReadBuffer:
-    """Memory that parts are read into, as large as what was read at once so far."""
+    """Memory into which parts are read, as large as the largest read so far."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
@@ -170,10 +170,10 @@ def read_batches(part: Part, wanted: Sequence[int], read: Read, label: str) -> I
 
 
 def check_batches(part: Part, wanted: Sequence[int], read: Read, buffer: ReadBuffer) -> None:
-    """See whether batches of a part are as they were staged; what they say besides was checked when they came.
+    """Check that batches of a part are as they were staged. All else about them was checked when they arrived.
 
     Raises:
-        PartDamaged: at the first that is not.
+        PartDamaged: at the first that differs.
     """
     for piece in buffer.pieces(part, wanted, read):
         for number, data in piece:

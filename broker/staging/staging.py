@@ -73,11 +73,11 @@ _CHECK_LASTS_SECONDS = 10.0
 
 
 class _Dropped(Exception):
-    """What was to be read is not needed any more, and its file is gone."""
+    """The set to be read was dropped meanwhile, and its file is removed."""
 
 
 class _Set:
-    """A prepared set; `parts`: those that are here; `files`: those that hold its records; `lost`: why it cannot be
+    """A prepared set. `parts`: those that exist; `files`: those with its prepared frames; `lost`: why it cannot be
     applied; `logged`: the loss was logged."""
 
     __slots__ = ("checked", "counted", "files", "length", "logged", "lost", "parts", "prepared", "renewed", "staged_us")
@@ -92,11 +92,11 @@ class _Set:
         self.lost: str | None = None
         self.logged = False
         self.checked: float | None = None  # when all of it was last found undamaged
-        self.counted = {True: 0, False: 0}  # up to where a check has counted: by prepares, and by applies
+        self.counted = {True: 0, False: 0}  # bytes already counted by checks: for prepares, and for applies
 
 
 class Staged(NamedTuple):
-    """What of a transaction's batch is staged: a prepared set, or all parts that are in none (`prepared` None).
+    """Staged data of a transaction's batch: a prepared set, or all parts that are in none (`prepared` None).
 
     `staged_us`: when the newest of it came, by the wall clock. `renewed`: by the monotonic one, when it was prepared,
     or when a task of its write was last known to run; the broker's start, if that came later. `lost`: why the set
@@ -144,11 +144,11 @@ class Staging:
         self.synced_bytes = 0  # since the start; grows with each file
         self.checked_bytes = 0  # since the start; see `check`
         self._names_made = self._names_synced = 0  # files made, and those whose names are durable
-        self._drops_made = self._drops_synced = 0  # sets dropped, and those that no power cut brings back
+        self._drops_made = self._drops_synced = 0  # sets dropped, and those whose drop is durable
         # sets whose end could not be recorded for lack of space, and their files
         self._unrecorded_drops: dict[bytes, list[StagedFile]] = {}
         self._files: dict[int, StagedFile] = {}
-        self._removed: set[int] = set()  # numbers of files that a power cut may bring back
+        self._removed: set[int] = set()  # numbers of removed files that a power cut may restore
         self._next_number = 0
         self._written = 0.0  # when something was written last
         self._active: StagedFile | None = None
@@ -168,15 +168,15 @@ class Staging:
             names = self._disk.names(self._folder)
         except FileNotFoundError:
             return
-        self._drops_made = 1  # as the names: what is not here any more may have been dropped just before a kill
+        self._drops_made = 1  # as for names: a set may have been dropped just before a kill
         numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
         for number in numbers:
             self._read_file(StagedFile(self._disk, self._folder, number, 0))
         for known in self._sets.values():
-            # Logged only once somebody needs it: a power cut may bring back a set that was dropped, without its parts.
+            # Logged only when the set is used: a power cut may restore a dropped set without its parts.
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
         self._next_number = numbers[-1] + 1 if numbers else 0
-        self._names_made = 1  # what made them may not have lived to sync them
+        self._names_made = 1  # the process that made them may have ended before the sync
         if self._files:
             self._disk.sync_dir(self._folder)  # for the removals before a kill: `_remove_dead` counts on them
         self._remove_dead()
@@ -230,7 +230,7 @@ class Staging:
         return None
 
     def _lost_error(self, known: _Set) -> StagedPartLost:
-        """What a use of a lost set fails with; logged at the first call for the set."""
+        """The error for a use of a lost set; logged at the first call for the set."""
         assert known.lost is not None
         if not known.logged:
             known.logged = True
@@ -242,7 +242,7 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files. Takes no lock, which is held while the disk is written to: who asks must not wait."""
+        """Bytes of its files. Takes no lock, because the lock is held during writes and the caller must not wait."""
         return sum(file.size for file in list(self._files.values()))
 
     def prepared(self, commit_uuid: bytes) -> PreparedSet | None:
@@ -258,7 +258,7 @@ class Staging:
             return known.length if known is not None else 0
 
     def may_hold(self, commit_uuid: bytes, number: int, batch: int, crc: int) -> bool:
-        """Whether a batch of a part, with that checksum, is one of a set's, as far as is known."""
+        """Whether a batch of a part, with that checksum, may belong to a set, as far as is known."""
         with self._lock:
             known = self._sets[commit_uuid]
             if not any(spec.part == number and batch < spec.batches for spec in known.prepared.parts):
@@ -267,12 +267,12 @@ class Staging:
             return not here or here[0][batch][3] == crc
 
     def producer_ids(self) -> set[int]:
-        """Whose sets are prepared here."""
+        """The producer ids of the prepared sets."""
         with self._lock:
             return {known.prepared.producer_id for known in self._sets.values()}
 
     def staged(self) -> list[Staged]:
-        """All that is staged: sets first, then what is in none."""
+        """All staged data: sets first, then parts that are in none."""
         if not self._parts and not self._sets:  # nearly always, and a broker has thousands
             return []
         with self._lock:
@@ -294,7 +294,7 @@ class Staging:
     # --- staging -------------------------------------------------------------------------------------------------
 
     def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
-        """Write batches of a part, those that are there already left out.
+        """Write the batches of a part that are not there yet.
 
         Args:
             uuid: of the part.
@@ -342,7 +342,8 @@ class Staging:
         return new
 
     def _write(self, frames: Iterable[tuple[int, int, bytes, int, Buffer]], now_us: int) -> tuple[StagedFile, int]:
-        """Write frames (kind, number, uuid, crc, what follows) at once; the file, and where the first's bytes are."""
+        """Write frames (kind, number, uuid, crc, payload) at once; returns the file, and the position of the first
+        payload."""
         frames = list(frames)
         length = sum(FRAME_SIZE + len(data) for _, _, _, _, data in frames)
         file = self._file_for(length)
@@ -384,9 +385,9 @@ class Staging:
     # --- prepared sets -------------------------------------------------------------------------------------------
 
     def prepare(self, prepared: PreparedSet) -> None:
-        """Record a set of parts, to be kept until it is dropped; `sync` makes it last.
+        """Record a set of parts, to be kept until it is dropped; durable after `sync`.
 
-        Prepared again: nothing, or, at a newer version, that is the set's from now on.
+        If the set is prepared already, only a newer version is recorded.
 
         Raises:
             StagedPartLost: a part is missing, short, or another's.
@@ -427,10 +428,10 @@ class Staging:
         )
 
     def drop(self, commit_uuid: bytes, below_version: int | None = None) -> bool:
-        """Forget a prepared set, and those of its parts that no other set has; whether it was.
+        """Forget a prepared set, and those of its parts that no other set has; returns whether it was forgotten.
 
         Args:
-            below_version: only if it was prepared at a smaller version than that.
+            below_version: only if it was prepared at a smaller version.
         """
         with self._lock:
             self._check_usable()
@@ -439,7 +440,7 @@ class Staging:
                 return False
             try:
                 file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
-            except DiskFull as full:  # what a start finds again, the decision in ZooKeeper drops again
+            except DiskFull as full:  # if a start finds the set again, in-doubt recovery drops it again
                 self._services.health.log_full(full, self.label)
                 self._forget_set(commit_uuid, None)
             else:
@@ -462,7 +463,7 @@ class Staging:
                 self._forget_part(part)
 
     def settle_drops(self) -> bool:
-        """Whether no crash brings back a set that was dropped before this call; sees to it as far as it can.
+        """Make the drops before this call durable, as far as possible; returns whether all are.
 
         Raises:
             StorageFailed, Closed.
@@ -480,7 +481,7 @@ class Staging:
         return True
 
     def _record_drops(self) -> None:
-        """Write the ends of sets for which there was no room. Raises DiskFull."""
+        """Write the drops of sets for which there was no room. Raises DiskFull."""
         for commit_uuid, files in list(self._unrecorded_drops.items()):
             left = [each for each in files if self._files.get(each.number) is each]
             if left:
@@ -495,16 +496,16 @@ class Staging:
             file.live -= 1
 
     def abort(self, uuids: Iterable[bytes]) -> None:
-        """Forget parts, but those that are prepared."""
+        """Forget parts that are not prepared."""
         wanted = set(uuids)
         self._forget_parts(lambda part: part.uuid in wanted)
 
     def forget_batches(self, producer_id: int, to_batch_id: int) -> None:
-        """Forget the parts of a transaction's batches up to one, but those that are prepared."""
+        """Forget the unprepared parts of a transaction's batches up to one."""
         self._forget_parts(lambda part: part.producer_id == producer_id and part.batch_id <= to_batch_id)
 
     def renew(self, write: Write) -> None:
-        """A task of a write runs: its parts are needed."""
+        """Renew the parts of a write, because one of its tasks runs."""
         if not self._parts:
             return
         with self._lock:
@@ -515,8 +516,8 @@ class Staging:
                     part.renewed = now
 
     def expire(self, writes: Collection[Write], before: float) -> int:
-        """Forget the parts of some writes that nobody has prepared, those renewed since a time excepted; returns how
-        many. A file of which nothing has been needed for as long goes too."""
+        """Forget the unprepared parts of some writes, except those renewed since a time; returns how many. Removes also
+        a file of which nothing was needed since that time."""
         if not self._files:
             return 0
         count = 0
@@ -540,9 +541,10 @@ class Staging:
             return len(gone)
 
     def _remove_dead(self) -> None:
-        """Remove the files of which nothing is needed any more; one that records the ends of sets only after those of
-        the sets are gone for good. A power cut may keep of two removals the later one alone."""
-        for file in list(self._files.values()):  # the oldest first: the sets whose end a file records are older
+        """Remove the files of which nothing is needed any more. A file that records drops is removed only after the
+        files of the dropped sets are durably removed, because a power cut may undo the earlier of two removals
+        alone."""
+        for file in list(self._files.values()):  # the oldest first: a file records drops of older sets
             file.drops &= self._files.keys() | self._removed
             if file.live or file.drops & self._files.keys() or (file is self._active and file.size < _WASTE_MAX):
                 continue
@@ -567,13 +569,13 @@ class Staging:
     ) -> None:
         """Read all batches of a prepared set, and compare their checksums; a set that was dropped passes.
 
-        `checked_bytes` grows by what it reads, but not by what was read before for the same: an apply that meets a full
-        disk is asked for again and again, reads the set each time, and gets no further. For prepares a set counts once,
-        for applies once and once more after anything of it was appended.
+        `checked_bytes` grows by the bytes read, but not by repeated reads: an apply that meets a full disk is repeated,
+        reads the set each time, and makes no progress. For prepares a set counts once; for applies once, and once more
+        after any of it was appended.
 
         Args:
-            is_there: (part, number of a batch) -> whether it is to be left out.
-            again: also if that was done in the last `_CHECK_LASTS_SECONDS`; for a prepare.
+            is_there: (part, number of a batch) -> whether to leave it out.
+            again: also if the set was checked in the last `_CHECK_LASTS_SECONDS`; for a prepare.
 
         Raises:
             StagedPartLost: it is damaged; from then on the set counts as lost.
@@ -625,7 +627,7 @@ class Staging:
             is_there: (part, number of a batch) -> whether it is to be left out.
 
         Raises:
-            StagedPartLost: what is to come next of it is damaged; from then on the set counts as lost.
+            StagedPartLost: the next batches are damaged; from then on the set counts as lost.
             StorageFailed, DiskFull, Closed.
         """
         with self._lock:
@@ -647,7 +649,7 @@ class Staging:
     def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
         try:
             with self._lock:
-                self._check_usable()  # with its topic deleted, the file is not there any more
+                self._check_usable()  # if its topic was deleted, the file is removed
                 if self._files.get(file.number) is not file:
                     raise _Dropped
                 shared = file.share()
@@ -667,12 +669,12 @@ class Staging:
 
     @property
     def unsynced_bytes(self) -> int:
-        """Bytes that no sync has made last."""
+        """Bytes that are not synced yet."""
         with self._lock:
             return sum(file.size - file.synced for file in self._files.values())
 
     def request_sync(self) -> None:
-        """Have a thread of the directory sync it; `sync` then has little left to do."""
+        """Request a sync by a thread of the directory; `sync` then has little left to do."""
         with self._lock:
             if not self._sync_asked:
                 self._sync_asked = True

@@ -24,12 +24,12 @@ from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 
-_ANY_INTERVAL = 1 << 16  # of an index that nothing is added to
+_ANY_INTERVAL = 1 << 16  # for an index that gets no more entries
 
 
 class Opened(NamedTuple):
-    """A folder's content: segments that a stop kept from being deleted, those that are the log, the checkpoint that is
-    true now, and up to where what is saved describes it."""
+    """A folder's content: segments whose deletion a stop interrupted, the log's segments, the current checkpoint, and
+    the offset up to which the saved state describes the log."""
 
     deleted: list[Segment]
     segments: list[Segment]
@@ -71,7 +71,7 @@ def open_folder(
             segments[0].create()
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
         found = Checkpoint(start_offset, segments[-1].end_offset, segments[-1].size)
-        # Of a new log nothing is lost with its checkpoint: a sync less, where a topic has thousands of partitions.
+        # A new log loses nothing with its checkpoint; this saves a sync for each of a topic's thousands of partitions.
         durable = not fresh or found != Checkpoint(0, 0, 0)
         saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, label, durable=durable))
         if fresh and not (saved and durable):
@@ -85,7 +85,7 @@ def open_folder(
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
-    """Make the first files of a log whose first record is to have an offset, in a folder that is empty. Durable."""
+    """Make the first files of a log that starts at an offset, in an empty folder. Durable."""
     segment = Segment(disk, folder, start_offset, _ANY_INTERVAL)
     segment.create()
     segment.close()
@@ -93,7 +93,7 @@ def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> N
 
 
 def _unless_full(save: Callable[[], None]) -> bool:
-    """Save what opening found out, unless the disk is full: then the next start finds it out again, and it is False."""
+    """Save the result of opening. Returns False if the disk is full: then the next start determines it again."""
     try:
         save()
     except OSError as error:
@@ -104,7 +104,7 @@ def _unless_full(save: Callable[[], None]) -> bool:
 
 
 def _without_deleted(segments: list[Segment], start_offset: int) -> tuple[list[Segment], list[Segment]]:
-    """The segments whose deletion a stop interrupted, which is decided once the start offset is written; the others."""
+    """The segments whose deletion a stop interrupted (the written start offset decides), and the others."""
     old = sum(behind.base_offset <= start_offset for behind in segments[1:])
     return segments[:old], segments[old:]
 
@@ -133,8 +133,8 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
 
 
 def _proven(disk: Disk, folder: Path, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """The segments up to the last one that proves that all before it was synced, named so; and those behind it. A log
-    begins with its first segment, whatever its name."""
+    """The segments up to the last one whose name proves that all before it was synced, and the later ones. A log begins
+    with its first segment, whatever its name."""
     count = max((number + 1 for number, segment in enumerate(segments) if not segment.is_next), default=1)
     unnamed = [segment for segment in segments[:count] if segment.is_next]
     for segment in unnamed:
@@ -153,8 +153,8 @@ def _open_end(
     label: str,
     errors: DiskErrors,
 ) -> int:
-    """Open the last segment, and take in those behind it that follow on it without a gap, or a new one if its tail is
-    damaged; returns up to where the last one was described."""
+    """Open the last segment, and add later ones that follow it without a gap, or a new one if its tail is damaged.
+    Returns the offset up to which the last one was described."""
     indexed_offset, tail_damaged = _open_last(
         segments[-1], checkpoint, unsynced[0].base_offset if unsynced else None, label, errors
     )
@@ -172,10 +172,10 @@ def _open_end(
             log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
             segment.delete()
         unsynced.clear()
-        disk.sync_dir(folder)  # before anything is appended that it could be taken to follow on
+        disk.sync_dir(folder)  # before an append, after which a removed segment could seem to follow
     if tail_damaged:
-        # Where the next batch would belong is not known, and the offsets of the damage stay taken: a segment named
-        # by the first free one keeps that.
+        # The place of the next batch is unknown, and the offsets of the damage stay used: a new segment, named by the
+        # first free offset, keeps that.
         segment = segments[-1]
         _unless_full(segment.save_index)
         segment.close()
@@ -187,10 +187,11 @@ def _open_end(
 def _open_last(
     segment: Segment, checkpoint: Checkpoint, behind: int | None, label: str, errors: DiskErrors
 ) -> tuple[int, bool]:
-    """Open a segment that may be torn; returns up to where it was described, and whether its tail is damaged.
+    """Open a segment that may be torn; returns the offset up to which it was described, and whether its tail is
+    damaged.
 
     Args:
-        behind: where an unsynced segment behind it begins.
+        behind: where the unsynced segment after it begins.
     """
     synced = checkpoint.synced_offset if behind is None else min(checkpoint.synced_offset, behind)
     segment.open_for_append()
@@ -209,7 +210,7 @@ def _open_last(
             segment.cut(found.end_position)
         elif described < size:
             segment.sync()  # a killed process leaves bytes that only the page cache has
-    except OSError as error:  # whichever: what the page cache has of it is not to be believed at a second try
+    except OSError as error:  # any error: a second try must not trust the page cache
         errors.fail(error, "fdatasync of what was recovered")
     if found.damaged:
         _unless_full(segment.save_index)
@@ -251,9 +252,9 @@ def snapshot_offsets(disk: Disk, folder: Path) -> list[int]:
 
 
 def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers: Producers, label: str) -> int:
-    """Bring the producers' state to the log's end: the newest good snapshot, then the batches behind it.
+    """Bring the producers' state to the log's end: the newest good snapshot, then the batches after it.
 
-    Returns the offset that the snapshot was true at, the log's start if there is none.
+    Returns the snapshot's offset, or the log's start if there is none.
     """
     end_offset = segments[-1].end_offset
     from_offset = segments[0].base_offset
@@ -269,7 +270,7 @@ def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers:
         disk.unlink(path)
         dropped = True
     if dropped:
-        disk.sync_dir(folder)  # come back behind other records, one would be taken for theirs
+        disk.sync_dir(folder)  # a removed state that came back could be taken for that of other records
     for segment in segments:
         if segment.end_offset > from_offset:
             segment.replay(from_offset, producers.replay)

@@ -53,7 +53,7 @@ them keeps a file open, and a start reads all of them."""
 
 
 class Appended(NamedTuple):
-    """Where a batch stands: offsets [base_offset, end_offset). `duplicate`: since it was first sent."""
+    """The place of a batch: offsets [base_offset, end_offset). `duplicate`: it was in the log already."""
 
     base_offset: int
     end_offset: int
@@ -62,12 +62,12 @@ class Appended(NamedTuple):
 
     @classmethod
     def before(cls, known: Remembered) -> Appended:
-        """Of a batch that was sent again."""
+        """The place of a batch that was sent again."""
         return cls(known.base_offset, known.end_offset, known.append_us, True)
 
 
 class _Roll(NamedTuple):
-    """A full segment, the one behind it, and what is known of the producers in between."""
+    """A full segment, the next one, and the producers' state between the two."""
 
     old: Segment
     new: Segment
@@ -143,7 +143,7 @@ class Log:
         self._flush_ms = settings.flush_ms
 
     def _publish(self) -> None:
-        """Show readers what is there now."""
+        """Publish a new view to readers."""
         start = self._snapshots.checkpoint.start_offset
         bases = tuple(segment.base_offset for segment in self._segments)
         flushed_offset = self._flushed_offset
@@ -186,7 +186,7 @@ class Log:
 
     @property
     def leader_epoch(self) -> int:
-        """Stamped into every batch appended from now on. It never falls: recovery would not believe the batches."""
+        """The epoch stamped into every batch from now on. It never falls, because recovery would reject the batches."""
         return self._leader_epoch
 
     @leader_epoch.setter
@@ -215,9 +215,9 @@ class Log:
             batches: header and writable bytes of each, checked by the caller; the bytes are stamped in place.
 
         Returns:
-            For each batch where it stands, or why it is not there: OutOfOrderSequence, ProducerFenced,
-            SequenceForgotten, TooManyProducers, DiskFull. The others of the call are not affected, but for DiskFull:
-            no later one is written, so that order is kept.
+            For each batch its place, or the error: OutOfOrderSequence, ProducerFenced, SequenceForgotten,
+            TooManyProducers, DiskFull. An error does not affect the other batches, except DiskFull: no later batch is
+            written, so that order is kept.
 
         Raises:
             StorageFailed: the directory is out of service, from now on or already.
@@ -243,7 +243,7 @@ class Log:
             if producer_id >= 0:
                 if ahead.get(producer_id) != (header.producer_epoch, header.base_sequence):
                     is_new = producer_id not in self._producers
-                    # Where that depends on what is in `run`, that is recorded first.
+                    # If this depends on batches in `run`, these are recorded first.
                     if producer_id in ahead or (is_new and not self._producers.has_room(new + 1)):
                         self._write(run, length, results)
                         length = new = 0
@@ -316,10 +316,10 @@ class Log:
             self._flusher.within(self._flush_task, self._flush_ms / 1000)
 
     def append_decided(self, batches: Sequence[Batch]) -> None:
-        """Append batches of one transaction. Their order, and who may see them, is the caller's business.
+        """Append batches of one transaction. The caller is responsible for their order and visibility.
 
         Raises:
-            DiskFull: the first of them may be there; the transaction's progress says. StorageFailed, Closed.
+            DiskFull: the first of them may be written; the transaction's progress shows it. StorageFailed, Closed.
         """
         with self._lock:
             self._check_usable()
@@ -329,22 +329,22 @@ class Log:
 
     @contextmanager
     def no_appends(self) -> Iterator[int]:
-        """The end offset, which stands still meanwhile: appends wait."""
+        """The end offset; appends wait during the `with` block, so that it does not change."""
         with self._lock:
             yield self._end_offset
 
     def transaction_done(self, producer_id: int, batch_id: int) -> None:
-        """Forget how far a transaction came in a while: that was its last batch, and it is done everywhere."""
+        """Note that a transaction's last batch is done everywhere, so that its progress is forgotten sooner."""
         with self._lock:
             self._apply_progress.done(producer_id, batch_id)
 
     def apply_progress(self, producer_id: int) -> Progress | None:
-        """How far a transaction's last batch came into the log."""
+        """The apply progress of a transaction's last batch."""
         with self._lock:
             return self._apply_progress.get(producer_id)
 
     def _roll(self) -> None:
-        """Start a segment at the end offset; a flush is to sync the one before it, and to name this one.
+        """Start a segment at the end offset; a later flush syncs the one before it, and renames this one.
 
         Raises:
             DiskFull: the next append tries again.
@@ -366,7 +366,7 @@ class Log:
         log.info("segment_rolled", partition=self.label, base_offset=new.base_offset, bytes=old.size)
 
     def roll_if_old(self) -> bool:
-        """Close the active segment if segment.ms says so; returns whether it was."""
+        """Close the active segment if it is older than segment.ms; returns whether it was closed."""
         with self._lock:
             self._check_usable()
             if not roll_is_due(self._active, self.settings, self._clock.now_us()):
@@ -377,7 +377,7 @@ class Log:
     # --- flushing ------------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
-        """Have what is appended by now flushed by a thread of the directory; one fdatasync serves all that ask."""
+        """Request a flush of all appended bytes by a thread of the directory; one fdatasync serves all requests."""
         with self._lock:
             self._ask_flush()
 
@@ -387,19 +387,19 @@ class Log:
             self._flusher.soon(self._flush_task)
 
     def flush_to(self, offset: int) -> None:
-        """`flush`, unless everything before an offset is, or is once the flush under way is over."""
+        """`flush`, unless everything before an offset is flushed, perhaps by a flush that is running."""
         if self._flushed_offset < offset:
             self._flush(offset)
 
     def flush(self) -> None:
-        """fdatasync what is appended by now, and save what rolls left to be saved.
+        """fdatasync all appended bytes, and save the indexes and states that rolls have left to save.
 
         Raises:
             StorageFailed: the directory is out of service from now on.
             DiskFull: a segment could not be named; to be tried again.
         """
         self._flush()
-        if self._unsaved_rolls and self._save_lock.acquire(blocking=False):  # else somebody saves just now
+        if self._unsaved_rolls and self._save_lock.acquire(blocking=False):  # else another thread saves now
             try:
                 self._save_rolls()
             finally:
@@ -435,7 +435,7 @@ class Log:
             file.release()
 
     def _sync_roll(self, roll: _Roll) -> None:
-        """Sync a full segment, and then name the one behind it for good. Raises StorageFailed, DiskFull."""
+        """Sync a full segment, and then give the next one its final name. Raises StorageFailed, DiskFull."""
         self._sync(roll.old)
         try:
             if roll.new.is_next:
@@ -451,8 +451,8 @@ class Log:
         self._mark_flushed(roll.new.base_offset, roll.new, 0)
 
     def _save_rolls(self) -> None:
-        """Save the indexes of full segments, and what is known of the producers; under `_save_lock`. What there is no
-        room for is left to be built anew by a start."""
+        """Save the indexes of full segments, and the producers' state; under `_save_lock`. If there is no room, a start
+        rebuilds them."""
         with self._lock:
             if self._closed or self._services.health.failed is not None:
                 return
@@ -468,7 +468,7 @@ class Log:
                 log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
 
     def _mark_flushed(self, offset: int, segment: Segment, position: int) -> None:
-        """`position`: where the offset is in a segment; a roll may have come since, at that very offset."""
+        """`position`: of the offset in `segment`; there may have been a roll at that offset since."""
         if offset > self._flushed_offset:
             self._flushed_offset = offset
             self._flushed_position = position if segment is self._active else 0
@@ -479,7 +479,8 @@ class Log:
         """Flush, and save all that shortens the next start: index, producers, recovery point.
 
         Raises:
-            StorageFailed, DiskFull: in the second case the start will take longer.
+            StorageFailed.
+            DiskFull: the next start will take longer.
         """
         with self._save_lock:
             with self._lock:
@@ -503,7 +504,7 @@ class Log:
     # --- cutting -------------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> int:
-        """Delete the segments that are too old or too much; returns how many."""
+        """Delete segments that are too old, or that exceed the size; returns how many."""
         with self._save_lock:
             with self._lock:
                 self._check_usable()
@@ -521,10 +522,10 @@ class Log:
         """Make every record before an offset unreadable, and delete the segments that hold no other.
 
         Returns:
-            The start offset now: the one given, or the one there was if it is behind it.
+            The new start offset: the given one, or the old one if that is larger.
 
         Raises:
-            OffsetOutOfRange: behind the end.
+            OffsetOutOfRange: the offset is after the end.
         """
         with self._save_lock:
             with self._lock:
@@ -543,17 +544,16 @@ class Log:
         return start_offset
 
     def _start_at(self, offset: int) -> None:
-        """Move the start offset, for good, and have the segments before it deleted, which is what a start would do;
-        under `_save_lock`.
+        """Move the start offset durably, and delete the segments before it, as a start would do; under `_save_lock`.
 
-        With it the recovery point: what is not read any more may be missing.
+        The recovery point moves too, because records that are not read any more may be missing.
         """
         if self._unsynced_rolls:
             try:
                 self._flush()
             except DiskFull:
-                pass  # deleting makes room; what is before the first of them can go
-        self._save_rolls()  # what is about to go says what the producers sent last
+                pass  # deleting makes room
+        self._save_rolls()  # the deleted segments have the producers' last batches
         try:
             self._save_producers_before(offset)
         except DiskFull:
@@ -586,7 +586,7 @@ class Log:
         except DiskFull as full:
             if isinstance(full, OutOfFiles) or kept.base_offset != offset:
                 raise
-            # Deleting whole segments makes room, and their absence alone says where the log starts.
+            # Deleting whole segments makes room, and their absence alone shows where the log starts.
             self._snapshots.checkpoint, written = checkpoint, False
         with self._lock:
             number = self._segments.index(kept)
@@ -598,10 +598,11 @@ class Log:
             self._unlink_oldest(durable=True)
 
     def _unlink_oldest(self, durable: bool = False) -> None:
-        """Unlink a segment that no reader is led to any more; under `_save_lock`.
+        """Unlink a segment that no reader can reach any more; under `_save_lock`.
 
         Args:
-            durable: only its absence says that it was deleted. Else it can wait, where its name alone is refused.
+            durable: only the segment's absence shows that it was deleted. Else the unlink can be retried later if it is
+                refused.
         """
         segment = self._deleted[0]
         try:
@@ -616,16 +617,17 @@ class Log:
         log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
 
     def _unlink_soon(self) -> None:
-        """Have the directory's thread unlink the segments that were cut off. Called without a lock."""
+        """Let the directory's thread unlink the segments that were cut off. Called without a lock."""
         if self._deleted:
             self._services.unlinker.soon(self.directory.name, self._unlink_deleted)
 
     def _unlink_deleted(self) -> bool:
-        """Unlink a segment of those that were cut off; whether there are more. An unlink of 1 GiB takes 50 to 300 ms.
+        """Unlink one of the segments that were cut off; returns whether there are more. An unlink of 1 GiB takes 50 to
+        300 ms.
 
-        Not once the log is closed, for then another one may stand in its folder. The next opening does the rest.
+        Does nothing if the log is closed, because another one may be in its folder. The next opening does the rest.
         """
-        if self._closes:  # or `close` would have to win the lock from the next unlink
+        if self._closes:  # else `close` would compete for the lock with the next unlink
             return False
         with self._save_lock:
             if self._closed or not self._deleted:
@@ -635,10 +637,10 @@ class Log:
 
     def _save_producers_before(self, offset: int) -> None:
         """Save the state of producers and transactions from the segments before an offset, unless a roll or a
-        checkpoint did: after a stop, or when the disk was full, only those segments have it.
+        checkpoint has saved it: after a stop, or when the disk was full, only those segments have it.
 
         Raises:
-            DiskFull: they have to stay.
+            DiskFull: the segments have to stay.
         """
         if self._snapshots.producers_at >= self._segment_of(offset).base_offset:
             return
@@ -653,10 +655,10 @@ class Log:
             self._errors.refuse(error, "saving the producers' state")
 
     def truncate_to(self, offset: int) -> int:
-        """Cut off every batch that holds an offset at or behind the one given, as a follower does.
+        """Cut off every batch with an offset at or after the given one, as a follower does.
 
         Returns:
-            The end offset now: the one given, or the start of the batch that held it.
+            The new end offset: the given one, or the start of the batch that held it.
 
         Raises:
             OffsetOutOfRange: before the start.
@@ -682,7 +684,7 @@ class Log:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         position, end_offset = self.reader.boundary(view, number, offset)
-        # A start must neither miss what is about to go, nor take what was saved of it for that of its successors.
+        # A start must not report the cut records as missing, nor apply their saved state to later records.
         checkpoint = self._snapshots.checkpoint._replace(
             start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)
         )
@@ -709,8 +711,8 @@ class Log:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def is_gone(self) -> bool:
-        """Whether the file that is appended to was removed, moved or replaced: what is written to it, no start finds.
-        Costs two calls to the system. Raises StorageFailed, FileRefused: it cannot be looked for."""
+        """Whether the active file was removed, moved or replaced: a start would not find what is written to it. Takes
+        two system calls. Raises StorageFailed, FileRefused: the file cannot be looked up."""
         try:
             if self._active.is_in_place():
                 return False
@@ -730,19 +732,19 @@ class Log:
         return bool(self._apply_progress)
 
     def has_silent_transactions(self, keep: Collection[int]) -> bool:
-        """Whether the progress of some transactions is old enough to be forgotten, but for some producers'."""
+        """Whether the progress of some transactions, except those of `keep`, is old enough to be forgotten."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
             return bool(self._apply_progress.silent(now_us, keep))
 
     def forget_silent_transactions(self, keep: Collection[int]) -> None:
-        """Forget it."""
+        """Forget the progress that `has_silent_transactions` finds."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
             self._apply_progress.forget_silent(now_us, keep)
 
     def close(self, clean: bool = True) -> None:
-        """Stop appending and reading; slices that are out stay good.
+        """Stop appending and reading; slices in use stay valid.
 
         Args:
             clean: save all first, so that the next start has nothing to recover.

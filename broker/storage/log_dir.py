@@ -1,4 +1,4 @@
-"""A broker's data directory: whose it is, and the logs in it, with the thread that tidies them.
+"""A broker's data directory: its owner, the logs in it, and the thread that tidies them.
 
     lock         held while a broker has the directory; the holder's process id is in it
     meta         cluster id, broker id and the directory's own id (a sealed document, see checkpoint.py)
@@ -12,11 +12,11 @@ The directory's id is made at its first claim and never changes. The states of p
 a log that is missing here is known to be missing, and is not taken for one that was never there.
 
 A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache may differ from
-the truth, so nothing of it is read or written until the broker starts anew. So does its removal, or another directory
-in its place. A log whose files somebody removed or moved away is lost alone (`on_lost`): each round of tidying looks
-for that, and whoever does not find a file has it looked for at once. What lacks space to be written, or a
-descriptor or memory to be opened, fails alone and may be tried again; and so does what concerns one name alone, where
-logs are opened and made, and where logs and segments are deleted.
+the disk, so nothing is read or written until the broker is restarted. The removal or replacement of the directory does
+the same. If somebody removes or moves the files of a log, only that log is lost (`on_lost`): each round of tidying
+checks for this, and a missing file causes a check at once. A step that lacks space, a descriptor or memory fails alone
+and may be retried. So does an error of a single name, when logs are opened or made, and when logs and segments are
+deleted.
 """
 
 from __future__ import annotations
@@ -87,21 +87,21 @@ class LogDirectory:
 
     Args:
         path: made if it is missing.
-        disk, clock: what stands for the machine.
+        disk, clock: the machine's, or a test's.
         producer_batches_remembered, producer_state_max: see `Services`.
         producer_expiration_ms: silent producers are forgotten after that long.
-        check_interval_ms: how often retention, rolls by age and checkpoints are looked at.
+        check_interval_ms: how often retention, rolls by age and checkpoints are checked.
 
     Attributes:
         was_clean: the last broker closed it properly, or there was none.
-        cluster_id, broker_id: whose it is; None until `claim` was called for the first time.
-        directory_id: what it is called in ZooKeeper, 32 hex digits; None until then, too.
-        lock_id: names the file that is locked while it is open, on this machine since it was booted. A broker that has
-            the lock knows that no other process that names the same file is alive.
+        cluster_id, broker_id: its owner; None until the first `claim`.
+        directory_id: its id in ZooKeeper, 32 hex digits; None until the first `claim`.
+        lock_id: identifies the locked file on this machine since its boot. A broker that has the lock knows that no
+            other process with the same lock_id is alive.
         on_failed: called once with the error that took it out of service.
-        on_lost: called with topic id and partition of a log that is closed since somebody removed its files; from any
+        on_lost: called with topic id and partition of a log that was closed because its files were removed; from any
             thread, with no lock held.
-        services: what its logs share, and what else a partition keeps in its folder.
+        services: shared by its logs, and by the other data in a partition's folder.
 
     Raises:
         DataDirInUse: another process has it.
@@ -148,7 +148,7 @@ class LogDirectory:
         self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # what `note_if_missing` found, and _untrusted
-        self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or made anew and `trust_log` is yet to come
+        self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or replaced and not trusted yet
         self._closed = False
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not be durable
@@ -156,7 +156,7 @@ class LogDirectory:
         self._changed = threading.Condition()  # guards all below; after any log's locks
         self._doubted: set[str] = set()  # labels of logs that are being looked for
         self._stopping = False
-        self._chores: deque[Callable[[], object]] = deque()  # what no other thread could be started for
+        self._chores: deque[Callable[[], object]] = deque()  # calls for which no thread could be started
         try:
             self._open()
         except OSError as error:
@@ -166,7 +166,7 @@ class LogDirectory:
         try:
             self.disk.make_dirs(self.path)
         except OSError as error:
-            if is_of_a_name(error):  # a file has its name, or one above; the disk is not to blame
+            if is_of_a_name(error):  # a file has its name or a parent's; not a failure of the disk
                 reason = f"it is not a directory and cannot be created: {error.strerror}"
                 raise InvalidSetting(name="log.dir", value=str(self.path), reason=reason) from None
             raise
@@ -182,7 +182,7 @@ class LogDirectory:
             self._read_meta()
             names = self.disk.names(self.path)
             if _CLEAN not in names:
-                self.disk.sync_dir(self.path)  # a killed process may not have lived to sync the names that it made
+                self.disk.sync_dir(self.path)  # a killed process may not have synced the names that it made
             for name in names:
                 if name in (_META + TEMPORARY, _CLEAN + TEMPORARY):
                     self.disk.unlink(self.path / name)
@@ -209,11 +209,11 @@ class LogDirectory:
         self.directory_id = facts["directory_id"]
 
     def claim(self, cluster_id: str, broker_id: int) -> None:
-        """Say whose the directory is; the first call writes it down, and gives the directory its id.
+        """Set the directory's owner; the first call writes it to `meta`, and gives the directory its id.
 
         Raises:
-            ClusterMismatch: it is another's.
-            StorageFailed: it has logs, but what says whose they are is gone.
+            ClusterMismatch: it belongs to another cluster or broker.
+            StorageFailed: it has logs, but its `meta` is missing.
         """
         ours = f"broker {broker_id} of cluster {cluster_id}"
         if self.cluster_id is not None:
@@ -221,7 +221,7 @@ class LogDirectory:
                 theirs = f"broker {self.broker_id} of cluster {self.cluster_id}"
                 raise ClusterMismatch(directory=str(self.path), expected=theirs, actual=ours)
             return
-        if self.existing():  # never so after a crash: meta is written before the first log is made
+        if self.existing():  # impossible after a crash: meta is written before the first log is made
             reason = f"it holds logs, but {self.path / _META}, which names their broker, is missing: put it back"
             raise StorageFailed(directory=str(self.path), reason=reason)
         directory_id = uuid.uuid4().hex
@@ -240,7 +240,7 @@ class LogDirectory:
         return [(bytes.fromhex(match[1]), int(match[2])) for match in matches if match]
 
     def has_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log stands here: a folder with a segment in it, which every log has from its first opening on."""
+        """Whether a log is here: a folder with a segment, which every log has from its first opening on."""
         try:
             names = self.disk.names(self.path / folder_name(topic_id, partition))
         except FileNotFoundError:
@@ -250,9 +250,9 @@ class LogDirectory:
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
-        """Look for a log that should stand here; whether it does not, or did not while it was open, or is an empty one
-        in its place that nobody trusts yet. The directory is then not marked clean at the end, unless the log is
-        replaced or deleted: nobody knows how one was left that may be put back."""
+        """Check for a log that should be here. Returns whether it is missing, was missing while it was open, or is an
+        empty replacement before `trust_log`. The directory is then not marked clean at the end, unless the log is
+        replaced or deleted, because the state of a log that is put back is unknown."""
         with self._lock:
             if (topic_id, partition) not in self._untrusted and self.has_log(topic_id, partition):
                 return False
@@ -260,10 +260,10 @@ class LogDirectory:
             return True
 
     def replace_log(self, topic_id: bytes, partition: int, label: str, start_offset: int) -> None:
-        """Make an empty log in the place of a lost one; whole or not at all, whatever stops it. It counts as lost until
-        `trust_log`, so that this can be done again.
+        """Replace a lost log by an empty one, atomically. It counts as lost until `trust_log`, so that this call can be
+        repeated.
 
-        A folder that has its name is kept under another one.
+        An existing folder of that name is kept under another name.
 
         Args:
             label: the partition's name, such as `flights-0`.
@@ -276,7 +276,7 @@ class LogDirectory:
             self._missing.add((topic_id, partition))
             self._untrusted.add((topic_id, partition))
             opened = self._logs.pop((topic_id, partition), None)
-            if opened is not None:  # another broker took it over while this one had it open
+            if opened is not None:  # another broker has replaced it while this one had it open
                 opened.close(clean=False)
             try:
                 names = self.disk.names(self.path)
@@ -296,12 +296,12 @@ class LogDirectory:
                 DiskErrors(self._health, folder.name).refuse_to_open(error, "making the log anew")
 
     def trust_log(self, topic_id: bytes, partition: int) -> None:
-        """What `replace_log` made is the partition's log from now on."""
+        """Accept the log that `replace_log` made as the partition's."""
         with self._lock:
             self._forget_missing((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: TopicSettings, leader_epoch: int) -> Log:
-        """The log of a partition, made if there is none; open already, the same one.
+        """The log of a partition, created if there is none; an open log is returned again.
 
         Args:
             label: the partition as errors name it, such as `flights-0`.
@@ -346,8 +346,8 @@ class LogDirectory:
             DiskErrors(self._health, "logs").refuse_to_open(error, "making folders")
 
     def _sync_names(self, key: tuple[bytes, int], folder: Path, label: str) -> None:
-        """Make the names in a log's folder last, where whoever made them may have been stopped before: the log's
-        opening trusts them, appends go on behind them, and segments are deleted for them."""
+        """Make the names in a log's folder durable, if the process that made them may have been stopped before: opening
+        trusts these names, appends follow them, and segments are deleted because of them."""
         try:
             if (not self.was_clean or key in self._half_opened) and self.disk.names(folder):
                 self.disk.sync_dir(folder)
@@ -360,9 +360,9 @@ class LogDirectory:
             raise Closed(what=f"log directory {self.path}")
 
     def remove_log(self, topic_id: bytes, partition: int) -> None:
-        """Close a log and delete all of it; nothing happens if there is none. It is gone for good once its folder is
-        renamed; the files are unlinked by a thread of their own, for an unlink of 1 GiB takes 50 to 300 ms. A start
-        removes what a stop leaves.
+        """Close a log and delete all of it; nothing happens if there is none. It is deleted when its folder is renamed.
+        A thread of its own unlinks the files, because an unlink of 1 GiB takes 50 to 300 ms. A start removes what a
+        stop leaves.
         """
         with self._lock:
             self._check_usable()
@@ -382,13 +382,13 @@ class LogDirectory:
         self._unlinker.soon(gone.name, partial(self._remove_deleted, gone))
 
     def _remove_deleted(self, gone: Path) -> bool:
-        """Delete a folder that was renamed for it, unless `close` comes before its end. False: it is not to be called
-        again."""
+        """Delete a folder that was renamed for deletion, unless `close` comes before the end. Returns False if it need
+        not be called again."""
         try:
             if not self._remove_folder(gone):
                 return False
         except FileNotFoundError:
-            pass  # somebody else removes it too
+            pass  # another process removes it too
         except OSError as error:
             DiskErrors(self._health, gone.name).refuse_to_open(error, "deleting the log")
         log.info("log_deleted", folder=gone.stem)
@@ -429,8 +429,8 @@ class LogDirectory:
         return self._health.is_full
 
     def _doubt(self, label: str, error: StorageFailed) -> None:
-        """Have a thread of its own look for a partition's log, of which a file was not there. The directory fails with
-        the error if the log is in its place."""
+        """Check, in a thread of its own, for a partition's log of which a file was missing. If the log is in its place,
+        the directory fails with the error."""
         with self._changed:
             if label in self._doubted or self.failed is not None:
                 return
@@ -438,8 +438,8 @@ class LogDirectory:
         self._have_done(partial(self._settle_doubt, label, error), "log-missing")
 
     def _have_done(self, call: Callable[[], object], name: str) -> None:
-        """Have something done by a thread of its own: the caller may hold a log's locks. Where the machine has no
-        thread left the one that tidies does it."""
+        """Call something in a thread of its own, because the caller may hold a log's locks. If the machine has no
+        thread left, the tidying thread does it."""
         try:
             threading.Thread(target=call, name=name, daemon=True).start()
         except RuntimeError as error:
@@ -454,15 +454,15 @@ class LogDirectory:
                 self._wait_stopping(_REMOVAL_SECONDS)
                 if not self._check_removed(label):
                     self._health.fail(error)
-        except KafkalogError:  # it cannot be looked for
+        except KafkalogError:  # the check failed
             self._health.fail(error)
         finally:
             with self._changed:
                 self._doubted.discard(label)
 
     def _check_removed(self, label: str) -> bool:
-        """Look for the logs of a label; whether they, or with them the whole directory, were removed or closed. Removed
-        ones are lost from now on."""
+        """Check for the logs of a label; returns whether they, or the whole directory, were removed or closed. Removed
+        logs are lost from now on."""
         with self._lock:
             if self._closed or not self._check_in_place():
                 return True
@@ -470,8 +470,8 @@ class LogDirectory:
         return all(self._lose_if_gone(key, opened) for key, opened in doubted)
 
     def _check_in_place(self) -> bool:
-        """Look at the path; whether the directory that was opened stands there. If not, it is out of service from now
-        on. Called with the lock held, or by a thread that `close` waits for."""
+        """Check that the opened directory is still at its path. If not, it is out of service from now on. Called with
+        the lock held, or by a thread that `close` waits for."""
         lock = self.path / _LOCK
         try:
             if self.disk.stands_at(self._lock_fd, lock):
@@ -482,22 +482,22 @@ class LogDirectory:
             )
         except OSError as error:
             if is_of_a_name(error) or passes(error):
-                return True  # that says nothing of the directory
+                return True  # says nothing about the directory
             reason = f"looking for {lock}: {error.strerror or error}"
         self._health.fail(StorageFailed(directory=str(self.path), reason=reason))
         return False
 
     def _lose_if_gone(self, key: tuple[bytes, int], opened: Log) -> bool:
-        """Close an open log whose files somebody removed: it is lost from now on. False if it is open and they are
+        """Close an open log whose files were removed: it is lost from now on. Returns False if it is open and they are
         there."""
         if not opened.is_gone():
             return False
         with self._lock:
-            # Whoever deletes or replaces it has it out of _logs before he touches a file, and keeps the lock meanwhile.
+            # A deletion or replacement removes it from _logs before it touches a file, and holds the lock meanwhile.
             if self._closed or self._logs.get(key) is not opened:
                 return True
             if not self._check_in_place():
-                return True  # all of them are gone, and may be back
+                return True  # all logs are gone, and may come back
             del self._logs[key]
             self._missing.add(key)
             self._untrusted.add(key)
@@ -506,7 +506,7 @@ class LogDirectory:
         return True
 
     def _report_failure(self, error: StorageFailed) -> None:
-        """Whoever waits for a flush is woken."""
+        """Report the failure, and wake the waits for flushes."""
         self.on_failed(error)
         for opened in self.logs():
             opened.on_flushed()
@@ -538,8 +538,8 @@ class LogDirectory:
             self._changed.wait_for(lambda: self._stopping, seconds)
 
     def tidy(self) -> None:
-        """One round over every log: whether it is still there, then rolls by age, retention, checkpoints and forgetting
-        of producers."""
+        """One round over every log: check that it is still there, then rolls by age, retention, checkpoints, and
+        forgetting of producers."""
         if self.failed is not None or not self._check_in_place():
             return
         with self._lock:
@@ -562,7 +562,7 @@ class LogDirectory:
                 log.exception("tidy_failed", partition=opened.label)
 
     def close(self, clean: bool = True) -> None:
-        """Stop the threads, close every log, give the directory up.
+        """Stop the threads, close every log, release the directory.
 
         Args:
             clean: flush and save everything, so that the next start has nothing to recover.
@@ -579,7 +579,7 @@ class LogDirectory:
         self.services.flusher.stop()
         if self._tidier is not None:
             self._tidier.join()
-        all_saved = clean or not logs  # without a log open it is as it was found
+        all_saved = clean or not logs  # without an open log it is as it was found
         for _, opened in logs:
             try:
                 opened.close(clean)
@@ -587,7 +587,7 @@ class LogDirectory:
                 all_saved = False
                 log.warning("log_not_saved", partition=opened.label, reason=str(error))
         try:
-            # A log that nobody opened is as it was left: clean only if everything was.
+            # A log that was not opened is clean only if the whole directory was clean at the start.
             untouched = {*self.existing()} - {key for key, _ in logs}
             if all_saved and not self._missing and self.failed is None and (self.was_clean or not untouched):
                 write_atomic(self.disk, self.path / _CLEAN, b"")

@@ -1,5 +1,6 @@
-"""Reading a log: from an offset or a timestamp to a place in a file. Takes no lock: a `View` is immutable, and what it
-speaks of is written. Damage that a read finds is examined and logged once, and later readers get the same error."""
+"""Reading a log: from an offset or a timestamp to a place in a file. Takes no lock: a `View` is immutable, and the
+bytes that it describes are written. Damage that a read finds is examined and logged once, and later readers get the
+same error."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ UNKNOWN = -1
 
 
 class View(NamedTuple):
-    """All that a read needs, as it was at one moment. The positions are in the last segment; `flushed_position` is
-    UNKNOWN where what is flushed ends before it."""
+    """The state of a log at one moment, for reads. The positions are in the last segment; `flushed_position` is UNKNOWN
+    if the flushed part ends before that segment."""
 
     start_offset: int
     segments: tuple[Segment, ...]
@@ -38,20 +39,20 @@ class View(NamedTuple):
         return sum(segment.size for segment in self.segments)
 
     def limit(self, number: int) -> tuple[int, int]:
-        """Where the bytes of a segment end, and the offset there."""
+        """The end position of a segment, and the offset there."""
         if number == len(self.segments) - 1:
             return self.end_position, self.end_offset
         return self.segments[number].size, self.bases[number + 1]
 
     def position(self, end_offset: int) -> int:
-        """Where an end offset is in the last segment, if that is known; else UNKNOWN."""
+        """The position of an end offset in the last segment, if it is known; else UNKNOWN."""
         if end_offset == self.end_offset:
             return self.end_position
         return self.flushed_position if end_offset == self.flushed_offset else UNKNOWN
 
     def place(self, end_offset: int) -> tuple[int, int]:
-        """(number of the segment, position there) of an end offset. Where the position is to be looked up it is that
-        of the index entry at or after it, or of the segment's end: too large by about index.interval.bytes."""
+        """(number of the segment, position there) of an end offset. If the position is not known, it is that of the
+        index entry at or after the offset, or of the segment's end: too large by about index.interval.bytes."""
         position = self.position(end_offset)
         if position != UNKNOWN:
             return len(self.segments) - 1, position
@@ -68,16 +69,16 @@ Look = Callable[[], tuple[View, int]]
 
 
 def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
-    """How far the batches from an offset on go in about so many bytes, as the indexes know it: nothing is read.
+    """The offset about `max_bytes` after an offset, by the indexes: nothing is read.
 
     Args:
-        end_offset: they go no further.
+        end_offset: the result is at most this.
 
     Returns:
-        (offset, bytes up to it). The offset is where an index entry stands, so that it misses the limit by
-        `index.interval.bytes` at most, or the end. The bytes are exact; up to the end they are about those where its
-        position is not known (`View.place`). One entry's worth comes whatever the limit is,
-        so that who reads in such steps always gets on.
+        (offset, bytes up to it). The offset is that of an index entry, so that it misses the limit by at most
+        `index.interval.bytes`, or the end. The bytes are exact, except up to an end whose position is not known
+        (`View.place`). The result is at least one entry further, whatever the limit is, so that a reader in such steps
+        always makes progress.
     """
     offset = max(offset, view.start_offset)
     if offset >= end_offset:
@@ -104,7 +105,7 @@ class Reader:
     """Reads of one log. Thread-safe.
 
     Attributes:
-        view: what is there now. The log replaces it, as a whole, after the bytes it speaks of are written.
+        view: of the log now. The log replaces it, as a whole, after the bytes that it describes are written.
         closed: nothing may be read any more.
     """
 
@@ -124,20 +125,20 @@ class Reader:
         return look() if look is not None else (view := self.view, view.end_offset)
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None = None, look: Look | None = None) -> FileSlice:
-        """Where the batches from an offset on stand.
+        """A slice with the batches from an offset on.
 
         Args:
             offset: the slice starts with the batch that holds it.
             max_bytes: the slice is at most that long, unless its first batch is longer.
             hint: where that batch starts, from an earlier slice; checked, and looked up if it is wrong.
-            look: up to where may be read, else to the log's end; no batch at or behind it is in the slice.
+            look: the limit of what may be read, else the log's end; no batch at or after it is in the slice.
 
         Returns:
             A slice of one segment; empty at the end.
 
         Raises:
-            OffsetOutOfRange: before the start or behind the end.
-            CorruptBatch: it lies in a damaged range; the error's fact `end_offset` is where to continue.
+            OffsetOutOfRange: the offset is before the start or after the end.
+            CorruptBatch: it is in a damaged range; the error's fact `end_offset` is where to continue.
             StorageFailed, Closed.
         """
         while True:
@@ -154,7 +155,7 @@ class Reader:
     def offset_for_timestamp(
         self, timestamp_us: int, from_offset: int = 0, look: Look | None = None
     ) -> tuple[int, int | None] | None:
-        """Up to which batch the records are older than a timestamp, by the batches' headers: no body is decoded.
+        """The first batch that may have a record at or after a timestamp, by the batches' headers: no body is decoded.
 
         Args:
             from_offset: records before it do not count.
@@ -181,7 +182,7 @@ class Reader:
         self._errors.refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
-        """A segment's file was not there: that is right only if retention or a deletion was faster than the read."""
+        """Handle a missing segment file: it is no error if retention or a deletion was faster than the read."""
         if self._look(None)[0] is view:
             raise CorruptBatch(partition=self._label, offset=offset, reason="the file of its segment is missing")
 
@@ -201,7 +202,7 @@ class Reader:
             position, length = self._find(segment, file, offset, hint, limit, limit_offset)
             if end < limit_offset:
                 limit = self._end_position(view, segment, file, end, limit, limit_offset)
-            if position + length > limit:  # the batch that holds the offset reaches behind the end that was asked for
+            if position + length > limit:  # the batch that holds the offset reaches past the requested end
                 file.release()
                 return FileSlice(self._disk, None, segment.base_offset, 0, 0, self._failed)
             limit = segment.slice_end(position, limit)
@@ -218,7 +219,7 @@ class Reader:
     def _find(
         self, segment: Segment, file: SharedFile, offset: int, hint: Hint | None, limit: int, limit_offset: int
     ) -> tuple[int, int]:
-        """(position, length) of the batch that holds an offset, by the hint if it holds."""
+        """(position, length) of the batch that holds an offset, by the hint if it is correct."""
         if hint is not None and hint.segment_base_offset == segment.base_offset and not segment.damaged:
             length = segment.batch_length(file, hint.position, offset, limit)
             if length is not None:
@@ -243,7 +244,7 @@ class Reader:
     def _locate(
         self, segment: Segment, file: SharedFile, offset: int, limit: int, limit_offset: int
     ) -> tuple[int, int]:
-        """(position, length) of the batch that holds an offset; damage on the way is found out."""
+        """(position, length) of the batch that holds an offset; damage on the way is examined."""
         examined = -1
         while True:
             damage = segment.damage_at(offset)
@@ -251,7 +252,7 @@ class Reader:
                 raise self._corrupt(damage)
             try:
                 return segment.locate(file, offset, limit)
-            except BadHeader as bad:  # what is damaged over several entries of the index is found entry by entry
+            except BadHeader as bad:  # damage across several index entries is found entry by entry
                 if bad.position <= examined:
                     break
                 examined = bad.position
@@ -317,7 +318,7 @@ class Reader:
     def _search_segment(
         self, view: View, number: int, timestamp_us: int, start_offset: int
     ) -> tuple[int, int | None] | None:
-        """`_search` in one segment; damage on the way is found out."""
+        """`_search` in one segment; damage on the way is examined."""
         segment = view.segments[number]
         limit, limit_offset = view.limit(number)
         file = segment.share_file()
@@ -325,7 +326,7 @@ class Reader:
             while True:
                 try:
                     return self._search_file(segment, file, timestamp_us, start_offset, limit, limit_offset)
-                except BadHeader as bad:  # as whoever comes later finds it
+                except BadHeader as bad:  # the same result as for later reads
                     if not self._examine(segment, file, bad.position, limit, limit_offset):
                         raise CorruptBatch(
                             partition=self._label,
@@ -338,16 +339,16 @@ class Reader:
     def _search_file(
         self, segment: Segment, file: SharedFile, timestamp_us: int, start_offset: int, limit: int, limit_offset: int
     ) -> tuple[int, int | None] | None:
-        """`_search_segment`, with what is known of its damage. Raises BadHeader."""
+        """`_search_segment`, with the known damage. Raises BadHeader."""
         position, offset = segment.index.before_time(timestamp_us)
         if offset < start_offset:
             first = max(start_offset, segment.base_offset)
             position, _ = self._locate(segment, file, first, limit, limit_offset)
         damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > start_offset}
         for at, header, batch in segment.batches(file, position, limit):
-            if position in damaged:  # and jumped over
+            if position in damaged:  # skipped
                 raise self._corrupt(damaged[position])
-            if body_fault(header, batch):  # its timestamps are believed only if its checksum holds
+            if body_fault(header, batch):  # its timestamps are trusted only if its checksum matches
                 raise BadHeader(at)
             if header.max_timestamp_us >= timestamp_us:
                 is_exact = not header.attributes & HAS_TIMESTAMP

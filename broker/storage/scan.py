@@ -3,7 +3,7 @@ passed in.
 
 `scan` walks from a position that is known to be the start of a batch. Its rules:
 
-1. A header that fails its check says nothing, not even a length. The next batch is then looked for at 8-byte steps:
+1. A header that fails its check gives nothing, not even a length. The next batch is then searched for in 8-byte steps:
    a. The checksum of a batch's body covers all but the first 28 bytes and the checksum itself. If it fits up to some
       later header that is good, the damaged batch ends there: nothing inside it is taken for a batch.
    b. Else a later good batch counts only if from there headers chain without a gap over a place that is known to be
@@ -92,8 +92,8 @@ def scan(
         size: where they end.
         position, offset, leader_epoch: where to start, the offset that comes there, the epoch of the batch before.
         synced_offset: everything before it was synced.
-        next_segment: base offset of the segment behind this one; None if this is the last one.
-        known: where batches are known to start; of the recovery point, an index, or damage found before.
+        next_segment: base offset of the next segment; None if this is the last one.
+        known: known starts of batches: by the recovery point, an index, or damage found before.
         on_batch: called with the header and position of every good batch, in order.
     """
     unbuffered, read = read, _Window(read, size).read
@@ -108,7 +108,7 @@ def scan(
         if header is not None and exact:
             if position + header.length > size:
                 open_damage = open_damage or (offset, position)
-                break  # it was to be the last one, and what is inside it is no batch
+                break  # it was the last batch, and nothing inside it is a batch
             if _body_is_good(read, position, header):
                 if open_damage is not None:
                     damaged.append(Damage(open_damage[0], header.base_offset, open_damage[1], position))
@@ -142,7 +142,7 @@ def scan(
 
 
 class _Window:
-    """Reads ahead: most reads of a scan are small and one behind the other."""
+    """Reads ahead, because most reads of a scan are small and sequential."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -159,7 +159,7 @@ class _Window:
 
 
 def _good_header(read: Read, position: int, size: int, least: int, limit: int, leader_epoch: int) -> BatchHeader | None:
-    """The header at a position if its own check and its place in the log's order hold."""
+    """The header at a position if its checksum matches and it fits into the log's order."""
     header = header_at(read(position, HEADER_SIZE)) if size - position >= HEADER_SIZE else None
     if header is None or not least <= header.base_offset < limit or header.leader_epoch < leader_epoch:
         return None
@@ -167,13 +167,13 @@ def _good_header(read: Read, position: int, size: int, least: int, limit: int, l
 
 
 def _body_is_good(read: Read, position: int, header: BatchHeader) -> bool:
-    """Whether the body's checksum holds and the header's fields under it make sense."""
+    """Whether the body's checksum matches and the header's fields under it make sense."""
     start = position + CRC_FROM
     return _checksum(read, start, position + header.length, 0) == header.crc and fields_fault(header) is None
 
 
 def _checksum(read: Read, start: int, end: int, crc: int) -> int | None:
-    """CRC-32C of bytes [start, end), going on from `crc`; None if they are not all there."""
+    """CRC-32C of bytes [start, end), continued from `crc`; None if not all of them exist."""
     while start < end:
         data = read(start, min(_WINDOW, end - start))
         if not data:
@@ -184,19 +184,19 @@ def _checksum(read: Read, start: int, end: int, crc: int) -> int | None:
 
 
 class _Resynchronised(NamedTuple):
-    """Where the next batch is, or None; and how many records a last batch has whose body alone is whole."""
+    """The position of the next batch, or None; and the number of records of a last batch whose body alone is whole."""
 
     position: int | None
     records_at_end: int
 
 
 class _Chain:
-    """Batches that follow each other without a gap; the last of them stands at `position`.
+    """Batches that follow each other without a gap; the last of them is at `position`.
 
-    A body is looked at only where it decides something: a payload may hold any number of headers that lead nowhere.
+    A body is read only if it decides something, because a payload may hold any number of false headers.
 
     Attributes:
-        is_believed: they lead over a known place.
+        is_believed: the chain passes a known place.
     """
 
     def __init__(
@@ -268,11 +268,11 @@ def _resynchronise(
     leader_epoch: int,
     known: Places,
 ) -> _Resynchronised:
-    """The start of the next batch that is to be believed, at `first` or behind it; rule 1.
+    """The start of the next trusted batch, at or after `first`; rule 1.
 
-    What stands at `start` is a bad header, or, where `first` is `start`, a good one in an unexpected place. However
-    many headers stand behind it, and wherever they claim to lead, it takes time by the bytes: one batch can hold
-    250,000 of them, each of which claims to be as long as the batch.
+    At `start` is a bad header, or, if `first` is `start`, a good one in an unexpected place. The time is proportional
+    to the bytes, however many headers follow and whatever lengths they claim: one batch can hold 250,000 headers, each
+    of which claims to be as long as the batch.
     """
     damaged = read(start, HEADER_SIZE) if first > start else b""
     header = BatchHeader._make(HEADER.unpack(damaged)) if len(damaged) == HEADER_SIZE else None
@@ -292,7 +292,7 @@ def _resynchronise(
             believed = found if believed is None else min(believed, found)
         chains.add(chain)
     if header is not None and size % ALIGNMENT == 0 and _checksum(read, running_to, size, running) == header.crc:
-        return _Resynchronised(None, header.last_offset_delta + 1)  # whatever looked like a batch is inside its body
+        return _Resynchronised(None, header.last_offset_delta + 1)  # all that looked like batches is inside its body
     return _Resynchronised(believed, 0)
 
 

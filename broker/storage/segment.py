@@ -34,7 +34,7 @@ class Hint(NamedTuple):
 
 
 class SharedFile:
-    """A descriptor with as many owners as shared it; the last one to release it closes it."""
+    """A descriptor with several owners; the last one to release it closes it."""
 
     __slots__ = ("_disk", "_lock", "_owners", "fd")
 
@@ -45,7 +45,7 @@ class SharedFile:
         self._owners = 1
 
     def share(self) -> bool:
-        """One owner more; False if the last one is gone already."""
+        """Add an owner; returns False if the last one has released it already."""
         with self._lock:
             if self._owners == 0:
                 return False
@@ -94,7 +94,7 @@ class FileSlice:
         return self._file.fd
 
     def read(self) -> bytes:
-        """The bytes themselves, where they have to be in memory."""
+        """The bytes, read into memory."""
         if self._file is None:
             return b""
         try:
@@ -103,7 +103,7 @@ class FileSlice:
             self.failed(error)
 
     def failed(self, error: OSError) -> NoReturn:
-        """The bytes could not be read, here or by sendfile. Raises StorageFailed: the directory is out of service."""
+        """Handle a failed read, here or by sendfile. Raises StorageFailed: the directory is out of service."""
         self._failed(error)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ assert _CHECKED.size == STAMPED_SIZE + 4
 
 
 class BadHeader(Exception):
-    """A walk came upon bytes that are no batch header; `Segment.examine` finds out what they cost."""
+    """A walk found bytes that are not a batch header; `Segment.examine` determines the damage."""
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -153,7 +153,7 @@ def base_offset_of(name: str, suffix: str) -> int | None:
 
 
 class Segment:
-    """A segment's file, index and totals. `end_offset` is kept by whoever appends or recovers."""
+    """A segment's file, index and totals. The appending or recovering code sets `end_offset`."""
 
     def __init__(
         self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int, suffix: str = LOG_SUFFIX
@@ -174,7 +174,7 @@ class Segment:
 
     @property
     def is_next(self) -> bool:
-        """Whether its name says that the segment before it may not be synced."""
+        """Whether its name shows that the segment before it may not be synced."""
         return self.path.suffix == NEXT_SUFFIX
 
     def rename(self) -> None:
@@ -203,13 +203,13 @@ class Segment:
         return SharedFile(self._disk, self._disk.open(self.path))
 
     def close(self) -> None:
-        """Stop appending; slices that are out stay good."""
+        """Stop appending; slices in use stay valid."""
         file, self._file = self._file, None
         if file is not None:
             file.release()
 
     def is_in_place(self) -> bool:
-        """Whether its open file is what stands under its name; so too if it is closed."""
+        """Whether its open file is the one with its name; True if it is closed."""
         file = self._file
         if file is None or not file.share():
             return True
@@ -219,7 +219,7 @@ class Segment:
             file.release()
 
     def delete(self) -> None:
-        """Unlink index and log; what somebody else has removed is deleted."""
+        """Unlink index and log; a file that is already removed counts as deleted."""
         self.close()
         self.forget_saved_index()
         try:
@@ -234,8 +234,8 @@ class Segment:
     def save_index(self, summary: Summary | None = None, *, durable: bool = False) -> None:
         """Write the index for a restart; what it describes must have been synced.
 
-        Damage is found once: with more of it behind, a later scan may not tell any more what between them is good. So
-        an index that knows of some is always durable.
+        An index with damage is always durable: if there is more damage after it, a later scan may not find the good
+        batches between the two.
         """
         summary = summary or self.summary()
         data = encode_index(self.index, summary)
@@ -295,9 +295,9 @@ class Segment:
         return True
 
     def recover(self, size: int, synced_offset: int, next_segment: int | None, known: Places) -> Scan:
-        """Read on from `self.size` to `size` of the file and take what is good into index and totals.
+        """Read the file from `self.size` to `size`, and add the good batches to index and totals.
 
-        `self.size` is then where the next batch belongs; the file is left as it is.
+        `self.size` is then the position for the next batch; the file is not changed.
 
         Args:
             known: where batches start, as far as known from other sources than the index.
@@ -407,7 +407,7 @@ class Segment:
             limit: bytes of the file that may be read.
 
         Raises:
-            BadHeader: on the way there.
+            BadHeader: there is one before the batch.
         """
         position, _ = self.index.before(offset)
         jumps = {damage.position: damage.end_position for damage in self.damaged}
@@ -454,8 +454,8 @@ class Segment:
         return None
 
     def examine(self, file: SharedFile, position: int, limit: int, limit_offset: int) -> list[Damage]:
-        """Find out what around a bad header cannot be read, and remember it; returns what was not known. What has grown
-        takes the place of what was known of it.
+        """Determine and keep the damage around a bad header; returns the new damage. Damage that has grown replaces the
+        known one.
 
         Args:
             limit, limit_offset: a place where a batch starts or the log ends.
@@ -497,7 +497,7 @@ class Segment:
 
 
 def stamped_at(data: bytes, at: int) -> tuple[int, int] | None:
-    """(base offset, length) of the header at a place in some bytes, or None if its checksum does not hold."""
+    """(base offset, length) of the header at a place in some bytes, or None if its checksum does not match."""
     if len(data) - at < _CHECKED.size:
         return None
     base_offset, length, _, _, checksum = _CHECKED.unpack_from(data, at)
