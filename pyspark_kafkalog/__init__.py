@@ -1,8 +1,8 @@
 """Spark's data source and sink for kafkalog: `spark.read.format("kafkalog")` works wherever this package is installed.
 
-PySpark imports every installed `pyspark_*` package to find `DefaultSource`, and one that fails to import hides all
-others: so this imports nothing heavy. The processes that plan and commit import it too, and so learn to end without a
-word (`idle_workers.py`).
+PySpark imports every installed `pyspark_*` package to find `DefaultSource`, and a package that fails to import hides
+all others: so this one imports nothing heavy. The processes that plan and commit import it too; this makes them end
+silently (`idle_workers.py`).
 """
 
 from pyspark_kafkalog.datasource import KafkalogDataSource as DefaultSource

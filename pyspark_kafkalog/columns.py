@@ -1,10 +1,10 @@
-"""Spark's columns and the log's: which a read may ask for, rows from fetched batches, columns of a batch to write.
-Arrow to Arrow, never a row at a time. Knows no broker; offsets and partitions are given to it.
+"""Converts between Spark's columns and the log's: the columns of a read, rows from fetched batches, columns of a batch
+to write. Arrow to Arrow, never row by row. Knows no broker; offsets and partitions are passed in.
 
-A read's columns, all nullable, are those of Spark's Kafka source (`SOURCE_COLUMNS`); a schema of the user's picks some
-of them, in any order. Spark demands that a batch's Arrow schema equals its own to the letter.
+A read's columns, all nullable, are those of Spark's Kafka source (`SOURCE_COLUMNS`); a user's schema picks some of
+them, in any order. Spark requires that a batch's Arrow schema equals its own exactly.
 
-Small batches are joined before they go to Spark: every batch costs it about 0.2 ms whatever its size.
+Small batches are joined before they go to Spark, because every batch costs Spark about 0.2 ms whatever its size.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def source_schema(include_headers: bool, picked: Sequence[str] | None = None) ->
 
 
 def check_projection(schema: StructType, picked: Sequence[str] | None = None, include_headers: bool = False) -> None:
-    """Whether a schema (the source's, or the user's) asks only for columns that there are.
+    """Check that a schema (the source's, or the user's) has only existing columns.
 
     Args:
-        picked: the option columns; a schema of the user's must agree with it.
+        picked: the option columns; a user's schema must agree with it.
 
     Raises:
         InvalidArgument: an unknown column, another type, NOT NULL where there may be nulls, or not those picked.
@@ -101,7 +101,7 @@ def check_projection(schema: StructType, picked: Sequence[str] | None = None, in
 
 
 class Piece(NamedTuple):
-    """A fetched batch, trimmed to the records asked for."""
+    """A fetched batch, trimmed to the requested records."""
 
     header: BatchHeader
     columns: pa.RecordBatch
@@ -109,7 +109,7 @@ class Piece(NamedTuple):
 
 
 class Rows:
-    """Makes a partition's fetched batches into batches for Spark.
+    """Converts a partition's fetched batches to batches for Spark.
 
     Args:
         schema: Arrow's, as Spark will compare it.
@@ -176,7 +176,7 @@ class Rows:
         return repeated.slice(0, rows)
 
     def _optional(self, name: str, bit: int, pieces: list[Piece], rows: int) -> pa.Array:
-        """A column that batches lack where it is null throughout."""
+        """A column that batches omit if it is null in all rows."""
         if not any(piece.header.attributes & bit for piece in pieces):
             return self._constant(name, rows)
         return _concatenated(
@@ -248,7 +248,8 @@ _SINK_TYPES = {
 def sink_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
     """The columns of a DataFrame that are written; others are ignored, as by the Kafka sink.
 
-    The Kafka sink has no column `timestamp`, so one of another type is one of the others: a job that has it moves over.
+    The Kafka sink has no column `timestamp`, so one of another type is ignored too: a job for the Kafka sink may have
+    it.
 
     Raises:
         InvalidArgument: no `value`, no topic from anywhere, or a column of another type.
@@ -290,7 +291,7 @@ def batches_by_topic(
     """(topic, records) of a batch of Spark's, in the order of its rows within a topic; types are left to the client.
 
     Args:
-        batch: as Spark hands it over.
+        batch: as Spark passes it.
         columns: of `sink_columns`.
         topic_option: every row's topic; None: by the column `topic`.
 

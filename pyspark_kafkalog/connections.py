@@ -1,8 +1,8 @@
 """This process's connections to clusters, kept for its next task or micro-batch: Spark's Python processes live through
 many. Nothing connects at import.
 
-A process that has just been started is as patient with brokers that are away as one that has run for long: Spark starts
-its processes when it pleases, and a query that fails at its start while its broker restarts helps nobody.
+A new process waits for unreachable brokers as long as one that has run for long, because Spark starts its processes at
+any time, and a query should not fail because its broker restarts meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def as_patient_at_first(given: Mapping[str, Any], retry_timeout_ms: int) -> dict
 
 
 def cluster_of(bootstrap_servers: str, settings: ClientSettings) -> Cluster:
-    """The connections to a cluster. `settings`: a producer's or consumer's, of which those about connections count."""
+    """The connections to a cluster. `settings`: a producer's or consumer's; only the connection settings count."""
     from kafkalog.client.config import ClientSettings, connection_settings
 
     settings = connection_settings(settings)

@@ -1,5 +1,5 @@
-"""Spark's daemon for the Python workers of tasks (`spark.python.daemon.module`): PySpark's, whose workers end without a
-word when Spark lets go of them (`idle_workers.py`)."""
+"""Spark's daemon for the Python workers of tasks (`spark.python.daemon.module`): PySpark's, but its workers end
+silently when Spark releases them (`idle_workers.py`)."""
 
 from __future__ import annotations
 

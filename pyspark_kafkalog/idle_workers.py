@@ -1,9 +1,9 @@
-"""Python workers that Spark ends while they wait for a task, without what PySpark prints of it.
+"""Makes Python workers end silently when Spark releases them; PySpark's workers print a traceback.
 
-A worker that waits for its next task reads the end of its socket when Spark lets it go, a minute after its last use or
-with the application. PySpark's treats that as a failure and writes it to the socket, which is no longer read. Over
-TCP that goes unnoticed; over a Unix socket it is a BrokenPipeError, whose traceback follows the output of a run in
-which nothing went wrong. A worker whose reader has enough, as of a `limit`, ends in the same way.
+A worker that waits for its next task reads the end of its socket when Spark releases it, a minute after its last use or
+with the application. PySpark treats that as a failure and writes it to the socket, which is no longer read. Over TCP
+this has no effect; over a Unix socket it is a BrokenPipeError, whose traceback follows the output of a run without any
+error. A worker whose reader has enough rows, as with a `limit`, ends in the same way.
 
 Spark starts the workers of tasks with the module that `spark.python.daemon.module` names (`daemon.py`). Those that look
 for data sources, plan and commit it starts with PySpark's own, whatever that says; they import this package, and are
@@ -22,7 +22,7 @@ _PYSPARKS_DAEMON = "pyspark.daemon"
 
 
 def ending_silently(worker: Worker) -> Worker:
-    """PySpark's function for one task, which does nothing at all if Spark has let go of the worker."""
+    """PySpark's function for one task, changed to do nothing if Spark has released the worker."""
 
     def work(sock: socket.socket, authenticated: bool) -> int:
         try:
@@ -36,7 +36,7 @@ def ending_silently(worker: Worker) -> Worker:
 
 
 def end_silently() -> None:
-    """Have this process, if it is a worker of PySpark's own daemon, end without a word after the task that it is at.
+    """Make this process, if it is a worker of PySpark's own daemon, end silently after its current task.
 
     Its loop looks `worker` up in the main module before each task.
     """

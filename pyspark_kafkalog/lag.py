@@ -40,12 +40,12 @@ class Lag(NamedTuple):
 
     @property
     def partitions_behind(self) -> int:
-        """How many of them have any."""
+        """How many partitions have a lag."""
         return sum(lag > 0 for lag in self.partitions.values())
 
     @property
     def furthest(self) -> TopicPartition | None:
-        """The one that has most; None if none has any."""
+        """The partition with the largest lag; None if none has any."""
         return max(sorted(self.partitions), key=self.partitions.__getitem__) if self.partitions_behind else None
 
 

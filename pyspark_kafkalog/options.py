@@ -55,8 +55,8 @@ class Option:
 
     Attributes:
         name: as documented; case does not matter.
-        type: what its text holds, as the docs say it.
-        default: as the docs say it.
+        type: of its text, as in the docs.
+        default: as in the docs.
         used_by: the uses that it applies to; others ignore it.
         parse: typed value of (name, text); raises InvalidArgument.
         why: one sentence.
@@ -300,7 +300,7 @@ _SECURITY = ("security.", "ssl.", "sasl.")
 
 @dataclass(frozen=True)
 class Selection:
-    """Which partitions are read: the option's name and its parsed value."""
+    """The selection of partitions to read: the option's name and its parsed value."""
 
     option: str
     value: Any

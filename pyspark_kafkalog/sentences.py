@@ -1,4 +1,4 @@
-"""Errors as Spark shows them: the sentence, without the frames of Python's that led to it.
+"""Makes Spark show errors of kafkalog as one sentence, without Python's frames.
 
 Spark's Python workers report a failure with its traceback, 7 to 44 lines of PySpark's frames and ours for a misspelt
 option, unless SPARK_HIDE_TRACEBACK is set where they run. A worker ends after it has reported a failure. So the
@@ -18,7 +18,7 @@ _OF_A_WORKER = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_UNIX_DOMAIN_ENABLED")
 
 
 def in_sentences(cls: _Class) -> _Class:
-    """Class decorator: errors of kafkalog's that leave its constructor and public methods are shown as sentences."""
+    """Class decorator: errors of kafkalog that leave the constructor and public methods are shown as sentences."""
     for name, method in list(vars(cls).items()):
         if callable(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _told(method))

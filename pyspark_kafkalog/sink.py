@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
             if micro_batch.is_of_unknown_query and not checkpoint.location:
                 raise QueryNotKnown(app_id=txn.app_id, version=txn.version, reason=_NOT_REPORTED)
             message = exactly_once.stage_numbered(iterator, self._options, self._columns, txn, micro_batch, part)
-            if checkpoint.location:  # in foreachBatch few say where it is
+            if checkpoint.location:  # in foreachBatch it is seldom known
                 message.checkpoint = checkpoint
                 message.micro_batch = micro_batch.batch_id if micro_batch.query_id else txn.version
             return message

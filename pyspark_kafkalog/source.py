@@ -112,7 +112,7 @@ class BatchReader(DataSourceReader):
         ]
 
     def _ranges(self, lookup: Lookup) -> tuple[list[InputRange], dict[TopicPartition, bytes]]:
-        """A range for each partition that is read, with symbols where the options say so, and its topic's id."""
+        """A range for each partition that is read, with symbols as the options have them, and its topic's id."""
         start, end = self._options.batch_bounds()
         partitions = lookup.partitions()
         starts = lookup.start(start, partitions)
@@ -121,13 +121,13 @@ class BatchReader(DataSourceReader):
         return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions], partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # Spark's stand-in where nothing was planned
+        if partition.value is None:  # Spark's placeholder if nothing was planned
             return iter(())
         return read_ranges(self._options, self._schema, partition.value)
 
 
 def _numbers(lookup: Lookup, ranges: Sequence[InputRange]) -> list[InputRange]:
-    """Ranges with their symbols replaced by what they stand for now; the start is looked up before the end."""
+    """Ranges with their symbols replaced by current offsets; the start is looked up before the end."""
     earliest = lookup.at(EARLIEST, {each.partition for each in ranges if each.start == EARLIEST})
     latest = lookup.at(LATEST, {each.partition for each in ranges if each.end == LATEST})
     return [
@@ -168,11 +168,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._session_once
 
     def __getstate__(self) -> dict[str, object]:
-        """What a task needs; what the stream remembers stays on the driver."""
+        """The state that a task needs; the stream's own state stays on the driver."""
         return {"_schema": self._schema, "_given": self._given, "_session_once": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Never ReadAllAvailable, even without a limit: that is what Trigger.Once sends.
+        # Never ReadAllAvailable, even without a limit: Trigger.Once sends that.
         return ReadMaxRows(self._session.options.max_offsets_per_trigger or NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -211,11 +211,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Session:
-    """What a stream remembers from its start in this process on, and decides by.
+    """The state of a stream since its start in this process.
 
     Attributes:
         available_now: the stream ends where the log ended at the first `next_position`.
-        latest: where the partitions ended when that was last looked at.
+        latest: the ends of the partitions at the last look.
         progress: publishes its position under its group.
     """
 
@@ -234,10 +234,10 @@ class _Session:
         self._went_on = False
         self._is_unread = False
         self._left_out: set[str] = set()  # what was logged already
-        self._topic_ids: dict[str, bytes] = {}  # as this stream knows them; what was made anew has another
+        self._topic_ids: dict[str, bytes] = {}  # as this stream knows them; a topic created again has another
         self._asked_group: set[str] = set()  # for these topics
         self._group_said: dict[str, str] = {}
-        self._outdated: dict[TopicPartition, bytes] = {}  # what the group may have of topics that were made anew, by id
+        self._outdated: dict[TopicPartition, bytes] = {}  # the group's possible offsets in replaced topics, by id
         # Where the topics start that the last look found made anew; of those partitions that the position has.
         self._again: PartitionOffsets = {}
         self._new_wait = False
@@ -250,7 +250,7 @@ class _Session:
     # --- where it starts -----------------------------------------------------------------------------------------
 
     def initial_position(self) -> PartitionOffsets:
-        """Where a stream with a new checkpoint starts; the same at every call."""
+        """The start of a stream with a new checkpoint; the same at every call."""
         if self._initial is None:
 
             def look(losses: Losses) -> tuple[PartitionOffsets, set[TopicPartition], bool]:
@@ -269,15 +269,15 @@ class _Session:
         return self._initial
 
     def _forget_of_deleted(self, today: Mapping[str, bytes], *, patient: bool = True) -> None:
-        """Have the group forget what it has of topics that were deleted: that says nothing of this checkpoint, which
-        comes after, and would pass for this query's own at a restart."""
+        """Make the group forget its offsets in deleted topics: they do not belong to this newer checkpoint, and a
+        restart would take them for this query's own."""
         had = self._lookup.group_offsets(today, patient=patient) if today else {}
         gone = {partition: was for partition, (_, was) in had.items() if was != today[partition.topic]}
         self._lookup.forget_group_offsets(gone, patient=patient)
 
     def _tell_group_unseen(self, error: KafkalogError) -> None:
-        """Go on without the group's offsets where brokers are there and could not say them for as long as they are
-        asked: what they are wanted for at a start is no reason to fail. Raises the error if it is another."""
+        """Continue without the group's offsets if brokers are reachable but could not read them in time: their use at a
+        start is no reason to fail. Raises any other error."""
         if isinstance(error, BrokerUnreachable) or not error.retriable:
             raise error
         log.warning(
@@ -292,11 +292,11 @@ class _Session:
     def next_position(
         self, position: PartitionOffsets, max_offsets: int = NO_LIMIT, *, everything: bool = False
     ) -> PartitionOffsets:
-        """Where the next micro-batch ends; the position itself if there is none to be.
+        """The end of the next micro-batch; the position itself if there is none.
 
         Args:
-            max_offsets: records that it may have.
-            everything: no limit of the options counts either (Trigger.Once).
+            max_offsets: the largest number of records.
+            everything: ignore the limits of the options, too (Trigger.Once).
         """
         # Spark asks the sources of a query one after the other: while one waits for records, those of the others wait,
         # too. So kafkalog's sources of a query find each other (`neighbours.py`) and share one short wait. Where more
@@ -335,9 +335,9 @@ class _Session:
         return self._within_limits(position, latest, max_offsets) or position  # never {} once there was a partition
 
     def _awaited(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
-        """Where the partitions end once there is enough for a micro-batch; the position if there is not after a while.
+        """Wait until there is enough for a micro-batch, and return the partitions' ends; after a while the position.
 
-        An idle stream would else ask 90 times a second: Spark's pause between two calls is 10 ms.
+        Otherwise an idle stream would ask 90 times a second: Spark's pause between two calls is 10 ms.
         """
         deadline = time.monotonic() + self._wait_s
         while True:
@@ -360,13 +360,13 @@ class _Session:
     def _within_limits(
         self, position: PartitionOffsets, latest: PartitionOffsets, max_offsets: int
     ) -> PartitionOffsets:
-        """Both limits' ends, whichever comes first in a partition."""
+        """The end by both limits: in each partition the smaller one."""
         max_bytes = self.options.max_bytes_per_trigger
         start = self._with_new(position, latest)
         if max_bytes is None and sum(backlog(start, latest).values()) <= max_offsets:
             return latest
         if not self.options.fail_on_data_loss:
-            # Only what is there takes a share: recovering a lost partition leaves a gap of 10 million offsets.
+            # Only existing records count for a share: a recovered partition has a gap of 10 million offsets.
             earliest = self._lookup.at(EARLIEST, backlog(start, latest))
             start = {**start, **{p: min(max(start[p], offset), latest[p]) for p, offset in earliest.items()}}
         end = limited(start, latest, max_offsets)
@@ -376,37 +376,37 @@ class _Session:
         return end
 
     def _with_new(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
-        """The position with the partitions that it lacks, at their first record."""
+        """The position, with missing partitions added at their first record."""
         new = sorted(latest.keys() - position.keys())
         return {**dict.fromkeys(new, 0), **self._lookup.earliest_of_those_there(new), **position} if new else position
 
     def _gone_back(self, position: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
-        """The position, with the start of topics that were made anew: an empty micro-batch writes that down before
-        anything of them is read, whatever the limits say."""
+        """The position, with the starts of topics that were created again: an empty micro-batch records them before any
+        of their records is read, whatever the limits are."""
         if not self._again:
             return position
         return {p: self._again.get(p, offset) for p, offset in position.items() if p in latest}
 
     def has_ended(self, position: PartitionOffsets, end: PartitionOffsets) -> bool:
-        """Whether this is AvailableNow's last call: Spark ends this process once it has its answer. The first one of a
-        new checkpoint is not, for the start is written down by a micro-batch of its own."""
+        """Whether this is AvailableNow's last call: Spark ends this process after its answer. The first call of a new
+        checkpoint is not the last, because a micro-batch of its own records the start."""
         return self.available_now and end == position and not self._is_unread
 
     def _publish(self, position: PartitionOffsets, latest: PartitionOffsets) -> None:
-        """Have the group know the position, as far as it is one in topics that are there.
+        """Publish the position under the group, for topics that exist.
 
-        Not that of a start before the first micro-batch has ended well: a query that fails there has read nothing, and
-        `committed` would start behind what it never read.
+        A start is not published before the first micro-batch has succeeded: a query that fails there has read nothing,
+        and `committed` would then skip records that were never read.
         """
         there = {p: offset for p, offset in position.items() if p in latest and p not in self._again}
         self.progress.at({} if self._is_unread else there, self._topic_ids)
 
     def done(self, end: PartitionOffsets) -> None:
-        """A micro-batch that ended there is over. It is no position in a topic that was made anew since."""
+        """Note the end of a micro-batch. It is not a position in a topic that was created again since."""
         self.progress.done({p: offset for p, offset in end.items() if p not in self._again})
 
     def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:
-        """Where AvailableNow ends: what the log had at the first call, as long as it still has it."""
+        """The end of AvailableNow: the log's end at the first call, if the log still has it."""
         if self._target is None:
             self._target = latest
         else:
@@ -414,20 +414,20 @@ class _Session:
         return self._target
 
     def _check_has(self, latest: PartitionOffsets, wanted: PartitionOffsets) -> None:
-        """Raises DataLost if the log has not any more what AvailableNow is to read, whatever failOnDataLoss says."""
+        """Raises DataLost if records for AvailableNow are missing from the log, whatever failOnDataLoss is."""
         for lost in (*whats_gone(wanted, latest), *whats_moved_back(wanted, latest)):
             raise DataLost(reason=f"{lost}; Trigger.AvailableNow must read it, whatever failOnDataLoss is")
 
     # --- what is there -------------------------------------------------------------------------------------------
 
     def _look(self, position: PartitionOffsets) -> PartitionOffsets:
-        """Where the selected partitions end now, looked at again before a loss is believed."""
+        """The current ends of the selected partitions; a loss is checked again before it is accepted."""
         self.latest = self._lookup.asked_again(lambda losses: self._checked(position, losses), self._losses)
         return self.latest
 
     def _checked(self, position: PartitionOffsets, losses: Losses) -> PartitionOffsets:
         position = self._selected(position)
-        # What it is not in, it meets as new, whatever bore the name when it was in it.
+        # A topic that is not in the position counts as new, whichever topic had the name before.
         topics = {partition.topic for partition in position}
         self._topic_ids = {topic: topic_id for topic, topic_id in self._topic_ids.items() if topic in topics}
         partitions, made_anew = self._partitions(position, losses)
@@ -449,8 +449,8 @@ class _Session:
         return latest
 
     def _unopened(self, new: AbstractSet[TopicPartition]) -> set[TopicPartition]:
-        """Partitions new to the stream that it meets later: their logs are being opened, which may take half a minute
-        for a large topic, and the others' records do not wait for that. AvailableNow waits: it ends with this look."""
+        """New partitions to be read later: their logs are being opened, which may take half a minute for a large topic,
+        and the other partitions do not wait for that. AvailableNow waits, because it ends with this look."""
         unopened = self._lookup.unopened(new) if new and not self.available_now else set()
         if unopened and not self._leaves_out_unopened:
             log.info("left_out_until_opened", partitions=partition_names(unopened))
@@ -458,10 +458,11 @@ class _Session:
         return unopened
 
     def _selected(self, logged: PartitionOffsets) -> PartitionOffsets:
-        """What the options select of logged offsets. The rest may be there still: it is not read, and not a loss.
+        """The logged offsets of partitions that the options select. Others may still exist: they are not read, and are
+        not a loss.
 
         Raises:
-            CheckpointOfOthers: there is a rest, and failOnDataLoss is true.
+            CheckpointOfOthers: there are others, and failOnDataLoss is true.
         """
         selection = self.options.selection
         taken = {partition: offset for partition, offset in logged.items() if selection.takes(partition)}
@@ -475,7 +476,7 @@ class _Session:
         return taken
 
     def _partitions(self, known: PartitionOffsets, losses: Losses) -> tuple[dict[TopicPartition, bytes], set[str]]:
-        """The selected partitions, and those topics among them that were made anew since they were last seen here."""
+        """The selected partitions, and their topics that were created again since they were last seen here."""
 
         def missing(error: UnknownTopic) -> None:
             topic = error.facts["topic"]
@@ -498,8 +499,8 @@ class _Session:
         return partitions, made_anew
 
     def _see_group(self, known: PartitionOffsets, today: Mapping[str, bytes]) -> None:
-        """Find out which topics are not those that the stream read before its start in this process: a checkpoint does
-        not have their ids, what the stream published under its group does."""
+        """Find the topics that were created again since the stream last read them in another process. A checkpoint has
+        no ids of topics; the offsets that the stream published under its group have them."""
         unseen = {partition.topic for partition in known if partition.topic in today} - self._asked_group
         unseen -= self._topic_ids.keys()
         if not unseen:
@@ -525,12 +526,12 @@ class _Session:
                 )
 
     def _after_forgetting(self, position: PartitionOffsets, end: PartitionOffsets, can_wait: bool) -> PartitionOffsets:
-        """The end of a micro-batch, once the group has forgotten what it has of deleted topics whose names are those of
-        topics that this stream meets as new, or has begun anew and has that in its checkpoint. At a restart it would
-        pass for what this stream read before.
+        """The end of a micro-batch, after the group has forgotten its offsets in deleted topics. This concerns names of
+        topics that are new to this stream, or that it has restarted, with the restart in its checkpoint. Otherwise a
+        restart would take the old offsets for this stream's own.
 
         Args:
-            can_wait: leave those topics as they are while the group cannot be asked; a later look sees to them.
+            can_wait: leave those topics out while the group cannot be reached; a later look handles them.
         """
         new = {partition.topic for partition in end} - {partition.topic for partition in position}
         begun = {p: was for p, was in self._outdated.items() if self._again.get(p, position.get(p)) == position.get(p)}
@@ -556,7 +557,7 @@ class _Session:
         return end
 
     def _earliest_of_new(self, new: list[TopicPartition], losses: Losses) -> PartitionOffsets:
-        """Where partitions that are new to the stream start; those that are gone already are left out."""
+        """The starts of partitions that are new to the stream; deleted ones are left out."""
         earliest = self._lookup.earliest_of_those_there(new) if new else {}
         if gone := set(new) - earliest.keys():
             losses.found(f"{partition_names(gone)}, new to the stream, disappeared before the first offset was known")
@@ -572,8 +573,8 @@ class _Session:
         start, end = self._selected(start), self._selected(end)
         if self._target is not None and end != self._initial:
             self._check_end(self._target, end)
-        # A first batch that is planned again after a restart: it ends where it was logged, which may be before the
-        # start that was looked up anew. What lies between is no loss, the next batch starts at that end.
+        # A first batch that is planned again after a restart ends at its logged end, which may be before the start that
+        # is looked up again. The records between are not lost, because the next batch starts at that end.
         if not (start == self._initial and not self._went_on):
             for lost in (*whats_gone(start, end), *whats_moved_back(start, end)):
                 self._losses.found(lost)
@@ -592,7 +593,7 @@ class _Session:
         ]
 
     def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
-        """Raises DataLost if a micro-batch of AvailableNow ends where it cannot, whatever failOnDataLoss says."""
+        """Raises DataLost if a micro-batch of AvailableNow has an impossible end, whatever failOnDataLoss is."""
         if end.keys() != target.keys():
             raise DataLost(
                 reason=f"a micro-batch of Trigger.AvailableNow ends in {partition_names(end)}, but the target is "
@@ -608,12 +609,12 @@ class _Session:
         def look(losses: Losses) -> None:
             self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end)
 
-        self._lookup.asked_again(look, Losses(fail=False))  # the check reports what is missing then
+        self._lookup.asked_again(look, Losses(fail=False))  # the check then reports what is missing
 
     def _ranges(
         self, start: PartitionOffsets, end: PartitionOffsets, losses: Losses
     ) -> tuple[list[InputRange], dict[TopicPartition, bytes]]:
-        """The ranges between two positions that are there to be read, and the ids of their topics."""
+        """The existing ranges between two positions, and the ids of their topics."""
         new = sorted(partition for partition, offset in end.items() if partition not in start and offset > 0)
         known = {partition: end[partition] for partition in end if partition not in new}
         partitions, made_anew = self._partitions(known, losses)

@@ -98,7 +98,7 @@ class _Reply:
 
 
 class _Gone(Exception):
-    """The connection cannot go on: the peer is gone, too slow or not one of ours."""
+    """The connection cannot continue: the peer has closed it, is too slow, or does not speak this protocol."""
 
 
 class Connection:
@@ -106,8 +106,9 @@ class Connection:
 
     Args:
         sock: accepted, non-blocking; closed at the end.
-        turns: as many items as connections may parse and check at once. Hundreds that wait for the interpreter's lock
-            wake up every few milliseconds to ask for it, and each holds its objects: 900 took 20 s and 90 MB more.
+        turns: has an item for each connection that may parse and check at once. Hundreds that wait for the
+            interpreter's lock wake up every few milliseconds to request it, and each holds its objects: 900 took 20 s
+            and 90 MB more.
         on_end: called from this connection's thread when it has ended.
     """
 
@@ -122,7 +123,7 @@ class Connection:
         turns: SimpleQueue[int],
         on_end: Callable[[Connection], None],
     ) -> None:
-        self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: others iterate over it
+        self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: other threads iterate over it
         self._sock = sock
         self._peer = peer
         self._host = host
@@ -137,7 +138,7 @@ class Connection:
         self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and its turn is yet to come
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
-        self._end_of_input = False  # the peer sends no more, or we read no more: answer what is pending, then end
+        self._end_of_input = False  # the peer sends no more, or we read no more: answer the pending requests, then end
         self._stopping = False
         self._wake_lock = threading.Lock()  # guards _wake_fd against a wake after its close
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -156,7 +157,7 @@ class Connection:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what was received whole, then end."""
+        """Complete the requests that were received whole, then end."""
         self._stopping = True
         self.wake()
 
@@ -172,13 +173,13 @@ class Connection:
         self._thread.join(seconds)
 
     def wake(self) -> None:
-        """Have the connection look again; from any thread."""
+        """Make the connection check again; callable from any thread."""
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def counters(self) -> dict[str, int]:
-        """What happened on this connection, by name."""
+        """The connection's counters, by name."""
         return {**self._served, "received_bytes": self._intake.received_bytes}
 
     # --- the thread ------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class Connection:
             self.dispose()
 
     def dispose(self) -> None:
-        """Give back everything the connection holds."""
+        """Release everything that the connection holds."""
         self._waiter.leave()
         self._pending.clear()
         self._kept_back = None
@@ -210,7 +211,7 @@ class Connection:
         self._on_end(self)
 
     def _greet(self) -> bool:
-        """Exchange hellos; whether the client speaks this version."""
+        """Exchange hellos; returns whether the client speaks this version."""
         deadline = self._clock.monotonic() + _HELLO_SECONDS
         while len(self._intake) < frames.HELLO_SIZE:
             if self._stopping:
@@ -267,7 +268,8 @@ class Connection:
 
     @property
     def _has_room(self) -> bool:
-        """Whether more may be taken. One fetch alone is no hindrance: what comes behind it has it answered."""
+        """Whether more requests may be taken. A single pending fetch does not count: the next request makes it
+        answered."""
         return self._pending_bytes < _PENDING_BYTES_MAX or (
             len(self._pending) == 1 and isinstance(self._pending[0], _Fetch)
         )
@@ -295,10 +297,11 @@ class Connection:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def _take_turn(self) -> bool:
-        """Take every whole frame: write the appends, queue what is to be answered. False if some had to be left.
+        """Take every whole frame: write the appends, queue the requests to be answered. Returns False if some were
+        left.
 
-        Parsing and checking needs a turn, for that uses the processor. Writing has none, for that waits for logs and
-        their disks: with turns held, a few producers of one stalled log stopped the whole port.
+        Parsing and checking needs a turn, because it uses the processor. Writing does not hold a turn, because it waits
+        for logs and their disks: when it did, a few producers of one stalled log stopped the whole port.
         """
         is_more = len(self._intake) >= frames.PREFIX_SIZE
         while is_more:
@@ -312,7 +315,8 @@ class Connection:
         return len(self._intake) < frames.PREFIX_SIZE or self._has_room
 
     def _take_frames(self) -> tuple[Callable[[], None] | None, bool]:
-        """Take frames, up to something that is to be written: what does so, and whether there may be more frames."""
+        """Take frames up to one that is to be written. Returns a function that writes it, and whether there may be
+        more."""
         calls: list[appends.Call] = []
         taken = 0
         write: Callable[[], None] | None = None
@@ -363,7 +367,7 @@ class Connection:
         return write, is_more
 
     def _parse(self, frame: Frame | OversizedBody | OversizedHeader) -> pb.RequestHeader | None:
-        """The frame's header; None if the stream cannot be followed any further."""
+        """The frame's header; None if the rest of the stream cannot be parsed."""
         if isinstance(frame, OversizedHeader):
             return None
         try:

@@ -76,7 +76,7 @@ class DataPort:
         self._thread.start()
 
     def stop(self, grace_seconds: float) -> None:
-        """Accept no more, finish what was received, close every connection; those that take longer are cut."""
+        """Accept no more connections, complete received requests, and close all connections; slow ones are cut."""
         self._stopping = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread.is_alive():
@@ -96,7 +96,7 @@ class DataPort:
             connection.join(grace_seconds)
 
     def counters(self) -> dict[str, int]:
-        """What happened since the start, and how things stand: by name, unit last."""
+        """Counters since the start, and current values: by name, unit last."""
         with self._lock:
             totals = Counter(self._closed_counters)
             for connection in self._connections:
@@ -111,7 +111,7 @@ class DataPort:
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
-        waiting: tuple[socket.socket, str] | None = None  # accepted, and no descriptor left for what it needs beside
+        waiting: tuple[socket.socket, str] | None = None  # accepted, but no descriptor is left for its eventfd
         while not self._stopping:
             if waiting is None:
                 poller.poll(_RETRY_ACCEPT_MS if self._refused else None)
@@ -122,7 +122,7 @@ class DataPort:
                         waiting = self._accept()
                     if waiting is not None:
                         self._admit(*waiting)
-                except OSError as error:  # out of file descriptors or memory: the connections there are go on
+                except OSError as error:  # out of file descriptors or memory: existing connections continue
                     log.warning("accept_failed", reason=error.strerror)
                     self._wait_to_retry()
                     break
@@ -135,7 +135,7 @@ class DataPort:
             waiting[0].close()
 
     def _accept(self) -> tuple[socket.socket, str] | None:
-        """A new connection and who it is from; None if nobody is there."""
+        """A new connection and its peer; None if there is none."""
         try:
             accepted, address = self._listener.accept()
         except BlockingIOError:
@@ -181,8 +181,8 @@ class DataPort:
             self._closed_counters.update(connection.counters())
 
     def _refuse(self, accepted: socket.socket, peer: str) -> None:
-        """Send a connection the error that there are too many. It is closed a moment later, for a close with unread
-        bytes in it (the client's hello) resets the connection and may take the message with it."""
+        """Send a connection the error that there are too many. It is closed a moment later: a close with unread bytes
+        (the client's hello) resets the connection, and the client may not get the error."""
         limit = self._settings.max_connections
         with self._lock:
             self._closed_counters["connections_refused"] += 1

@@ -45,14 +45,14 @@ Frame = tuple[bytes, memoryview]
 
 @dataclass(frozen=True)
 class OversizedHeader:
-    """A frame whose header is longer than is ever read: the stream cannot be followed any further."""
+    """A frame whose header is too long to be read: the rest of the stream cannot be parsed."""
 
     header_length: int
 
 
 @dataclass(frozen=True)
 class OversizedBody:
-    """A frame whose header is here and whose body is larger than allowed; the body is what comes next."""
+    """A frame whose header is here and whose body is larger than allowed; the body's bytes follow."""
 
     header: bytes
     body_length: int
@@ -61,7 +61,7 @@ class OversizedBody:
 class ReceiveBuffer:
     """The bytes that were received and not yet taken: filled by recv_into, parsed in place. Not thread-safe.
 
-    Knows the boundaries of frames, no sockets and no memory pools. Views handed out are good until the next `space` or
+    Knows the boundaries of frames, no sockets and no memory pools. Returned views are valid until the next `space` or
     `resize`.
 
     Args:
@@ -85,7 +85,7 @@ class ReceiveBuffer:
         return self._end - self._start
 
     def space(self) -> memoryview:
-        """Where to receive to; empty only if the frame at hand needs more than the capacity."""
+        """The memory to receive into; empty only if the current frame needs more than the capacity."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start and (self._start + self.needed > self.capacity or self._end == self.capacity):
@@ -98,29 +98,29 @@ class ReceiveBuffer:
         self._end += count
 
     def resize(self, capacity: int) -> None:
-        """Another capacity, with the same bytes in it; one above the base is the kernel's again when dropped."""
+        """Change the capacity and keep the bytes. Memory above the base size returns to the kernel when dropped."""
         count = len(self)
         assert capacity >= count
-        # An anonymous map takes no memory until it is written to, and goes back at once: malloc would keep it.
+        # An anonymous map takes no memory until it is written to, and is freed at once: malloc would keep it.
         memory = bytearray(capacity) if capacity <= BASE_CAPACITY else mmap.mmap(-1, capacity)
         view = memoryview(memory)
         view[:count] = self._view[self._start : self._end]
         self._view, self._start, self._end = view, 0, count
 
     def take(self, count: int) -> bytes:
-        """A copy of the first `count` bytes, taken."""
+        """Take the first `count` bytes, as a copy."""
         taken = bytes(self._view[self._start : self._start + count])
         self._start += len(taken)
         return taken
 
     def discard(self, count: int) -> int:
-        """Take up to so many bytes and forget them; how many."""
+        """Drop up to so many bytes; returns how many."""
         taken = min(count, len(self))
         self._start += taken
         return taken
 
     def next_frame(self) -> Frame | OversizedBody | OversizedHeader | None:
-        """The next frame, taken; None when it is not whole yet (`needed` then says what capacity it takes)."""
+        """Take the next frame; None if it is not whole yet (`needed` is then the capacity for it)."""
         view, start = self._view, self._start
         have = self._end - start
         if have < PREFIX_SIZE:
@@ -147,7 +147,7 @@ class ReceiveBuffer:
 
 
 class _Contended(NamedTuple):
-    """Since when another body waits: who that is, how much had been received, when to look."""
+    """A wait of another body: its reservation, the bytes received at its begin, and when to check."""
 
     waiter: Reservation
     received_bytes: int
@@ -159,7 +159,7 @@ class Intake:
 
     Args:
         sock: non-blocking.
-        wake: called from any thread when a reservation was granted, or is wanted by others: `fit` then.
+        wake: called from any thread when a reservation was granted, or is wanted by others; `fit` follows.
     """
 
     def __init__(
@@ -172,14 +172,14 @@ class Intake:
         self._wake = wake
         self._patience = settings.send_timeout_ms / 1000
         self._buffer = ReceiveBuffer(settings.request_max_bytes)
-        self._ahead: Reservation | None = None  # what a buffer of 1 MiB stands on
-        self._large: Reservation | None = None  # what a buffer for one large frame stands on, or waits for
+        self._ahead: Reservation | None = None  # for a buffer of 1 MiB
+        self._large: Reservation | None = None  # for a buffer of one large frame; granted or waited for
         self._waits_since: float | None = None  # for a step of `_large`
         self._frame_deadline: float | None = None
         self._contended: _Contended | None = None
         self._last_received = clock.monotonic()
         self._was_filled = False  # by the last receive: there is probably more
-        self._is_cut = False  # the frame at hand is not whole, and what it needs is known
+        self._is_cut = False  # the current frame is not whole, and its size is known
         self._is_kept = False  # the large buffer is that of an earlier frame
         self._to_discard = 0
 
@@ -189,12 +189,12 @@ class Intake:
 
     @property
     def may_receive(self) -> bool:
-        """Whether `receive` could take anything in: not while it waits for memory."""
+        """Whether `receive` could receive anything: not while it waits for memory."""
         return self._large is None or not self._large.asked
 
     def receive(self) -> bool:
-        """Take in what has arrived; False at the end of the input. Only while it `may_receive`, and the socket is
-        readable: memory for what cannot be taken in at once is asked for."""
+        """Receive the bytes that have arrived; returns False at the end of the input. To be called only while it
+        `may_receive` and the socket is readable. Requests memory for bytes that do not fit."""
         self._stand_on_large()
         space = self._space()
         if not space:
@@ -213,16 +213,16 @@ class Intake:
         return count > 0
 
     def _space(self) -> memoryview:
-        """Where to receive to, as far as there is memory."""
+        """The memory to receive into, as far as it is granted."""
         buffer, large = self._buffer, self._large
         space = buffer.space()
         if large is not None and large.held:
-            # No more than the frame at hand: then nothing stands in the way of giving the large buffer back after it.
+            # No more than the current frame, so that the large buffer can be given back after it.
             space = space[: max(0, min(buffer.needed, large.held) - len(buffer))]
         return space
 
     def _ask(self) -> None:
-        """Get, or begin to wait for, memory for what has arrived of a frame that fits no smaller buffer."""
+        """Get, or begin to wait for, memory for the arrived bytes of a frame that fits no smaller buffer."""
         buffer = self._buffer
         if self._large is None:
             if buffer.needed <= _READ_AHEAD and self._read_ahead():
@@ -240,7 +240,7 @@ class Intake:
         return int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(_INT_SIZE)), "little")
 
     def next_frame(self) -> Frame | OversizedBody | OversizedHeader | None:
-        """The next whole frame, taken, or None. Its body is a view that is good until `receive` or `fit`."""
+        """Take the next whole frame, or None. Its body is a view that is valid until `receive` or `fit`."""
         if self._to_discard:
             self._to_discard -= self._buffer.discard(self._to_discard)
             if self._to_discard:
@@ -254,21 +254,21 @@ class Intake:
         return frame
 
     def take(self, count: int) -> bytes:
-        """The first bytes, taken; there have to be as many."""
+        """Take the first bytes; there must be as many."""
         return self._buffer.take(count)
 
     def drop(self) -> None:
-        """Forget all that was received."""
+        """Drop all received bytes."""
         self._buffer.discard(len(self._buffer))
 
     def discard(self, count: int) -> None:
-        """Forget the next bytes, those that are still to come too."""
+        """Drop the next bytes, also those that have not arrived yet."""
         self._give_back_large()  # with a large buffer no more than a frame is received at once
         self._to_discard = count
 
     @property
     def deadline(self) -> float | None:
-        """When to look again: at `is_too_slow`, or to `fit`."""
+        """When to check `is_too_slow` again, or to call `fit`."""
         if self._waits_since is not None:
             return None
         if self._frame_deadline is not None:
@@ -277,7 +277,8 @@ class Intake:
 
     @property
     def is_too_slow(self) -> bool:
-        """Whether a large frame did not come in its time, or holds memory, and others wait, and it hardly goes on."""
+        """Whether a large frame did not arrive in its time, or makes little progress while others wait for its
+        memory."""
         now = self._clock.monotonic()
         if self._waits_since is not None or self._frame_deadline is None:
             return False
@@ -287,7 +288,7 @@ class Intake:
 
     @property
     def is_in_the_way(self) -> bool:
-        """Whether it holds memory that another waits for, and received hardly anything meanwhile."""
+        """Whether it holds memory that another body waits for, and received hardly anything meanwhile."""
         contended = self._contended
         return (
             contended is not None
@@ -298,12 +299,12 @@ class Intake:
 
     @property
     def contended_until(self) -> float | None:
-        """When to look again whether it `is_in_the_way`."""
+        """When to check `is_in_the_way` again."""
         return None if self._contended is None else self._contended.until
 
     def close(self) -> None:
-        """Give back every reservation, also one that is waited for, and the memory that stood on it: a connection is
-        part of a cycle, which the collector finds late."""
+        """Give back every reservation, also one that is waited for, and its memory: a connection is part of a cycle,
+        which the collector finds late."""
         self.drop()
         self._buffer.resize(0)
         for reservation in (self._ahead, self._large):
@@ -314,7 +315,7 @@ class Intake:
     # --- fitting the buffer ----------------------------------------------------------------------------------------
 
     def fit(self) -> None:
-        """Make room for the frame at hand, or give room back that it does not need."""
+        """Make room for the current frame, or give back room that it does not need."""
         buffer = self._buffer
         self._stand_on_large()
         if self._large is not None and self._is_kept and len(buffer) <= BASE_CAPACITY:
@@ -334,8 +335,8 @@ class Intake:
             self._give_back_ahead()
 
     def make_way(self) -> None:
-        """Give memory back that others want and no frame at hand needs, and watch who waits for the rest. To be called
-        while nothing is received, because the peer has to read first."""
+        """Give back memory that others want and the current frame does not need, and watch the waits for the rest. To
+        be called while nothing is received, because the peer has to read first."""
         self._stand_on_large()
         if self._large is None:
             return
@@ -360,7 +361,7 @@ class Intake:
                 self._ahead = None
 
     def _read_ahead(self) -> bool:
-        """A buffer of 1 MiB, if that is to be had at once."""
+        """Get a buffer of 1 MiB, if it is available at once."""
         if self._ahead is None:
             self._ahead = self._pools.read_ahead.try_reserve(_READ_AHEAD, self._wake)
         if self._ahead is None:
@@ -369,12 +370,12 @@ class Intake:
         return True
 
     def _expect_frame(self) -> None:
-        """Have the frame at hand come within a time, for it holds bytes that others may wait for."""
+        """Set a time limit for the current frame, because it holds memory that others may wait for."""
         patience = self._patience + self._buffer.needed / _BODY_BYTES_PER_SECOND
         self._frame_deadline = self._clock.monotonic() + patience
 
     def _look_who_waits(self, large: Reservation) -> None:
-        """While others wait for memory and this holds some: how fast does it go on?"""
+        """Measure this connection's progress while others wait for memory and it holds some."""
         bodies = self._pools.bodies
         waiter = bodies.first_waiting if large.held and not large.asked and bodies.is_wanted else None
         if waiter is None:

@@ -2,7 +2,7 @@
 
 A method's lane depends on what the method may wait for:
 
-    quick       nothing: what it says is in memory
+    quick       nothing: the answer is in memory
     listings    an end that moves, if it was asked to wait; else a look at an index
     pulls       data, memory for the answer, a read of the log
     appends     a write, and its flush
@@ -37,7 +37,7 @@ _LOOK_SECONDS_MIN = 0.05
 
 
 class LaneOf(NamedTuple):
-    """The methods of a lane. Threads are cheap: what they are for waits."""
+    """The methods of a lane. Threads are cheap, because they mostly wait."""
 
     methods: tuple[str, ...]
     threads: int
@@ -76,7 +76,7 @@ _thread = threading.local()
 
 
 def is_refusing() -> bool:
-    """Whether this thread answers calls that their lanes had no room for."""
+    """Whether this thread answers calls for which their lanes had no room."""
     return getattr(_thread, "refusing", False)
 
 
@@ -89,13 +89,13 @@ class MessageOverdue(Exception):
 
 
 class Lane(Pool):
-    """Threads, and a bounded queue before them; what finds it full, or without any thread, goes to `full`.
+    """Threads with a bounded queue. If the queue is full, or there is no thread at all, a call goes to `full`.
 
-    gRPC hands it a call from the one thread that takes all calls in, and that ends with what `submit` raises. So
-    `submit` neither waits nor raises.
+    gRPC calls `submit` in the single thread that accepts all calls, and an exception would end that thread. So `submit`
+    neither waits nor raises.
 
     Args:
-        crowded: set while calls queue and others have threads that wait for messages: `end_overdue` then.
+        crowded: set while calls queue and threads wait for messages of other calls; `end_overdue` is then called.
     """
 
     def __init__(self, name: str, threads: int, full: Pool, crowded: threading.Event) -> None:
@@ -104,7 +104,7 @@ class Lane(Pool):
         self._crowded = crowded
         self._busy_lock = threading.Lock()
         self._busy = 0  # threads that have a call
-        self._awaited: dict[Any, float] = {}  # calls without a message, the oldest first; popped by who ends the wait
+        self._awaited: dict[Any, float] = {}  # calls without a message, the oldest first; the end of the wait pops it
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._work_queue.qsize() >= QUEUED_MAX:
@@ -145,12 +145,12 @@ class Lane(Pool):
         except BaseException:
             self._awaited.pop(context, None)
             raise
-        if self._awaited.pop(context, None) is None:  # it came as the call was being ended
+        if self._awaited.pop(context, None) is None:  # it came while the call was being ended
             raise MessageOverdue
         return message
 
     def end_overdue(self) -> float | None:
-        """End calls whose message is overdue while others queue. Seconds until there may be more to end."""
+        """End calls whose message is overdue while others queue. Returns the seconds until the next check."""
         queued, now = self._queued, time.monotonic()
         for context, since in list(self._awaited.items())[:queued]:
             if now < since + _MESSAGE_SECONDS:
@@ -161,13 +161,13 @@ class Lane(Pool):
 
 
 class Lanes:
-    """All of them. `default` answers what is no method of the service: health, reflection."""
+    """All lanes. `default` answers methods of other services: health, reflection."""
 
     def __init__(self) -> None:
         self._crowded = threading.Event()
         self._ended = False
         self._refusing = Pool(1, process="the broker", thread_name_prefix="rpc-full", initializer=_refuse_from_now_on)
-        self._refusing.submit(int)  # its thread is there from now on, so that it takes whatever comes
+        self._refusing.submit(int)  # starts its thread now, so that it can always refuse
         self._lanes = {name: self._lane(name, lane.threads) for name, lane in LANES.items()}
         self.default = self._lane("other", 4)
         self._watch = threading.Thread(target=self._end_overdue, name="rpc-overdue", daemon=True)
@@ -177,7 +177,7 @@ class Lanes:
         return Lane(name, threads, self._refusing, self._crowded)
 
     def of(self, method: str) -> tuple[str, Lane]:
-        """A method's lane, and its name. One that is in no list may take its time."""
+        """A method's lane and the lane's name; the lane `staged` for a method in no list."""
         name = _LANE_OF.get(method, "staged")
         return name, self._lanes[name]
 
@@ -190,7 +190,7 @@ class Lanes:
             look_after = min((seconds for seconds in looks if seconds is not None), default=None)
 
     def shut_down(self) -> None:
-        """End the threads once they have answered what was taken in."""
+        """End the threads after they have answered the accepted calls."""
         for pool in (*self._lanes.values(), self._refusing, self.default):
             pool.shutdown(wait=True)
         self._ended = True

@@ -39,19 +39,19 @@ class Reservation:
         return self.held == self.size
 
     def grow(self, count: int) -> bool:
-        """Ask for more bytes. False: they come later, and `wake` is called then."""
+        """Ask for more bytes. Returns False if they are granted later; `wake` is called then."""
         return self._pool._grow(self, count)
 
     def release(self) -> None:
-        """Give back what is held, and ask for no more."""
+        """Give back all bytes, and stop waiting."""
         self._pool._release(self)
 
 
 class MemoryPool:
-    """Bytes to be shared out.
+    """Bytes that are shared by reservations.
 
     Args:
-        limit: how many there are.
+        limit: the number of bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -68,30 +68,30 @@ class MemoryPool:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits: those who hold bytes that they do not need just now should give them back."""
+        """Whether a reservation waits: holders of bytes that they do not need now should give them back."""
         return bool(self._waiting)
 
     @property
     def first_waiting(self) -> Reservation | None:
-        """Who waits longest for a step."""
+        """The reservation that waits longest for a step."""
         with self._lock:
             return next(iter(self._waiting), None)
 
     def reservation(self, size: int, wake: Wake) -> Reservation:
-        """A share that holds nothing yet. `wake` is called when a step is granted that was waited for, and, while
-        anything is held, when others begin to wait."""
+        """A reservation that holds nothing yet. `wake` is called when a step that it waited for is granted and, while
+        it holds bytes, when others begin to wait."""
         assert size <= self.limit
         return Reservation(self, size, wake)
 
     def reserve(self, size: int, wake: Wake) -> Reservation:
-        """A share that is granted whole, now or later."""
+        """A reservation that is granted whole, now or later."""
         reservation = self.reservation(size, wake)
         if size:
             reservation.grow(size)
         return reservation
 
     def try_reserve(self, size: int, wake: Wake) -> Reservation | None:
-        """A share granted whole, if that is free right now and nobody waits; else None."""
+        """A reservation that is granted whole at once, if the bytes are free and none waits; else None."""
         reservation = Reservation(self, size, wake)
         with self._lock:
             if self._waiting or not self._fits(reservation, size):
@@ -160,7 +160,7 @@ class MemoryPool:
 
 
 class MemoryPools(NamedTuple):
-    """What all connections of a broker share.
+    """The pools that all connections of a broker share.
 
     Attributes:
         bodies: for frames too large for a connection's own buffer; waited for.

@@ -81,10 +81,10 @@ _MISSING = frozenset({"UnknownGroup", "UnknownTopic", "UnknownTopicId", "Unknown
 
 
 class BrokerService:
-    """Every method of the service, by its name; one line each, for `broker/requests` has the story.
+    """Every method of the service, by its name; one line each, because `broker/requests` has the logic.
 
     Args:
-        counters: what `DescribeBroker` returns.
+        counters: for the answer of `DescribeBroker`.
     """
 
     def __init__(
@@ -110,15 +110,16 @@ class BrokerService:
         self._staged_jobs = jobs
 
     def stop_waiting(self) -> None:
-        """Answer those that wait, and refuse what changes anything from now on."""
+        """Answer all waiting calls, and refuse changes from now on."""
         self._stopping.set()
         self._staged_jobs.stop()
         for partition in self._host.hosted.values():
             partition.wake_waiters()
 
     def method(self, name: str, lane: str) -> _Method:
-        """A method of the service, to be called in a thread of its lane. What asks ZooKeeper stops as its client gives
-        up. A change of topics, which takes its time anyway, waits for a connection that is away for a moment."""
+        """A method of the service, to be called in a thread of its lane. A request to ZooKeeper stops when the client
+        gives up. A change of topics, which is slow anyway, waits if the connection to ZooKeeper is lost for a
+        moment."""
         method: _Method = getattr(self, name)
         session = self._host.metadata.session
 
@@ -291,10 +292,10 @@ class BrokerService:
         *,
         is_cut_by_stop: bool = True,
     ) -> _Found:
-        """Wait until a look finds something, the time is up, the client gives up or, in most cases, the broker stops;
-        what the last look found."""
+        """Wait until a look finds something, the time is up, the client gives up or, in most cases, the broker stops.
+        Returns the last look's result."""
         changed = threading.Event()
-        context.add_callback(changed.set)  # the client went away
+        context.add_callback(changed.set)  # the client has ended the call
         deadline = self._clock.monotonic() + timeout_ms / 1000
 
         def is_wanted() -> bool:
@@ -304,7 +305,7 @@ class BrokerService:
 
 
 def _seconds_left(context: Any) -> float:
-    """Until the client gives a call up; without end if it never does."""
+    """The seconds until the client gives a call up; infinite if it has no deadline."""
     left = context.time_remaining()
     return math.inf if left is None else float(left)
 
@@ -348,8 +349,9 @@ def _cut(fact: Any, limit: int) -> Any:
 class _Receiving(grpc.ServerInterceptor):
     """Lets every method receive its message itself, in its lane, where the wait for it can be ended.
 
-    gRPC would wait for the one message of a call before it calls us, with the thread taken and nothing to end it by. So
-    each method is served as one that takes a stream of messages; on the wire both are the same.
+    gRPC would wait for the message of a unary call before it calls the method; meanwhile a thread is occupied, and the
+    wait cannot be ended. So each method is served as one that takes a stream of messages; on the wire both are the
+    same.
     """
 
     def __init__(self, broker_id: int, lanes: Lanes) -> None:
@@ -409,7 +411,7 @@ class RpcServer:
     """The gRPC server. `bind` first, so that a port in use is known before anything is opened."""
 
     def __init__(self, host: str, port: int, broker_id: int) -> None:
-        check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, and not say why
+        check_port_free(host, port, "grpc.port")  # gRPC would print a line of its own, without the reason
         self._broker_id = broker_id
         self._stopping = False
         self._lanes = Lanes()
@@ -418,12 +420,12 @@ class RpcServer:
             interceptors=[_Receiving(broker_id, self._lanes)],
             maximum_concurrent_rpcs=_CALLS_MAX,
             options=(
-                ("grpc.so_reuseport", 0),  # else a second broker would share the port in silence
+                ("grpc.so_reuseport", 0),  # else a second broker could share the port unnoticed
                 ("grpc.max_receive_message_length", _MESSAGE_MAX),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 64 << 10),
-                ("grpc.http2.bdp_probe", 0),  # else it takes in whole messages that no thread has asked for
-                # A machine that vanished ends its calls so, and its connection.
+                ("grpc.http2.bdp_probe", 0),  # else it receives whole messages that no thread has requested
+                # Ends the calls and the connection of a machine that has vanished.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -442,7 +444,7 @@ class RpcServer:
         self._service: BrokerService | None = None
 
     def start(self, service: BrokerService) -> None:
-        """Serve, and say so to health checks."""
+        """Serve, and report it to health checks."""
         self._service = service
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -459,13 +461,13 @@ class RpcServer:
         self._server.start()
 
     def tell_unhealthy(self) -> None:
-        """Say to health checks that this broker does not serve; it goes on answering."""
+        """Report to health checks that this broker does not serve; it still answers."""
         for name in (SERVICE, ""):
             self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _answering(self, name: str, service: BrokerService) -> _Method:
-        """What is called for a method, in a thread of its lane and unless the client has given up by then. An error
-        becomes a status, with the error in its metadata."""
+        """The function for a method, called in a thread of its lane unless the client has given up. An error becomes a
+        status, with the error in its metadata."""
         method = service.method(name, self._lanes.of(name)[0])
 
         def answer(request: Message, context: grpc.ServicerContext) -> Message:

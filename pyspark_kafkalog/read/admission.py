@@ -39,9 +39,9 @@ def limited(start: Mapping[TopicPartition, int], end: PartitionOffsets, max_offs
 
 
 class MinOffsets:
-    """Whether there is enough for a micro-batch (minOffsetsPerTrigger), or it was waited for long enough.
+    """Whether there are enough records for a micro-batch (minOffsetsPerTrigger), or the wait was long enough.
 
-    The first micro-batch after a start is always admitted: when the one before it was is not known.
+    The first micro-batch after a start is always admitted, because the time of the previous one is unknown.
 
     Args:
         min_offsets: records that are enough; None: any are.
@@ -55,7 +55,7 @@ class MinOffsets:
         self._admitted: float | None = None
 
     def admits(self, new_records: int) -> bool:
-        """Whether a micro-batch of so many new records may begin; if so, it counts as begun."""
+        """Whether a micro-batch of `new_records` records may begin; if so, it counts as begun."""
         if self._min_offsets is None:
             return True
         now = self._clock()

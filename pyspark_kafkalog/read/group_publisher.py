@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 RENEW_S = 3.0
 """How often a place among the live members is renewed."""
-_LEASE_S = 10.0  # how long it lasts: the brokers' rule
+_LEASE_S = 10.0  # set by the brokers
 _PAUSE_S = 0.2
 _FINISH_S = 5.0
 _END_S = 1.0
@@ -43,8 +43,8 @@ class Progress:
     """One stream's progress. Its methods return at once, but for `finish`; the thread starts with the first position.
 
     Args:
-        cluster: where the group is.
-        subscription: what the stream reads, in words, for who looks at the group.
+        cluster: the group's.
+        subscription: describes what the stream reads, for `kafkalog groups describe`.
     """
 
     def __init__(self, cluster: Cluster, group: str, subscription: str) -> None:
@@ -69,14 +69,14 @@ class Progress:
         self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
 
     def after(self, task: Callable[[], None]) -> None:
-        """Have the thread do something before it publishes anything (more), again and again until it succeeds."""
+        """Make the thread call a task before it publishes anything (more), repeatedly until it succeeds."""
         self._before_publishing.append(task)
 
     def at(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes] | None = None) -> None:
-        """The stream has done with everything before the position.
+        """Note that the stream has processed everything before the position.
 
         Args:
-            topic_ids: of the topics that it is in, where they are known; those of the last call if None.
+            topic_ids: of the position's topics, if known; None: those of the last call.
         """
         if os.getpid() != self._process:  # a forked child's copy, which has no thread
             return
@@ -90,13 +90,13 @@ class Progress:
             self._changed.notify_all()
 
     def done(self, end: PartitionOffsets) -> None:
-        """The stream has done with a batch that ended there; what it is known to be beyond stays as it is."""
+        """Note that the stream has processed a batch that ended there. Partitions with a higher position keep it."""
         with self._changed:
             known = self._position
             self.at(known | {partition: max(offset, known.get(partition, 0)) for partition, offset in end.items()})
 
     def finish(self, timeout: float = _FINISH_S) -> None:
-        """The position is the last: return once it is written and the member gone, or the time is over."""
+        """Write the last position and leave the group; returns when that is done, or the time is over."""
         with self._changed:
             self.end()
             if not self._changed.wait_for(lambda: self._thread is None, timeout):
@@ -136,9 +136,8 @@ class Progress:
                 for _ in range(_LAST_ATTEMPTS):
                     if published:
                         break
-                    # The query is over, and with it what could wake this thread. What failed (a broker has not heard of
-                    # a topic yet, or restarts) ends inside brokers, which do not notify clients. It tries a few times
-                    # more.
+                    # The query has ended, so no event wakes this thread. The cause (a broker does not know a topic yet,
+                    # or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
                     time.sleep(_PAUSE_S)
                     published = self._publish(position, topic_ids)
                 self._leave()
@@ -148,11 +147,11 @@ class Progress:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # a fast stream needs not every position
+                self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # of a fast stream not every position is written
 
     def _publish(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes]) -> bool:
         """Renew the membership, and write the position if the group's is ours to write. False if that failed."""
-        if time.monotonic() > self._renewed_s + _LEASE_S:  # meanwhile another may have come and gone
+        if time.monotonic() > self._renewed_s + _LEASE_S:  # another member may have come and gone meanwhile
             self._written = {}
         try:
             from kafkalog.client.groups import GroupMember, keep_member, leave_group

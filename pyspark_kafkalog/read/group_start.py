@@ -59,11 +59,11 @@ def parse_fallback(name: str, text: str) -> str:
 
 
 def with_committed(cluster: Cluster, group: str, fallback: str, starts: PartitionOffsets) -> PartitionOffsets:
-    """Starts in which COMMITTED is replaced by what the group has committed now.
+    """Replace COMMITTED in starts by the group's current offsets.
 
     Raises:
-        NoCommittedOffset: for a partition, and the fallback is error.
-        CommittedOffsetGone: the log has it not (any more), and the fallback is error.
+        NoCommittedOffset: a partition has none, and the fallback is error.
+        CommittedOffsetGone: an offset is not in the log, and the fallback is error.
     """
     from kafkalog.client.admin import list_offsets
     from kafkalog.client.groups import committed_offsets
@@ -94,8 +94,8 @@ def start_of(
 ) -> int:
     """Where a partition of [earliest, latest) starts: its committed offset, or by the fallback.
 
-    Earliest stays a symbol, which a batch looks up when it reads; latest is an offset, for a batch cannot start there
-    otherwise.
+    Earliest stays a symbol, which a batch looks up when it reads. Latest becomes an offset, because a batch cannot
+    start at the symbol.
     """
     offset = committed.get(partition)
     if offset is not None and earliest <= offset <= latest:

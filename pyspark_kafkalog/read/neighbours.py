@@ -6,8 +6,8 @@ directory, and reads those of the others that the same process started: one driv
 answered since this one last answered is of the same query, for as long as the two were never busy at the same time:
 those of one query never are, and those of different queries soon are when they wait for records.
 
-It is a hint, for how long to wait: what cannot be written or read is as if nobody else was there. A source that Spark
-ended leaves its file behind; the next one to start removes it.
+It is only a hint for how long to wait: a file that cannot be written or read counts as if there were no other source. A
+source that Spark ended leaves its file behind; the next one to start removes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Neighbours:
         self._asked_ns = self._answered_ns = 0
 
     def asked(self) -> int:
-        """This source is asked: how many others of its query were asked since it last answered."""
+        """Note that this source is asked; returns how many others of its query were asked since it last answered."""
         if self._own is None:
             self._start()
         others, before, self._asked_ns = 0, self._answered_ns, time.monotonic_ns()
@@ -54,7 +54,7 @@ class Neighbours:
         return others
 
     def answered(self) -> None:
-        """This source is about to answer."""
+        """Note that this source is about to answer."""
         for name, asked_ns, answered_ns in self._others():
             if asked_ns > answered_ns or answered_ns > self._asked_ns:
                 self._of_other_queries.add(name)

@@ -65,7 +65,7 @@ def connected(options: SourceOptions, settings: Mapping[str, str] | None = None)
 
 
 def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> PartitionOffsets:
-    """The offset that each partition's EARLIEST or LATEST stands for now."""
+    """The current offset of each partition's EARLIEST or LATEST."""
     from kafkalog.client.admin import list_offsets
 
     if not symbols:
@@ -76,24 +76,24 @@ def offsets_at(cluster: Cluster, symbols: Mapping[TopicPartition, int]) -> Parti
 
 
 class Lookup:
-    """What a read on the driver asks the brokers."""
+    """The requests of a read on the driver to brokers."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._warned = False
 
     def asked_again(self, attempt: Callable[[Losses], _Answer], losses: Losses) -> _Answer:
-        """What an attempt gives, made again while it finds something missing or lost.
+        """The result of an attempt, which is repeated while it finds something missing or lost.
 
         Args:
-            attempt: given what to do about losses: fail, but for the last time, when it is what was asked for.
+            attempt: called with the handling of losses: they fail every try except the last, which gets `losses`.
         """
         for _ in range(self.options.fetch_attempts - 1):
             try:
                 return attempt(Losses(fail=True))
             except _DOUBTFUL as error:
                 log.warning("asking_again", reason=str(error))
-                # fetchOffset.retryIntervalMs, given by the user. No event could end it early: ZooKeeper notifies
+                # fetchOffset.retryIntervalMs, set by the user. No event can end the pause early: ZooKeeper notifies
                 # brokers of topics and leaders, but brokers do not notify clients. To stop the query, Spark ends this
                 # process.
                 time.sleep(self.options.fetch_retry_interval_ms / 1000)
@@ -103,8 +103,8 @@ class Lookup:
         """The id of its topic, by selected partition, in order.
 
         Args:
-            missing: called with what is wrong with a topic that subscribe or assign names and that is not there; it may
-                raise. None: UnknownTopic rises.
+            missing: called with the error for a topic of subscribe or assign that does not exist; it may raise. None:
+                UnknownTopic is raised.
         """
         cluster = connected(self.options)
         selection = self.options.selection
@@ -133,7 +133,7 @@ class Lookup:
         return {partition: found[partition] for partition in sorted(found) if selection.takes(partition)}
 
     def leader(self, partition: TopicPartition, topic_id: bytes) -> LeaderHint | None:
-        """Who led a partition when its topic was last asked for; None if that is not known. Asks nobody."""
+        """The cached leader of a partition; None if it is not known. Makes no request."""
         from kafkalog.client.consumer.range_fetch import LeaderHint
 
         cluster = connected(self.options)
@@ -146,7 +146,7 @@ class Lookup:
         return None
 
     def unopened(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those whose logs no broker had open when their topics were last asked for. Asks nobody."""
+        """The partitions whose logs no broker had open, by the cached metadata. Makes no request."""
         known_topic = connected(self.options).known_topic
         without_leader = {
             TopicPartition(name, each.partition)
@@ -162,7 +162,7 @@ class Lookup:
         return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))
 
     def earliest_of_those_there(self, partitions: Sequence[TopicPartition]) -> PartitionOffsets:
-        """Where partitions start now; those that are not there are left out."""
+        """The current start offsets of partitions; those that do not exist are left out."""
         try:
             return self.at(EARLIEST, partitions)
         except GONE:
@@ -175,7 +175,7 @@ class Lookup:
             return found
 
     def start(self, bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
-        """Where each partition's reading starts: offsets and, of options that name them, symbols.
+        """The start of each partition: an offset or, if the option names one, a symbol.
 
         Raises:
             InvalidArgument: the option lists other partitions, or a partition has no record as late as its timestamp.
@@ -201,7 +201,7 @@ class Lookup:
         return found, {partition: ends[partition] for partition in times if partition not in found}
 
     def end(self, bound: Bound, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
-        """Where each partition's reading ends, looked up after its start so that it never lies before that."""
+        """The end of each partition, looked up after its start, so that it is never before the start."""
         position = position_of_each(bound, partitions)
         if not bound.by_time:
             return position
@@ -211,8 +211,8 @@ class Lookup:
     def stream_start(
         self, bound: Bound, partitions: Iterable[TopicPartition]
     ) -> tuple[PartitionOffsets, set[TopicPartition], bool]:
-        """Where a stream starts, in numbers; the partitions that start at their end, which moves; and whether another
-        look later could give another place further on."""
+        """A stream's start, in numbers; the partitions that start at their end, which moves; and whether a later look
+        could give a later start."""
         position = position_of_each(bound, partitions)
         if bound.by_time:
             found, ends = self._start_by_time(bound, position)
@@ -226,13 +226,13 @@ class Lookup:
         return numbers, set(moving), bool(moving)
 
     def group_offsets(self, topics: Iterable[str], *, patient: bool = True) -> dict[TopicPartition, tuple[int, bytes]]:
-        """What the group has of topics so named, with the ids of those topics, which may be deleted."""
+        """The group's offsets in topics of these names, with the topics' ids. The topics may be deleted."""
         from kafkalog.client.groups import offsets_with_topic_ids
 
         return offsets_with_topic_ids(connected(self.options), self.options.group, sorted(topics), patient=patient)
 
     def forget_group_offsets(self, topic_ids: Mapping[TopicPartition, bytes], *, patient: bool = True) -> None:
-        """Have the group forget what it has of topics with these ids."""
+        """Make the group forget its offsets in topics with these ids."""
         from kafkalog.client.groups import forget_offsets
 
         if topic_ids:
@@ -267,7 +267,8 @@ class Lookup:
         return {partition: (each.offset or 0, each.size_bytes) for partition, each in listed.items()}
 
     def wait(self, ends: PartitionOffsets, seconds: float) -> None:
-        """Wait, at a broker, until a partition ends elsewhere; at most that long, and less when none lets one wait."""
+        """Wait, at a broker, until the end of a partition moves; for at most so many seconds, and less if no broker
+        accepts another wait."""
         from kafkalog.client.admin import wait_for_records
 
         if ends:

@@ -190,7 +190,7 @@ def resolved(offsets: PartitionOffsets, earliest: PartitionOffsets, latest: Part
 
 
 def check_batch_bounds(start: Bound, end: Bound) -> None:
-    """What can be known to be wrong with a batch's range before any broker is asked.
+    """Check a batch's range as far as possible without a broker.
 
     Raises:
         InvalidArgument: starts at latest, ends at earliest, or given starts and ends do not fit each other.
@@ -251,13 +251,13 @@ def input_ranges(start: PartitionOffsets, end: PartitionOffsets) -> list[InputRa
 
 
 def whats_gone(start: PartitionOffsets, end: PartitionOffsets) -> list[str]:
-    """What is lost of a position `start` if there are only the partitions of `end` any more: at most one sentence."""
+    """The loss if a position `start` has partitions that `end` lacks: at most one sentence."""
     gone = start.keys() - end.keys()
     return [f"the stream reads {partition_names(gone)}, deleted since"] if gone else []
 
 
 def whats_moved_back(start: PartitionOffsets, end: PartitionOffsets) -> list[str]:
-    """What is lost of a position `start` if partitions now end before it, a sentence each."""
+    """The losses if partitions now end before the position `start`: a sentence for each."""
     return [
         f"the stream knows of offset {start[partition]} of {partition}, which now ends at {offset}: either the topic "
         "was deleted and created again, or the start was set beyond the end"

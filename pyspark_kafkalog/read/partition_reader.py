@@ -38,12 +38,12 @@ _GONE = -100  # no offset, and no symbol: of a partition that is not there, whic
 
 
 class PlannedRange(NamedTuple):
-    """What travels to a task: a range, and what must be so for it to be read.
+    """A range for a task, with the conditions under which it may be read.
 
     Attributes:
-        topic_id: where a topic made anew under the name must not be read; else None.
-        is_piece: cut from a larger range: its end may have been left behind by the log's start.
-        leader: who led the partition when it was planned.
+        topic_id: of the topic, if one created again under the name must not be read; else None.
+        is_piece: cut from a larger range: the log's start may be past its end.
+        leader: of the partition when the range was planned.
     """
 
     range: InputRange
@@ -58,8 +58,8 @@ def read_ranges(
     """Spark's batches of planned ranges.
 
     Raises:
-        DataLost: the log has not, or not any more, all that a range names, and failOnDataLoss is true.
-        RequestTimedOut: nothing came for kafkaConsumer.pollTimeoutMs.
+        DataLost: records of a range are not in the log, and failOnDataLoss is true.
+        RequestTimedOut: no answer came for kafkaConsumer.pollTimeoutMs.
     """
     try:
         yield from _read_ranges(options, schema, planned)
@@ -112,7 +112,7 @@ def _task_settings(options: SourceOptions) -> Mapping[str, str]:
 
 
 def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], symbol: int, losses: Losses) -> PartitionOffsets:
-    """Where partitions start or end now; those that are gone are left out, if that is allowed."""
+    """The current start or end of partitions; missing partitions are left out, if `losses` allows it."""
     try:
         return offsets_at(cluster, dict.fromkeys(partitions, symbol))
     except GONE as error:
@@ -126,7 +126,7 @@ def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], symbol: int
 
 
 class _RangeRead:
-    """One range being read: where it is, and what to do when what comes next is gone."""
+    """One range being read: its position, and the handling of records that are gone."""
 
     def __init__(self, cluster: Cluster, planned: PlannedRange, start: int, end: int, losses: Losses) -> None:
         self._cluster = cluster
@@ -156,7 +156,7 @@ class _RangeRead:
             self._go_on_behind(self._lost)
 
     def _fetched(self) -> Fetched:
-        """Batches from the position on. A loss ends it quietly, so that what was fetched before is handed on."""
+        """Batches from the position on. A loss ends it without an error, so that earlier batches are passed on."""
         from kafkalog.client.consumer.range_fetch import fetch_range
 
         try:
@@ -171,7 +171,7 @@ class _RangeRead:
             self._lost = error
 
     def _go_on_behind(self, lost: KafkalogError) -> None:
-        """Move behind what is gone, never back: to the first record there is, or to the end."""
+        """Move past the lost records, never back: to the first existing record, or to the end."""
         if isinstance(lost, GONE):
             self._losses.found(f"{self._partition} is not there any more: {lost}")
             self._position = self._end

@@ -32,8 +32,8 @@ def write_rows(
 ) -> WriterCommitMessage:
     """Write a task's rows and wait until all are acknowledged; the first failure fails the task.
 
-    A producer is kept for the process's next task only if this one ends well: what a failed one still holds must not
-    reach the log later.
+    A producer is kept for the process's next task only if this task succeeds: the records that are left after a failure
+    must not reach the log later.
     """
     key = key_of(options.bootstrap_servers, options.client)
     producer = _producers.pop(key, None) or _new_producer(options)
@@ -48,7 +48,7 @@ def write_rows(
         for delivery in unacknowledged:
             delivery.result()
     except BaseException:
-        with suppress(KafkalogError):  # of what is given up here; the failure that counts is on its way
+        with suppress(KafkalogError):  # of the records given up here; the task's own error is raised
             producer.close(timeout=0)
         raise
     _producers[key] = producer

@@ -1,4 +1,4 @@
-"""Delivery exactly once: tasks stage their rows beside the log, the driver commits what the tasks of a batch staged.
+"""Delivery exactly once: tasks stage their rows beside the log, and the driver commits the staged rows of a batch.
 
 Staged rows cannot be read before they are committed. Every attempt of a task stages its own parts, so speculative and
 late attempts do no harm: Spark hands the driver the message of one attempt of each task, and brokers delete
@@ -46,11 +46,11 @@ class Transaction:
     """Which batch of which transaction a write is, and in which run.
 
     Attributes:
-        stays: its decision is kept for ever, for the same batch may come again after any time: a stream's, and that of
-            a user's version. Others are forgotten an hour after they are done.
-        run_id: empty where it is not known: then no other run's end is seen, and none is ended.
+        stays: its decision is kept for ever, because the same batch may come again after any time: a stream's, and that
+            of a user's version. Others are forgotten an hour after they are done.
+        run_id: empty if it is not known: then this run cannot be fenced, and fences no other run.
         skip_if_recorded: the write is numbered by its user, as `CommitBatch.skip_if_recorded`.
-        query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and where it is not known.
+        query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and if it is not known.
         session_id: of the query's run, as `MicroBatch.session_id`.
     """
 
@@ -64,7 +64,7 @@ class Transaction:
 
 
 class StagedBatch(NamedTuple):
-    """What a task staged of one transaction."""
+    """A task's staged parts of one transaction."""
 
     transaction: Transaction
     parts: tuple[StagedPartition, ...]
@@ -72,12 +72,12 @@ class StagedBatch(NamedTuple):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task staged, as it reports it to the driver: of one transaction, or of one for each topic of a numbered
+    """A task's report to the driver of its staged parts: of one transaction, or of one for each topic of a numbered
     write. Spark reports query and micro-batch to tasks only, so the messages carry them to the driver.
 
     Attributes:
-        checkpoint: of the query that writes, itself or in `foreachBatch`; None outside any. Its query_id is empty where
-            the checkpoint alone says which query it is.
+        checkpoint: of the query that writes, itself or in `foreachBatch`; None outside any. Its query_id is empty if
+            only the checkpoint identifies the query.
         micro_batch: of that query.
     """
 
@@ -87,7 +87,7 @@ class Staged(WriterCommitMessage):
 
 
 def task_context() -> TaskContext:
-    """Of the task that this is called in."""
+    """The context of the calling task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -96,7 +96,7 @@ def task_context() -> TaskContext:
 
 
 def stream_transaction(micro_batch: MicroBatch) -> Transaction:
-    """A stream's, in one of its tasks."""
+    """The transaction of a stream; called in one of its tasks."""
     query_id, batch_id = micro_batch.query_id, micro_batch.batch_id
     assert query_id and batch_id != NO_BATCH, "Spark did not report query and micro-batch to the task"
     return Transaction(f"spark-stream-{query_id}", batch_id, micro_batch.run_id, stays=True, query_id=query_id)
@@ -172,10 +172,10 @@ def _producer_settings(options: SinkOptions) -> ProducerSettings:
 
 
 def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOWN) -> None:
-    """Commit, on the driver, what the tasks of a write staged; returns when all of it is in the log.
+    """Commit, on the driver, a write's staged rows; returns when all of them are in the log.
 
     Raises:
-        CountMoved: tasks of a numbered write met two counts of one topic; nothing is committed.
+        CountMoved: tasks of a numbered write had two different counts of one topic; nothing is committed.
     """
     by_transaction: dict[Transaction, list[StagedPartition]] = {}
     for staged in _staged(messages):
@@ -188,7 +188,7 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
 
 
 def with_query(messages: Messages, txn: TxnVersion | None) -> Messages:
-    """The messages of a write, with the query that its checkpoint names where Spark did not report it to the tasks.
+    """The messages of a write. If Spark did not report the query to the tasks, it is taken from the checkpoint.
 
     Raises:
         QueryNotKnown: the checkpoint cannot be read.
@@ -214,7 +214,7 @@ def _of_query(message: Staged, query_id: str) -> Staged:
 
 
 def fingerprint(messages: Messages) -> bytes:
-    """What the checkpoint says of the micro-batch that was staged, if tasks reported where it is."""
+    """The fingerprint of the staged micro-batch by its checkpoint, if tasks reported the checkpoint's location."""
     for message in _staged(messages):
         if message.checkpoint is not None and any(batch.parts for batch in message.batches):
             return _fingerprints.of(message.checkpoint, message.micro_batch)
@@ -286,7 +286,7 @@ def _warn_skipped(transaction: Transaction) -> None:
 
 
 def _warn_unnumbered(transaction: Transaction) -> None:
-    """Once for each query: its batch may run again after a failure, and this write with it."""
+    """Warn, once for each query, that its batch may run again after a failure, and this write with it."""
     if (query := transaction.query_id or transaction.session_id) not in _warned:
         _warned.add(query)
         reason = (
@@ -299,19 +299,20 @@ def _warn_unnumbered(transaction: Transaction) -> None:
 
 
 def abort(messages: Messages, options: SinkOptions) -> None:
-    """Report to the brokers that the staged rows of a failed write are not needed. A hint: what a commit may have
-    decided stays."""
+    """Report to the brokers that the staged rows of a failed write are not needed. A hint: rows that a commit may have
+    decided stay."""
     if parts := [part for staged in _staged(messages) for batch in staged.batches for part in batch.parts]:
         _coordinator(options).abort_parts(parts)
 
 
 def _staged(messages: Messages) -> list[Staged]:
-    """The messages of tasks that ended well."""
+    """The messages of tasks that succeeded."""
     return [message for message in messages if isinstance(message, Staged)]
 
 
 def _coordinator(options: SinkOptions) -> TransactionCoordinator:
-    """This process's for the options. It remembers the streams' decisions, which spares a question for each batch."""
+    """This process's coordinator for the options. It caches the streams' decisions, which saves a request for each
+    batch."""
     from kafkalog.client.transaction.coordinator import TransactionCoordinator
 
     key = key_of(options.bootstrap_servers, options.client)

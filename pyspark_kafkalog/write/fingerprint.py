@@ -32,19 +32,19 @@ CONFIGURED = "spark.sql.streaming.checkpointLocation"
 _HADOOP = "spark.hadoop."
 _JARS = ("spark.jars", "spark.repl.local.jars")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//[^/]*)?")
-_AGAIN_SECONDS = 600.0  # a Java that did not start is not waited for at each batch
+_AGAIN_SECONDS = 600.0  # after a Java that did not start, so that not each batch waits for one
 
 
 class CheckpointUnreadable(Exception):
-    """A checkpoint's files are not there, or not to be read. Says which and why."""
+    """A checkpoint's files are missing or cannot be read; the sentence names the file and the reason."""
 
 
 class Checkpoint(NamedTuple):
-    """Where a query's checkpoint is, and what it takes to read it.
+    """The location of a query's checkpoint, and the settings to read it.
 
     Attributes:
-        location: as given to Spark, with the query's name where that is part of it; empty: not given.
-        query_id: as Spark reports it; empty where it does not.
+        location: as given to Spark, with the query's name if that is part of it; empty: not given.
+        query_id: as Spark reports it; empty if it does not.
         hadoop: the application's settings for file systems, sorted.
         jars: paths with commas between.
     """
@@ -69,20 +69,20 @@ def checkpoint_of(task: TaskContext, micro_batch: MicroBatch, option: str | None
 
 
 def _configured(root: str, name: str) -> str:
-    """Of a query with a name, in the folder that the session is configured with; one without has a new checkpoint at
-    each start, which nobody copies."""
+    """The checkpoint of a named query in the session's configured folder. A query without a name has a new checkpoint
+    at each start, which is never copied."""
     return f"{root.rstrip('/')}/{name}" if root and name else ""
 
 
 class Fingerprints:
-    """Reads checkpoints in the process that commits. What cannot be read is logged once for each checkpoint."""
+    """Reads checkpoints in the committing process. A failure is logged once for each checkpoint."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
         self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
-        """SHA-256 of the batch's file; UNKNOWN where it is not known where the checkpoint is, or it cannot be read."""
+        """SHA-256 of the batch's file; UNKNOWN if the checkpoint's location is unknown, or it cannot be read."""
         if not checkpoint.location:
             return self._unknown(checkpoint, "where it is was not said")
         try:
@@ -122,7 +122,7 @@ class Fingerprints:
         return [self._hadoop(checkpoint).read(address) for address in addresses]
 
     def _hadoop(self, checkpoint: Checkpoint) -> HadoopFiles:
-        """The process that is kept for these settings, or another in place of one that has ended."""
+        """The process for these settings; one that has ended is replaced."""
         key = checkpoint.hadoop, checkpoint.jars
         files = self._files.get(key)
         if isinstance(files, HadoopFiles) and not files.is_alive:

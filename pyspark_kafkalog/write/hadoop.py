@@ -1,9 +1,9 @@
-"""Files of the file systems that Spark knows and Python does not (HDFS, s3a, abfs, ...), read by a Java process beside
-the driver: Spark's jars, the same HADOOP_CONF_DIR, the application's `spark.hadoop.` settings.
+"""Reads files of file systems that Spark supports and Python does not (HDFS, s3a, abfs, ...), by a Java process beside
+the driver, with Spark's jars, the same HADOOP_CONF_DIR, and the application's `spark.hadoop.` settings.
 
-The process that commits a sink's batches is a Python of Spark's without a way into the driver's JVM. So a Java of its
-own is started at the first read (about a second, 100 MB) and kept; a read costs milliseconds then. It ends with this
-process, whose end of a pipe it reads. One that has ended, or gives no answer, is replaced at the next read.
+The process that commits a sink's batches is a Python process of Spark without access to the driver's JVM. So a Java
+process is started at the first read (about a second, 100 MB) and kept; further reads take milliseconds. It ends with
+this process, because it reads the end of a pipe. If it has ended, or does not answer, it is replaced at the next read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ retries of a file system that is away for a moment (HDFS's failover) take up to 
 
 
 class HadoopUnavailable(Exception):
-    """No such process can be had, or it could not read a file; says why."""
+    """The Java process could not be started, or could not read a file; the sentence has the reason."""
 
 
 class HadoopFiles:
@@ -77,12 +77,12 @@ class HadoopFiles:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, as after the OOM killer."""
+        """Whether the process has ended, as after the OOM killer."""
         return self._process.poll() is not None
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is worth asking again; else close it and start another."""
+        """Whether it can be used again; if not, close it and start another."""
         return not self._is_lost and not self.has_ended
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def _started(jars: str) -> tuple[subprocess.Popen[bytes], Any]:
         _end(process, at_once=True)
         raise HadoopUnavailable(f"{java} did not start py4j of Spark's jars")
     port, secret = said
-    # Else what the garbage collector finds after the end would be asked for over a connection that is closed.
+    # Otherwise objects that the garbage collector finds later would be released over a closed connection.
     parameters = GatewayParameters(
         port=int(port), auth_token=secret, enable_memory_management=False, read_timeout=_ANSWER_SECONDS
     )
@@ -123,7 +123,7 @@ def _started(jars: str) -> tuple[subprocess.Popen[bytes], Any]:
 
 
 def _first_lines(process: subprocess.Popen[bytes], count: int) -> list[str]:
-    """What a process says first; fewer lines if it ends or the time is over."""
+    """The first lines that a process prints; fewer if it ends or the time is over."""
     assert process.stdout is not None
     until = time.monotonic() + _START_SECONDS
     found = b""
@@ -138,7 +138,7 @@ def _first_lines(process: subprocess.Popen[bytes], count: int) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes], at_once: bool = False) -> None:
-    """See a process off: one that does not end by itself is killed."""
+    """End a process; it is killed if it does not end on its own."""
     if not at_once:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)

@@ -33,13 +33,13 @@ _SESSION = re.compile(r"spark-session-([0-9a-f-]{36})")
 
 
 class MicroBatch(NamedTuple):
-    """What Spark reports to a task of the query that its job belongs to.
+    """Spark's report to a task about the query of its job.
 
     Attributes:
-        query_id: empty outside any query, and where Spark does not report it.
-        run_id: of the query's run; empty where it is not known.
+        query_id: empty outside any query, and if Spark does not report it.
+        run_id: of the query's run; empty if it is not known.
         name: the query's; empty if it has none, or it is not known.
-        batch_id: NO_BATCH where it is not known.
+        batch_id: NO_BATCH if it is not known.
         is_of_query: whether the job is part of a query, or writes in a query's session.
         session_id: of the session of the query's run; empty outside any query.
     """
@@ -53,7 +53,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def is_of_unknown_query(self) -> bool:
-        """Whether the job is part of a query, and Spark does not report of which."""
+        """Whether the job is part of a query, and Spark does not report which one."""
         return self.is_of_query and not self.query_id
 
 
@@ -65,9 +65,9 @@ def micro_batch_of(task: TaskContext) -> MicroBatch:
 def micro_batch(properties: Mapping[str, str]) -> MicroBatch:
     """The micro-batch of a job with these properties.
 
-    The run is taken from the description that Spark gives the job. The job group has it too, but that is the user's to
-    set, and stays set for the query's later batches. Where the user has set the description as well by the time that
-    the batch is written, neither run nor name are known.
+    The run is taken from the description that Spark gives the job. The job group has it too, but the user may set it,
+    and it then stays set for the query's later batches. If the user has set the description, too, before the batch is
+    written, neither run nor name are known.
     """
     query_id = properties.get(QUERY_ID) or ""
     batch_id = properties.get(BATCH_ID) or ""

@@ -21,7 +21,7 @@ from pyspark_kafkalog.options import (
 
 
 class TxnVersion(NamedTuple):
-    """Which write of an application's this is. Which versions are skipped:
+    """The number of a write of an application. For the versions that are skipped, see
     `kafkalog/client/transaction/coordinator.py:CommitBatch.skip_if_recorded`."""
 
     app_id: str
@@ -30,8 +30,8 @@ class TxnVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a write was asked for. `topic` is None where the rows have theirs; `txn` where no version was given;
-    `checkpoint`, the query's, where its option was not."""
+    """The parsed options of a write. `topic` is None if the rows have topics; `txn` is None without a version;
+    `checkpoint`, the query's, is None without its option."""
 
     bootstrap_servers: str
     client: dict[str, str]
