@@ -103,6 +103,15 @@ def test_a_truncation_takes_along_what_was_hidden_behind_it(partition: Partition
     assert partition.readable_end_offset == 14
 
 
+def test_a_truncation_to_where_a_hidden_batch_begins_takes_all_of_it_along(partition: Partition) -> None:
+    fill(partition.log, 2)
+    partition._applier.hide(BATCH)
+    fill(partition.log, 2)
+    assert partition.truncate_to(2) == 2
+    fill(partition.log, 1)
+    assert partition.readable_end_offset == 3
+
+
 def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_is_not_synced(
     directory: LogDirectory,
 ) -> None:

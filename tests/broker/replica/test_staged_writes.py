@@ -523,6 +523,31 @@ def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(direct
     assert len(read_all(partition)) == 3
 
 
+def test_half_of_a_batch_is_shown_once_the_set_that_it_came_from_is_dropped_whatever_others_prepared(
+    directory: LogDirectory,
+) -> None:
+    partition = open_partition(directory)
+    first = write(partition, 0, [batch(0), batch(1)])
+    others = [batch(0, size=30), batch(1, size=30)]
+    partition.stage(b"o" * 16, others)
+    spec = PartSpec(b"o" * 16, 0, 2, sum(len(data) for _, data in others))
+    partition.prepare(PreparedSet("x", PRODUCER, 0, b"d" * 16, -1, (spec,)))
+    append_part_of_a_batch(partition, [batch(0)])
+    assert partition.readable_end_offset == 0
+    assert partition.drop(first.commit_uuid, 5)
+    assert partition.readable_end_offset == 1, "the rest of the other attempt's set does not follow on it"
+
+
+def test_who_waits_for_an_apply_sees_that_its_syncs_go_on(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.replica.applier._SYNC_BYTES", 1)
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0), batch(1)])
+    apply(partition, prepared)
+    assert partition._applier.applied_bytes > partition.prepared_bytes(prepared.commit_uuid) > 0
+
+
 def test_a_release_of_a_batch_that_the_log_has_not_leaves_its_set(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(0, batch_id=1)])
@@ -714,6 +739,19 @@ def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pyte
         partition.stage(b"u" * 16, [batch(number, size=1 << 20)])
     assert synced.wait(30)
     directory.close()
+
+
+def test_a_sync_is_asked_for_once_until_it_is_made_and_then_again(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = open_partition(directory)._staging
+    asked: list[object] = []
+    monkeypatch.setattr(directory.services.flusher, "soon", asked.append)
+    for count in (1, 2):
+        staged.request_sync()
+        staged.request_sync()
+        assert len(asked) == count
+        staged.sync()
 
 
 def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stays(directory: LogDirectory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import re
 import threading
@@ -41,10 +42,11 @@ from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import decisions
-from kafkalog.zk.session import REQUEST_BYTES_MAX
+from kafkalog.zk.session import REQUEST_BYTES_MAX, ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, fetch_frame
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
+from tests.kafkalog.zk.expiry import expire
 from tests.waiting import waited_for
 
 TRANSACTION = "spark-stream-1"
@@ -574,6 +576,69 @@ def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(
     assert isinstance(lost, errors.StagedPartLost)
 
 
+def test_a_batch_that_nobody_decides_is_dropped_in_all_of_its_partitions_in_one_round(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    for number in range(2):
+        write.stage(number, (b"a",), partition=number)
+    assert write.prepare() == [None, None]
+    in_doubt = broker.broker.in_doubt
+    monkeypatch.setattr(in_doubt, "_timeout", 0.0)
+    in_doubt.resolve(0)
+    assert listed(broker) == []
+    assert decisions.read_decision(broker.broker.host.metadata.session, TRANSACTION).version == 0
+
+
+def test_after_a_lost_session_young_sets_are_looked_at_too(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_doubt = broker.broker.in_doubt
+    waited_for(lambda: not in_doubt._all)  # the first look has begun
+    ages: list[float] = []
+    monkeypatch.setattr(in_doubt, "resolve", ages.append)
+    expire(broker.broker.host.metadata.session)
+    waited_for(lambda: 0 in ages)
+
+
+def test_what_was_prepared_and_decided_just_now_is_left_to_its_coordinator(broker: RunningBroker) -> None:
+    in_doubt = broker.broker.in_doubt
+    waited_for(lambda: not in_doubt._all)  # the first look, at sets of any age, has begun
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    decisions.write_decision(broker.broker.host.metadata.session, write.decision(-1))
+    in_doubt.resolve(3600)
+    assert values_in(broker, topic) == []
+    in_doubt.resolve(0)
+    assert values_in(broker, topic) == [b"a"]
+
+
+def test_a_leader_writes_that_it_has_a_batch_only_once_it_is_durable(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    host, write_decision = broker.broker.host, decisions.write_decision
+    write_decision(host.metadata.session, write.decision(-1))
+    partition = host.leader_of(topic, 0)
+    durable: list[int] = []
+
+    def written(session: ZooKeeperSession, decision: Decision) -> int:
+        durable.append(partition.log.flushed_offset)
+        return write_decision(session, decision)
+
+    monkeypatch.setattr(partition.log, "request_flush", lambda: None)  # no thread flushes it by the way
+    monkeypatch.setattr(decisions, "write_decision", written)
+    broker.broker.in_doubt.resolve(0)
+    broker.broker.in_doubt.resolve(0)
+    assert durable == [1]
+
+
 def test_a_partition_shows_its_batch_while_another_of_the_request_is_still_appended(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -610,7 +675,7 @@ def test_a_fetch_that_waits_is_answered_by_an_apply(broker: RunningBroker) -> No
 
 
 def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no_part_from_expiring(
-    start_broker: StartBroker, tmp_path: Path
+    start_broker: StartBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = start_broker(transaction_staged_retention_ms=1)
     topic = broker.new_topic()
@@ -632,6 +697,8 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     while any(staged.prepared is None for staged in partition.staged()):
         broker.broker.in_doubt.expiry.look()
     assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
+    broker.broker.in_doubt.resolve(0)
+    assert caplog.text.count("transaction_not_resolved") == 1
     (error,) = lost.apply()
     assert isinstance(error, errors.StagedPartLost)
 
@@ -1081,7 +1148,10 @@ def test_no_request_is_worked_at_for_longer_than_half_of_its_time(hosted: Any) -
     assert staging._turn_end(hosted, 600.0) == staging.TURN_SECONDS
 
 
-def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: RunningBroker) -> None:
+def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "broker.replica.in_doubt")
     topic = broker.new_topic(partitions=2)
     write = Write(broker, topic)
     write.stage(0, (b"a",))
@@ -1096,3 +1166,72 @@ def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(broker: 
     assert first.decided_us > 1  # as it was written now
     in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION) == first
+    assert caplog.text.count("transaction_resolved") == 1
+
+
+def test_a_set_whose_decision_is_made_as_its_version_is_to_be_raised_is_looked_at_anew_and_no_failure(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = broker.new_topic()
+    write = Write(broker, topic)
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    in_doubt, raise_version = broker.broker.in_doubt, decisions.raise_version
+
+    def too_late(session: ZooKeeperSession, decision: Decision) -> int:
+        decisions.write_decision(session, write.decision(-1))
+        return raise_version(session, decision)
+
+    monkeypatch.setattr(in_doubt, "_timeout", 0.0)
+    monkeypatch.setattr(decisions, "raise_version", too_late)
+    in_doubt.resolve(0)
+    assert "transaction_not_resolved" not in caplog.text
+    in_doubt.resolve(0)
+    assert values_in(broker, topic) == [b"a"]
+
+
+def test_a_partition_that_is_closed_while_it_is_resolved_keeps_no_other_from_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic(partitions=2)
+    write = Write(broker, topic)
+    for number in range(2):
+        write.stage(0, (b"a",), partition=number)
+    assert write.prepare() == [None, None]
+    host = broker.broker.host
+    decisions.write_decision(host.metadata.session, write.decision(-1))
+    asked: list[str] = []
+
+    def apply_but_to_the_first(partition: Partition, *arguments: Any) -> Any:
+        asked.append(partition.label)
+        if len(asked) == 1:
+            raise partition._not_here()
+        return apply(partition, *arguments)
+
+    apply = Partition.apply
+    monkeypatch.setattr(Partition, "apply", apply_but_to_the_first)
+    broker.broker.in_doubt.resolve(0)
+    assert sorted(asked) == ["t-0", "t-1"]
+    assert values_in(broker, topic, int(asked[1][-1])) == [b"a"]
+
+
+def test_a_decision_that_another_leader_writes_on_meanwhile_is_looked_at_anew_and_no_failure(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = Write(broker, broker.new_topic())
+    write.stage(0, (b"a",))
+    assert write.prepare() == [None]
+    in_doubt, session = broker.broker.in_doubt, broker.broker.host.metadata.session
+    decisions.write_decision(session, write.decision(-1))
+
+    def another_writes(topic: DecidedTopic) -> bool:
+        decisions.raise_version(session, decisions.read_decision(session, TRANSACTION))
+        return False
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(in_doubt, "_is_deleted", another_writes)
+        in_doubt.resolve(0)
+    assert not decisions.read_decision(session, TRANSACTION).done
+    assert "transaction_not_closed" not in caplog.text
+    in_doubt.resolve(0)
+    assert decisions.read_decision(session, TRANSACTION).done

@@ -805,6 +805,19 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
         log.truncate_to(-1)
 
 
+def test_what_is_saved_of_the_producers_at_the_very_end_of_a_truncation_stays(directory: LogDirectory) -> None:
+    """It is true, and the segments that say the same may be deleted next."""
+    log = open_log(directory)
+    log.append([numbered(0, producer=(7, 0, 0))])
+    log.checkpoint()
+    saved = log.directory / f"{1:020d}.producers"
+    log.append([numbered(1, producer=(7, 0, 1))])
+    assert log.truncate_to(1) == 1
+    assert saved.exists()
+    assert log.truncate_to(0) == 0
+    assert not saved.exists()
+
+
 def test_what_rolls_knew_of_a_tail_that_was_cut_off_is_not_saved_for_that_of_its_successor(tmp_path: Path) -> None:
     """A producer whose records were cut off would be answered that they are there, and they would not be written."""
     directory = LogDirectory(tmp_path)
