@@ -7,8 +7,9 @@ import random
 import pytest
 
 from kafkalog.clock import ManualClock
+from tests.broker.storage.batches import numbered
 from tests.crash.memory_disk import MemoryDisk
-from tests.crash.workload import Workload, check_survivor, crashes, open_directory, open_log
+from tests.crash.workload import PRODUCER, Workload, check_survivor, crashes, open_directory, open_log
 
 FLUSHES = pytest.mark.parametrize("flush", [True, False], ids=["flushed", "left-to-the-system"])
 
@@ -24,6 +25,23 @@ def test_workload_that_is_not_killed_keeps_its_promises_and_closes_its_files() -
     work.run()
     assert disk.open_files == 0
     check_survivor(disk.after_kill(), work.promises(), power_cut=False)
+
+
+def test_a_start_that_reads_full_segments_for_their_producers_keeps_none_of_them_open() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    for offset in range(40):
+        log.append([numbered(offset, size=300, producer=(PRODUCER, 0, offset))])
+    log.flush()
+    for name in disk.names(log.directory):
+        if name.endswith(".producers"):
+            disk.unlink(log.directory / name)
+    disk = disk.after_kill()
+    directory = open_directory(disk)
+    before = disk.open_files
+    log = open_log(directory)
+    assert len(log.view.segments) > 3
+    assert disk.open_files == before + 1
 
 
 @FLUSHES

@@ -105,6 +105,27 @@ def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it
     assert list(read_all(left)) == [0, 1]
 
 
+def test_power_cut_does_not_bring_back_a_segment_that_a_start_dropped_for_a_gap_before_it() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    log.append([numbered(0, size=1500)])
+    log.checkpoint()
+    log.append([numbered(1, size=1500)])
+    log.append([numbered(2, size=1500)])
+    later = log.view.segments[-1]
+    assert later.base_offset == 2
+    disk.sync_dir(log.directory)  # the system may write the second segment first
+    file = later.share_file()
+    disk.sync(file.fd)
+    disk = disk.after_power_cut(random.Random(0), 0.0)
+    log = open_log(open_directory(disk))
+    assert log.end_offset == 1
+    log.append([numbered(101)])
+    log.flush()
+    log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
+    assert list(read_all(log).values()) == [b"%01500d" % 0, b"%020d" % 101]
+
+
 def test_power_cut_does_not_bring_back_the_producers_of_records_that_are_lost() -> None:
     disk = MemoryDisk()
     log = open_log(open_directory(disk))

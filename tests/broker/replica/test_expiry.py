@@ -65,6 +65,37 @@ def test_a_partition_that_is_closed_meanwhile_is_passed_over_without_a_word(
     assert "staged_parts_not_expired" not in caplog.text
 
 
+def test_progress_is_looked_at_once_a_minute(
+    hosted: Any, clock: ManualClock, expiry: Expiry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    monkeypatch.setattr(decisions, "forget_expired", lambda *_: iter(()))
+    monkeypatch.setattr(
+        hosted.partitions[1], "forget_silent_transactions", lambda: looked.append(clock.monotonic() - began)
+    )
+    began = clock.monotonic()
+    for _ in range(5):
+        expiry.look()
+        clock.advance(30)
+    assert looked == [0, 60, 120]
+
+
+def test_a_partition_whose_progress_cannot_be_forgotten_keeps_no_other_from_it(
+    hosted: Any, expiry: Expiry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def fails() -> None:
+        looked.append(0)
+        raise StorageFailed(directory="/data", reason="a broken disk")
+
+    monkeypatch.setattr(decisions, "forget_expired", lambda *_: iter(()))
+    monkeypatch.setattr(hosted.partitions[0], "forget_silent_transactions", fails)
+    monkeypatch.setattr(hosted.partitions[1], "forget_silent_transactions", lambda: looked.append(1))
+    expiry.look()
+    assert looked == [0, 1]
+
+
 def test_decisions_are_forgotten_for_a_second_in_a_look_and_the_rest_in_the_next(
     clock: ManualClock, expiry: Expiry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

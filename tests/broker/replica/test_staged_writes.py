@@ -90,7 +90,10 @@ def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     partition.prepare(prepared._replace(version=4))
-    partition.prepare(prepared._replace(version=2))
+    size = partition.staged_size_bytes
+    for version in (2, 4):
+        partition.prepare(prepared._replace(version=version))
+    assert partition.staged_size_bytes == size
     assert not partition.drop(prepared.commit_uuid, 4)
     directory.close(clean=False)
     directory = LogDirectory(directory.path, clock=ManualClock())
@@ -274,6 +277,16 @@ def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
     assert "batch 3 of part 0: its checksum does not match" in lost_by(partition, prepared)
     assert partition.end_offset == 0
     directory.close()
+
+
+def test_an_apply_right_after_the_check_at_prepare_does_not_check_again(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    partition.keep_prepared(prepared.commit_uuid)
+    checked_bytes = partition._staging.checked_bytes
+    assert checked_bytes > 0
+    apply(partition, prepared)
+    assert partition._staging.checked_bytes == checked_bytes
 
 
 def test_a_check_that_is_only_made_again_is_no_progress(

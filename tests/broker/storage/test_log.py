@@ -409,6 +409,19 @@ def test_much_unflushed_is_flushed_ahead_of_the_roll(directory: LogDirectory, mo
     assert log.flushed_offset == 4
 
 
+def test_what_is_decided_is_flushed_while_more_of_it_is_appended(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_FLUSH_AHEAD_DECIDED", 1000)
+    log = open_log(directory)
+    flushed = threading.Event()
+    log.on_flushed = flushed.set
+    directory.start()
+    for number in range(8):
+        log.append_decided([numbered(number, producer=(7, 0, number), transaction=(0, 0))])
+    assert flushed.wait(WAIT_SECONDS)
+
+
 def test_flush_ms_of_all_time_keeps_no_other_topic_from_its_flushes(tmp_path: Path) -> None:
     """2**63 - 1 is Kafka's default of flush.ms, which people copy."""
     directory = LogDirectory(tmp_path, check_interval_ms=(1 << 63) - 1)
@@ -816,6 +829,25 @@ def test_what_is_saved_of_the_producers_at_the_very_end_of_a_truncation_stays(di
     assert saved.exists()
     assert log.truncate_to(0) == 0
     assert not saved.exists()
+
+
+def test_producers_of_segments_deleted_after_a_truncation_are_remembered(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    for offset in range(60):
+        log.append([numbered(offset, producer=(7, 0, offset))])
+    log.checkpoint()
+    assert log.truncate_to(10) == 10
+    fill(log, 40)
+    log.flush()
+    assert log.delete_before(40) == 40
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert log.start_offset == 40
+    (appended,) = log.append([numbered(50, producer=(7, 0, 10))])
+    assert isinstance(appended, Appended) and appended.base_offset == 50
+    directory.close()
 
 
 def test_what_rolls_knew_of_a_tail_that_was_cut_off_is_not_saved_for_that_of_its_successor(tmp_path: Path) -> None:

@@ -192,6 +192,19 @@ def test_a_leader_is_asked_once_and_for_batches_once_more_where_that_matters(ask
     assert asked.fetches == [2]
 
 
+def test_a_connection_serves_the_next_who_looks(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked.append([100, 300, 200])
+    connect, connected = asked.admin._cluster.connect_data, []
+
+    def counted(broker_id: int, *known: Any) -> Any:
+        connected.append(broker_id)
+        return connect(broker_id, *known)
+
+    monkeypatch.setattr(asked.admin._cluster, "connect_data", counted)
+    assert [asked.find(150), asked.find(150)] == [(1, 300)] * 2
+    assert len(connected) == 1
+
+
 def test_batches_that_have_no_room_in_one_answer_are_asked_for_again(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +317,14 @@ def test_a_batch_that_the_log_ends_before_by_now_is_out_of_range_and_no_lack_of_
 def test_an_answer_without_a_batch_is_none(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that leaves out what is there would be asked for ever."""
     asked.append([100, 300, 200])
+    borrow, borrowed = asked.admin._cluster.borrow_data, []
+
+    def noted(broker_id: int) -> Any:
+        borrowed.append(borrow(broker_id))
+        return borrowed[-1]
+
+    monkeypatch.setattr(asked.admin._cluster, "borrow_data", noted)
     monkeypatch.setattr(timestamps, "split_body", lambda reply, body: [memoryview(b"")] * len(reply.partitions))
     with pytest.raises(ProtocolError, match="an answer without a batch"):
         asked.find(150)
+    assert [connection.fileno() for connection in borrowed] == [-1], "it is closed: more may come on it"

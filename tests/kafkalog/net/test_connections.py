@@ -27,11 +27,11 @@ from kafkalog.errors import (
 )
 from kafkalog.net import forks
 from kafkalog.net.control import _ABANDONED, ControlConnection
-from kafkalog.net.data import DataConnection
+from kafkalog.net.data import BODY_LENGTH_MAX, DataConnection
 from kafkalog.net.tcp import format_address
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
-from kafkalog.wire.frames import frame_start, hello
+from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, frame_start, hello
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -137,6 +137,8 @@ def test_a_host_that_is_not_there() -> None:
     "answer, sentence",
     [
         (b"\xff" * 64, "is not valid here"),
+        (PREFIX.pack(HEADER_LENGTH_MAX + 1, 0), "is not valid here"),
+        (PREFIX.pack(0, BODY_LENGTH_MAX + 1), "is not valid here"),
         (frame_start(b"\xff\xff\xff", 0), "a frame's header is not readable"),
     ],
 )
