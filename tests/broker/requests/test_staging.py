@@ -777,7 +777,7 @@ def test_parts_out_of_order_or_named_twice_are_not_prepared(broker: RunningBroke
     (error,) = write.prepare()
     assert isinstance(error, errors.InvalidRequest)
     assert "must be in ascending order, each once" in str(error)
-    assert all(not staged.commit_uuid for staged in listed(broker))
+    assert [(staged.commit_uuid, staged.parts) for staged in listed(broker)] == [(b"", 2)]
 
 
 def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:

@@ -935,7 +935,7 @@ def test_bytes_are_counted_up_to_the_end_that_is_given_wherever_that_is(director
             for most in range(0, whole.size_bytes, size):
                 reached, counted = reach(view, start, most, hidden)
                 assert min(start + 1, hidden) <= reached <= hidden
-                assert counted >= 0
+                assert (counted > 0) == (reached > start)
 
 
 def test_who_waits_for_a_flush_under_way_starts_no_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,6 +34,8 @@ from kafkalog.net.tcp import format_address
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, frame_start, hello
+from tests.threads import join_all
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -182,7 +186,7 @@ def test_a_connection_that_ends_in_the_middle_of_a_frame() -> None:
 
 def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
     errors: list[KafkalogError] = []
-    with server(greet_and(b"")) as port:
+    with server(greet_and(b"\1")) as port:
         connection = connect(port, timeout_ms=30_000)
 
         def wait() -> None:
@@ -193,8 +197,9 @@ def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
 
         waiting = threading.Thread(target=wait)
         waiting.start()
+        waited_for(lambda: connection.has_buffered)  # it has taken in that byte, and waits for more
         connection.shut_down()
-        waiting.join(20)
+        join_all([waiting], 20)
         connection.close()
     assert [type(error) for error in errors] == [BrokerUnreachable]
 
@@ -345,6 +350,12 @@ def test_a_header_that_came_with_others_is_handed_out_with_them_unless_it_has_a_
         header, body = connection.receive()
         assert (header.correlation_id, bytes(body or b"")) == (3, b"body")
         connection.close()
+    with server(greet_and(frame(1) + frame(2))) as port:
+        connection = connect(port, timeout_ms=20_000)
+        connection._fill(len(frame(1) * 2))
+        assert [header.correlation_id for header in connection.receive_some()] == [1, 2]
+        assert not connection.has_buffered, "who looks at the socket next would not see the last one"
+        connection.close()
 
 
 # --- the gRPC service, its calls and its channel
@@ -457,10 +468,13 @@ def test_a_connect_that_fails_leaves_no_channel_and_takes_no_longer_than_it_may(
             raise error
 
         failing.call = call
+        # A tenth of a second passes between two looks at the clock.
+        clock = SimpleNamespace(monotonic=itertools.count(0.0, 0.1).__next__)
+        monkeypatch.setattr("kafkalog.net.control.time", clock)
         with pytest.raises(KafkalogError):
             failing.connect()
     assert closed == [True]
-    assert 0 < asked[0] <= 300
+    assert asked == [failing._connect_timeout_ms - 100]
 
 
 def test_a_parents_channel_is_neither_closed_nor_destroyed_in_a_child() -> None:
@@ -558,9 +572,15 @@ def test_a_request_may_take_its_time_to_the_millisecond() -> None:
 def test_a_call_that_has_ended_keeps_no_channel_from_being_closed_at_a_fork() -> None:
     with server(hang_up) as port:
         control = channel_to(port)
-        done = threading.Event()
-        control.begin("DescribeCluster", DESCRIBE, 30_000, done.set)
+        done, under_way = threading.Event(), []
+
+        def ended() -> None:
+            under_way.append(control._calls)
+            done.set()
+
+        control.begin("DescribeCluster", DESCRIBE, 30_000, ended)
         assert done.wait(30)
+        assert under_way == [0], "whoever is woken may fork at once"
         assert control.close_if_idle()
         control.close()
 

@@ -229,6 +229,7 @@ def test_the_message_in_hand_is_left_out_of_a_commit_from_elsewhere(
             assert grouped.committed() == {filled: message.offset + 1}
         if message.offset == 77:
             break
+    assert message.offset == 77
 
 
 def test_what_an_iterator_has_behind_it_is_processed_while_it_waits(
@@ -546,9 +547,10 @@ def test_a_blocked_iterator_wakes_for_a_new_record(
     found: list[Message] = []
     reading = threading.Thread(target=lambda: found.extend(consumer.messages(max_messages=1)))
     reading.start()
+    waited_for(lambda: any(link.count for link in list(consumer._fetcher._links.values())))
     with Producer(cluster.bootstrap_servers) as producer:
         producer.send(filled.topic, b"new", partition=0)
-    reading.join(30)
+    join_all([reading], 30)
     assert [message.value for message in found] == [b"new"]
 
 
