@@ -469,6 +469,22 @@ def test_produce_counts_at_its_end_and_shows_a_bar_on_a_terminal_only(topic: str
         assert b"records sent" in terminal.read(65536)
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_once_the_pipe_is_read_an_interrupt_does_what_it_did_before(
+    monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with records._reading_a_pipe_to_its_end():
+            assert signal.getsignal(signal.SIGINT) is not before
+            if is_interrupted:
+                signal.raise_signal(signal.SIGINT)
+                assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
     cluster: LocalCluster, topic: str, number: signal.Signals

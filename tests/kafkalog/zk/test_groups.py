@@ -11,7 +11,7 @@ import pytest
 from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
-from kafkalog.zk.session import Check, Operation, Watch, ZooKeeperSession
+from kafkalog.zk.session import BadVersion, Check, Operation, Watch, ZooKeeperSession
 from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
@@ -25,6 +25,7 @@ def test_offsets_are_read_back_by_partition(session: ZooKeeperSession) -> None:
     assert groups.committed_offsets(session, "g", IDS) == offsets
     assert groups.committed_offsets(session, "g", IDS, ["b", "c"]) == {TopicPartition("b", 0): 0}
     assert groups.committed_offsets(session, "nobody", IDS) == {}
+    assert groups.committed_offsets(session, "nobody", IDS, ["a"]) == {}
     groups.commit_offsets(session, "g", {TopicPartition("a", 0): 4, TopicPartition("b", 1): 9}, IDS, 124)
     assert groups.committed_offsets(session, "g", IDS) == offsets | {
         TopicPartition("a", 0): 4,
@@ -140,6 +141,21 @@ def test_of_two_commits_at_once_the_one_that_sees_the_other_is_the_last(
     monkeypatch.setattr(one, "multi", after_the_other)
     groups.commit_offsets(one, "g", {P0: 3}, IDS, 0)
     assert groups.committed_offsets(one, "g", IDS) == {P0: 3}
+
+
+def test_a_commit_that_others_overtake_every_time_fails_and_is_not_taken_for_made(
+    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def overtaken(operations: Sequence[Operation]) -> None:
+        tries.append(len(operations))
+        raise BadVersion
+
+    monkeypatch.setattr(session, "multi", overtaken)
+    with pytest.raises(BadVersion):
+        groups.commit_offsets(session, "g", {P0: 1}, IDS, 0)
+    assert tries == [1] * groups._ATTEMPTS
 
 
 def test_a_commit_depends_on_its_guard(session: ZooKeeperSession) -> None:

@@ -366,6 +366,21 @@ def test_nobody_is_asked_who_leads_before_the_next_try_is_due(clock: Clock) -> N
     waiting.close()
 
 
+def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came(clock: Clock) -> None:
+    """A try that became due between the two asks again."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    asked: list[Future[Any]] = []
+    waiting._begin = lambda call: asked.append(Future()) or asked[-1]  # type: ignore[func-returns-value]
+    clock.now = 1.0
+    waiting._refresh()
+    clock.now = 2.0
+    asked[0].set_result(None)
+    waiting._refresh()
+    assert (len(asked), waiting._refreshed_at) == (1, 1.0)
+    waiting.close()
+
+
 def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(clock: Clock) -> None:
     """What fails a later time is tried as long as what never failed."""
     cluster: Any = Unreachable()
