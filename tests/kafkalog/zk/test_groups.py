@@ -219,6 +219,22 @@ def test_a_deleted_group_leaves_no_znode(session: ZooKeeperSession) -> None:
     groups.delete(session, "g")  # fine
 
 
+def test_two_may_delete_a_group_at_once(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.commit_offsets(session, "g", {P0: 1}, IDS, 1)
+    children, other = session.children, new_session()
+
+    def and_then_another_deletes_it(path: str, watch: Watch | None = None) -> list[str]:
+        found = children(path, watch)
+        groups.delete(other, "g")
+        return found
+
+    monkeypatch.setattr(session, "children", and_then_another_deletes_it)
+    groups.delete(session, "g")
+    assert other.children(paths.CONSUMERS) == []
+
+
 def test_an_offset_that_is_written_while_its_group_is_deleted_stays(
     session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
