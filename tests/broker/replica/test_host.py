@@ -19,6 +19,7 @@ import pytest
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.host import Host
 from broker.replica.metadata import Metadata
+from broker.replica.partition import Partition
 from kafkalog import Admin, Producer, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
@@ -545,6 +546,23 @@ def test_a_registration_that_failed_after_a_lost_session_is_made_good(
     expire(host.metadata.session)
     until(broker, lambda: 0 in host.metadata.brokers and host.metadata.brokers[0].epoch > epoch)
     assert refusing.refused.is_set()
+
+
+def test_a_log_that_was_opened_and_whose_state_could_not_be_written_is_closed_before_it_is_opened_again(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, closed, close = broker.broker.host, list[str](), Partition.close
+
+    def noted(partition: Partition) -> None:
+        closed.append(partition.label)
+        close(partition)
+
+    monkeypatch.setattr(Partition, "close", noted)
+    refusing = Refusing(monkeypatch, "write_states", lambda *_: True)
+    topic = broker.new_topic()
+    until(broker, lambda: (topic, 0) in host.hosted)
+    assert refusing.refused.is_set()
+    assert closed == ["t-0"]
 
 
 def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(
