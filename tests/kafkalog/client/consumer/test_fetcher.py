@@ -381,6 +381,18 @@ def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came
     waiting.close()
 
 
+def test_a_connection_that_is_there_only_after_the_close_is_closed() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    made, closed = Future[Any](), list[bool]()
+    waiting._begin = lambda call: made
+    waiting._ask_all()
+    assert waiting._connecting == {1: made}
+    waiting.close()
+    made.set_result(SimpleNamespace(close=lambda: closed.append(True)))
+    assert closed == [True]
+
+
 def test_trouble_is_over_with_an_answer_and_with_a_question_that_was_answered(clock: Clock) -> None:
     """What fails a later time is tried as long as what never failed."""
     cluster: Any = Unreachable()
