@@ -69,11 +69,11 @@ def test_progress_is_looked_at_once_a_minute(
     hosted: Any, clock: ManualClock, expiry: Expiry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[float] = []
+    began = clock.monotonic()
     monkeypatch.setattr(decisions, "forget_expired", lambda *_: iter(()))
     monkeypatch.setattr(
         hosted.partitions[1], "forget_silent_transactions", lambda: looked.append(clock.monotonic() - began)
     )
-    began = clock.monotonic()
     for _ in range(5):
         expiry.look()
         clock.advance(30)

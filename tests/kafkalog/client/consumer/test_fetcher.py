@@ -371,7 +371,7 @@ def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     asked: list[Future[Any]] = []
-    waiting._begin = lambda call: asked.append(Future()) or asked[-1]  # type: ignore[func-returns-value]
+    waiting._begin = lambda call: asked.append(Future()) or asked[-1]
     clock.now = 1.0
     waiting._refresh()
     clock.now = 2.0
