@@ -157,6 +157,12 @@ def test_a_log_that_cannot_be_opened_is_told_to_those_who_ask_and_harms_no_other
     with broker.client() as client:
         assert client.append(topic, a_batch(), partition=1).error.code == errors.DiskFull.code
         assert client.append(topic, a_batch(), partition=2).base_offset == 0
+    raised: list[errors.DiskFull] = []
+    for _ in range(2):
+        with pytest.raises(errors.DiskFull) as each:
+            broker.broker.host.leader_of(topic, 1)
+        raised.append(each.value)
+    assert raised[0] is not raised[1], "threads that raise one error at once write to one traceback"
 
 
 def test_a_log_that_could_not_be_opened_is_tried_again_until_it_opens(
@@ -563,6 +569,24 @@ def test_a_log_that_was_opened_and_whose_state_could_not_be_written_is_closed_be
     until(broker, lambda: (topic, 0) in host.hosted)
     assert refusing.refused.is_set()
     assert closed == ["t-0"]
+
+
+def test_a_topic_that_is_gone_as_its_states_are_written_is_hosted_by_nobody_and_no_defect(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, written = broker.broker.host, threading.Event()
+
+    def nowhere(*_: object) -> dict[int, registry.PartitionState]:
+        written.set()
+        return {}
+
+    monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 0.1)
+    monkeypatch.setattr(registry, "write_states", nowhere)
+    broker.new_topic()
+    assert written.wait(30)
+    until(broker, lambda: "t" in host.metadata.topics and not host.is_behind("t"))
+    assert host.hosted == {}
+    assert "not_followed" not in caplog.text
 
 
 def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(

@@ -305,6 +305,7 @@ def test_the_broker_looks_for_its_logs_from_time_to_time_and_says_once_that_one_
     until(broker, lambda: host.failure(topic, 0) is not None)
     some_rounds_pass()
     assert caplog.text.count("partition_lost partition=t-0") == 1
+    assert broker.broker.watcher._to_retry() == set(), "a lost log is not opened by trying again"
     assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is missing")
     recovered = recover(broker, topic, 0, start_offset=12)
     assert (recovered.start_offset, recovered.leader_epoch) == (12, 1)
