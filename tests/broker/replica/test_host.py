@@ -571,6 +571,17 @@ def test_a_log_that_was_opened_and_whose_state_could_not_be_written_is_closed_be
     assert closed == ["t-0"]
 
 
+def test_a_state_is_known_once_it_is_written_whenever_zookeeper_reports_the_change(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = broker.broker.host
+    monkeypatch.setattr("broker.requests.topics._OPENED_SECONDS", 0.1)
+    monkeypatch.setattr(registry, "write_states", lambda session, topic, states: dict(states))  # it never does
+    broker.new_topic()
+    until(broker, lambda: "t" in host.metadata.topics and host.metadata.topic("t").states.keys() == {0})
+    assert broker.described("t").partitions[0].leader == 0
+
+
 def test_a_topic_that_is_gone_as_its_states_are_written_is_hosted_by_nobody_and_no_defect(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
