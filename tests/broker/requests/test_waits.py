@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,3 +93,29 @@ def test_a_fetch_waits_for_its_bytes_at_the_partitions_that_are_led_here(host: H
         if answer is not None:
             assert answer.length == length
             answer.close()
+
+
+def test_what_comes_while_it_is_looked_for_is_not_waited_for(host: Hosted) -> None:
+    class Woken(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert self.is_set(), "the wake-up was forgotten"
+            return True
+
+    found: list[int] = []
+
+    def look() -> bool:
+        found.append(host.partitions[0].end_offset)
+        if len(found) == 1:
+            append(host)  # just behind the look
+        return len(found) > 1
+
+    assert wait_for(host.partitions, look, time.monotonic() + 60, SYSTEM_CLOCK, Woken())
+    assert found == [0, 1]
+
+
+def test_an_answer_that_is_not_enough_holds_no_file(monkeypatch: pytest.MonkeyPatch, host: Hosted) -> None:
+    closed: list[bool] = []
+    answer = SimpleNamespace(is_enough=lambda request: False, close=lambda: closed.append(True))
+    monkeypatch.setattr("broker.requests.waits.fetch", lambda *_: answer)
+    assert enough(pb.FetchRequest(), host, 1) is None  # type: ignore[arg-type]
+    assert closed == [True]
