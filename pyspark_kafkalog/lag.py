@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.read.offsets import PartitionOffsets, from_log
+from pyspark_kafkalog.offsets import PartitionOffsets, from_log
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

@@ -21,8 +21,7 @@ from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog.read.group_start import default_group, parse_fallback, parse_group
-from pyspark_kafkalog.read.offsets import (
+from pyspark_kafkalog.offsets import (
     COMMITTED,
     EARLIEST,
     LATEST,
@@ -32,7 +31,8 @@ from pyspark_kafkalog.read.offsets import (
     parse_position,
     parse_timestamps,
 )
-from pyspark_kafkalog.read.times import parse_span_s, parse_timestamp
+from pyspark_kafkalog.read.group_start import default_group, parse_fallback, parse_group
+from pyspark_kafkalog.times import parse_span_s, parse_timestamp
 
 log = get_logger(__name__)
 

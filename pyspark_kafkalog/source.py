@@ -39,13 +39,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
-from pyspark_kafkalog.options import SourceOptions, parse_source
-from pyspark_kafkalog.read.admission import MinOffsets, backlog, limited
-from pyspark_kafkalog.read.data_loss import Losses
-from pyspark_kafkalog.read.group_publisher import Progress
-from pyspark_kafkalog.read.neighbours import Neighbours
-from pyspark_kafkalog.read.offset_reader import Lookup, connected
-from pyspark_kafkalog.read.offsets import (
+from pyspark_kafkalog.offsets import (
     EARLIEST,
     LATEST,
     InputRange,
@@ -59,6 +53,12 @@ from pyspark_kafkalog.read.offsets import (
     whats_gone,
     whats_moved_back,
 )
+from pyspark_kafkalog.options import SourceOptions, parse_source
+from pyspark_kafkalog.read.admission import MinOffsets, backlog, limited
+from pyspark_kafkalog.read.data_loss import Losses
+from pyspark_kafkalog.read.group_publisher import Progress
+from pyspark_kafkalog.read.neighbours import Neighbours
+from pyspark_kafkalog.read.offset_reader import Lookup, connected
 from pyspark_kafkalog.read.partition_reader import PlannedRange, read_ranges
 from pyspark_kafkalog.read.ranges import Split, pack, split, split_late_bound
 from pyspark_kafkalog.sentences import in_sentences

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.read.offsets import PartitionOffsets
+from pyspark_kafkalog.offsets import PartitionOffsets
 
 
 def backlog(start: Mapping[TopicPartition, int], end: PartitionOffsets) -> PartitionOffsets:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.events import get_logger
 from pyspark_kafkalog import processes
-from pyspark_kafkalog.read.offsets import PartitionOffsets
+from pyspark_kafkalog.offsets import PartitionOffsets
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster

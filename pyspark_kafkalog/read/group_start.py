@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
 from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog.read.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
+from pyspark_kafkalog.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster

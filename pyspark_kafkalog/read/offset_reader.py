@@ -22,11 +22,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.connections import cluster_of
-from pyspark_kafkalog.options import SourceOptions
-from pyspark_kafkalog.read.admission import shares
-from pyspark_kafkalog.read.data_loss import Losses
-from pyspark_kafkalog.read.group_start import with_committed
-from pyspark_kafkalog.read.offsets import (
+from pyspark_kafkalog.offsets import (
     COMMITTED,
     EARLIEST,
     LATEST,
@@ -37,7 +33,11 @@ from pyspark_kafkalog.read.offsets import (
     resolved,
     symbols_in,
 )
-from pyspark_kafkalog.read.times import TIMESTAMP_US_MAX
+from pyspark_kafkalog.options import SourceOptions
+from pyspark_kafkalog.read.admission import shares
+from pyspark_kafkalog.read.data_loss import Losses
+from pyspark_kafkalog.read.group_start import with_committed
+from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster

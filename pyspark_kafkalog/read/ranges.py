@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pyspark_kafkalog.read.offsets import InputRange
+from pyspark_kafkalog.offsets import InputRange
 
 Split = list[InputRange]
 """The ranges that one task reads, one after the other."""

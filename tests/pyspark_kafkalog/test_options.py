@@ -9,7 +9,7 @@ import pytest
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import options
-from pyspark_kafkalog.read.offsets import EARLIEST, LATEST
+from pyspark_kafkalog.offsets import EARLIEST, LATEST
 from pyspark_kafkalog.write import options as sink_options
 
 SERVERS = {"kafkalog.bootstrap.servers": "one:9192, two:9194"}

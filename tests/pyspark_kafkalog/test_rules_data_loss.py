@@ -29,9 +29,9 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import read_header
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.offsets import LATEST
 from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.read.offset_reader import Lookup
-from pyspark_kafkalog.read.offsets import LATEST
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, read_between, rows
 from tests.waiting import waited_for

@@ -19,10 +19,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kafkalog.clock import ManualClock
 from kafkalog.errors import RequestTimedOut
 from kafkalog.records import TopicPartition
+from pyspark_kafkalog.offsets import EARLIEST, LATEST
 from pyspark_kafkalog.read import partition_reader as reading
 from pyspark_kafkalog.read.admission import MinOffsets
 from pyspark_kafkalog.read.group_publisher import Progress
-from pyspark_kafkalog.read.offsets import EARLIEST, LATEST
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, Logged, by_partition, ranges, read_between, rows
 

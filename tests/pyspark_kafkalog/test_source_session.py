@@ -12,8 +12,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from kafkalog.errors import LeaderNotAvailable
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog import source
+from pyspark_kafkalog.offsets import EARLIEST
 from pyspark_kafkalog.options import parse_source
-from pyspark_kafkalog.read.offsets import EARLIEST
 from pyspark_kafkalog.source import BatchReader, StreamReader
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)

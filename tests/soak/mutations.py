@@ -35,7 +35,7 @@ MODULES = {
     "broker/storage/retention.py": ["*"],
     "kafkalog/client/producer/queue.py": ["*"],
     "pyspark_kafkalog/read/ranges.py": ["*"],
-    "pyspark_kafkalog/read/offsets.py": ["*"],
+    "pyspark_kafkalog/offsets.py": ["*"],
     "pyspark_kafkalog/read/admission.py": ["*"],
     "kafkalog/wire/decisions.py": ["*"],
     "kafkalog/client/transaction/coordinator.py": ["next_step"],
@@ -59,7 +59,7 @@ TESTS = [
     "tests/broker/storage/test_log.py",
     "tests/broker/replica/test_in_doubt.py",
     "tests/pyspark_kafkalog/read/test_ranges.py",
-    "tests/pyspark_kafkalog/read/test_offsets.py",
+    "tests/pyspark_kafkalog/test_offsets.py",
     "tests/pyspark_kafkalog/test_options.py",
     "tests/pyspark_kafkalog/read/test_admission.py",
 ]

@@ -15,9 +15,9 @@ from kafkalog.client import admin as clients_admin
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
 from kafkalog.zk.paths import is_valid_name
+from pyspark_kafkalog.offsets import EARLIEST
 from pyspark_kafkalog.options import check_names, parse_source
 from pyspark_kafkalog.read.group_start import default_group, start_of
-from pyspark_kafkalog.read.offsets import EARLIEST
 from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
 
 SCHEMA = StructType([StructField("offset", LongType())])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.read.offsets import EARLIEST, LATEST, InputRange
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange
 from pyspark_kafkalog.read.ranges import pack, split, split_late_bound
 
 

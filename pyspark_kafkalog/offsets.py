@@ -3,7 +3,7 @@ broker, no Spark.
 
 An offset names the next record to read, so a range is [start, end). Two symbols stand for offsets that only the broker
 knows, with the Kafka connector's numbers: EARLIEST and LATEST. A third, COMMITTED, stands for what the read's group has
-committed; `group_start.py` replaces it before anything else sees it.
+committed; `read/group_start.py` replaces it before anything else sees it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.read.times import timestamp_us
+from pyspark_kafkalog.times import timestamp_us
 
 LATEST = -1
 EARLIEST = -2

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kafkalog.errors import InvalidArgument
-from pyspark_kafkalog.read import times
+from pyspark_kafkalog import times
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.read import offsets
-from pyspark_kafkalog.read.offsets import EARLIEST, LATEST, Bound, InputRange
+from pyspark_kafkalog import offsets
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound, InputRange
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
