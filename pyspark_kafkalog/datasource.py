@@ -41,7 +41,7 @@ class KafkalogDataSource(DataSource):
 
     def schema(self) -> str:
         from pyspark_kafkalog.columns import source_schema
-        from pyspark_kafkalog.options import parse_source
+        from pyspark_kafkalog.read.options import parse_source
 
         options = parse_source(self.options)
         return source_schema(options.include_headers, options.columns)

@@ -19,19 +19,8 @@ from typing import Any
 from kafkalog.config import Settings, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.events import get_logger
-from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog.offsets import (
-    COMMITTED,
-    EARLIEST,
-    LATEST,
-    Bound,
-    Position,
-    parse_assignment,
-    parse_position,
-    parse_timestamps,
-)
-from pyspark_kafkalog.read.group_start import default_group, parse_fallback, parse_group
+from pyspark_kafkalog.offsets import COMMITTED, Position, parse_assignment, parse_position, parse_timestamps
 from pyspark_kafkalog.times import parse_span_s, parse_timestamp
 
 log = get_logger(__name__)
@@ -156,6 +145,22 @@ def _pattern(name: str, text: str) -> str:
     return pattern
 
 
+def _group(name: str, text: str) -> str:
+    """The value of the option that names a group. Raises InvalidArgument."""
+    if not is_valid_name(text.strip()):
+        raise InvalidArgument(
+            reason=f"{name}='{text}' is not valid: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.' or '..'"
+        )
+    return text.strip()
+
+
+def _fallback(name: str, text: str) -> str:
+    """The value of committed.fallback. Raises InvalidArgument."""
+    if text.strip().lower() not in ("error", "earliest", "latest"):
+        raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be error, earliest or latest")
+    return text.strip().lower()
+
+
 def _start(name: str, text: str) -> Position:
     return COMMITTED if text.strip().lower() == "committed" else parse_position(name, text)
 
@@ -183,15 +188,15 @@ OPTIONS = (
     Option("startingOffsetsByTimestampStrategy", "error or latest", "error", READ, _word("error", "latest"),
            "What to do with a partition that has no record with this time or a later one: fail, or start at its "
            "end. It applies to both ways to start by time."),
-    Option("kafkalog.group.id", "name", "from what is read", READ, parse_group,
+    Option("kafkalog.group.id", "name", "from what is read", READ, _group,
            "The group under which a stream publishes its position, and whose offsets `startingOffsets=committed` "
            "uses. `kafka.group.id` is another name for it. The default is `spark-TOPIC` for `subscribe` with one "
            "topic; for other reads it is `spark-`, the topics or pattern, and a checksum.",
            "`kafka.group.id`, with which its consumers fetch; they commit nothing"),
-    Option("groupIdPrefix", "name", "spark", READ, parse_group,
+    Option("groupIdPrefix", "name", "spark", READ, _group,
            "Beginning of the default group name. Ignored if kafkalog.group.id is given.",
            "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
-    Option("committed.fallback", "error, earliest or latest", "error", READ, parse_fallback,
+    Option("committed.fallback", "error, earliest or latest", "error", READ, _fallback,
            "Where `startingOffsets=committed` starts in a partition for which the group has committed no offset, "
            "or an offset that is no longer in the log. `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
@@ -256,7 +261,6 @@ OPTIONS = (
            "to which Spark does not report the query, they fail without it.", "only Spark reads it"),
 )  # fmt: skip
 
-_MAX_TRIGGER_DELAY_S = 900.0
 BOOTSTRAP = "kafkalog.bootstrap.servers"
 _OTHER_NAMES = {
     "kafka.bootstrap.servers": BOOTSTRAP,
@@ -265,7 +269,7 @@ _OTHER_NAMES = {
     "kafka.committed.fallback": "committed.fallback",
 }
 """Second names of options."""
-_SELECTIONS = ("subscribe", "subscribePattern", "assign")
+SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 _SPARKS_OWN = frozenset(
@@ -296,149 +300,6 @@ _REFUSED = {
 
 _SECURITY = ("security.", "ssl.", "sasl.")
 """What settings of Kafka's clients about encryption and authentication begin with."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The selection of partitions to read: the option's name and its parsed value."""
-
-    option: str
-    value: Any
-
-    def matches(self, topic: str) -> bool:
-        """Whether subscribePattern matches a topic's whole name, as in Spark's Kafka connector."""
-        assert self.option == "subscribePattern"
-        return re.fullmatch(self.value, topic) is not None
-
-    def topics(self) -> tuple[str, ...]:
-        """The topics that subscribe or assign name."""
-        assert self.option != "subscribePattern"
-        if self.option == "subscribe":
-            names: tuple[str, ...] = self.value
-            return names
-        return tuple(sorted({partition.topic for partition in self.value}))
-
-    def words(self, between: str = " ") -> str:
-        """What is read, for a person's eyes."""
-        value = self.value if isinstance(self.value, str) else ", ".join(str(each) for each in self.value)
-        return f"{self.option}{between}{value}"
-
-    def takes(self, partition: TopicPartition) -> bool:
-        """Whether a partition is read, if it is there."""
-        if self.option == "subscribePattern":
-            return self.matches(partition.topic)
-        return (partition.topic if self.option == "subscribe" else partition) in self.value
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """What a read was asked for. `start` and `end` are None where nothing was given: the default depends on batch or
-    stream. Limits and numbers of splits are None where there are none."""
-
-    bootstrap_servers: str
-    client: dict[str, str]
-    selection: Selection
-    start: Bound | None
-    end: Bound | None
-    include_headers: bool
-    columns: tuple[str, ...] | None
-    max_offsets_per_trigger: int | None
-    group: str
-    committed_fallback: str
-    max_bytes_per_trigger: int | None
-    min_offsets_per_trigger: int | None
-    max_trigger_delay_s: float
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    max_input_partitions: int | None
-    fail_on_data_loss: bool
-    poll_timeout_ms: int | None
-    fetch_attempts: int
-    fetch_retry_interval_ms: int
-    given: frozenset[str]
-    """The names of all options that were given, as documented."""
-
-    def batch_bounds(self) -> tuple[Bound, Bound]:
-        """Start and end of a batch read."""
-        start = Bound("startingOffsets", EARLIEST) if self.start is None else self.start
-        return start, Bound("endingOffsets", LATEST) if self.end is None else self.end
-
-    def stream_start(self) -> Bound:
-        """Start of a stream whose checkpoint is new."""
-        return Bound("startingOffsets", LATEST) if self.start is None else self.start
-
-    def only_for_streams(self) -> list[str]:
-        """The options given that a batch read ignores."""
-        return sorted(
-            option.name for option in OPTIONS if option.used_by == (STREAM_READ,) and option.name in self.given
-        )
-
-    def only_for_batches(self) -> list[str]:
-        """The options given that mean nothing to a stream, which has no end."""
-        return sorted(
-            option.name for option in OPTIONS if option.used_by == (BATCH_READ,) and option.name in self.given
-        )
-
-
-def parse_source(options: Mapping[str, str]) -> SourceOptions:
-    """The options of a read, those of batch and stream alike. Raises InvalidArgument."""
-    from kafkalog.client.config import ConsumerSettings
-
-    values = option_values(options, READ)
-    client = client_settings(options, ConsumerSettings)
-    ConsumerSettings.parse(client)
-    chosen = [name for name in _SELECTIONS if name in values]
-    if len(chosen) != 1:
-        number = "only one" if chosen else "one"
-        raise InvalidArgument(reason=f"a read needs {number} of the options {', '.join(chosen or _SELECTIONS)}")
-    no_match = LATEST if values.get("startingOffsetsByTimestampStrategy") == "latest" else None
-    _check_combinations(values)
-    return SourceOptions(
-        bootstrap_servers=bootstrap_servers(values),
-        client=client,
-        selection=Selection(chosen[0], values[chosen[0]]),
-        start=_bound(values, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
-        end=_bound(values, "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", LATEST),
-        include_headers=values.get("includeHeaders", False),
-        columns=values.get("columns"),
-        max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
-        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
-        min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
-        max_trigger_delay_s=values.get("maxTriggerDelay", _MAX_TRIGGER_DELAY_S),
-        min_partitions=values.get("minPartitions"),
-        max_records_per_partition=values.get("maxRecordsPerPartition"),
-        max_input_partitions=values.get("maxInputPartitions"),
-        fail_on_data_loss=values.get("failOnDataLoss", True),
-        poll_timeout_ms=values.get("kafkaConsumer.pollTimeoutMs"),
-        fetch_attempts=values.get("fetchOffset.numRetries", 3),
-        fetch_retry_interval_ms=values.get("fetchOffset.retryIntervalMs", 1000),
-        given=frozenset(values),
-        group=values.get("kafkalog.group.id")
-        or default_group(chosen[0], values[chosen[0]], values.get("groupIdPrefix", "spark")),
-        committed_fallback=values.get("committed.fallback", "error"),
-    )
-
-
-def _bound(
-    values: Mapping[str, Any], by_time: str, by_times: str, by_offsets: str, no_match: int | None
-) -> Bound | None:
-    """Where a read starts or ends: one time comes before times by partition, and those before offsets."""
-    for name in (by_time, by_times):
-        if name in values:
-            return Bound(name, values[name], by_time=True, no_match=no_match)
-    return Bound(by_offsets, values[by_offsets]) if by_offsets in values else None
-
-
-def _check_combinations(values: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for options that contradict each other."""
-    for low, high in (("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")):
-        if low in values and high in values and values[low] > values[high]:
-            raise InvalidArgument(reason=f"{low} ({values[low]}) is greater than {high} ({values[high]})")
-    if "maxRecordsPerPartition" in values and "maxInputPartitions" in values:
-        raise InvalidArgument(
-            reason="maxRecordsPerPartition and maxInputPartitions contradict each other: a bounded number of splits can "
-            "not each have a bounded number of records; give one of them"
-        )
 
 
 def check_names(options: Mapping[str, str]) -> None:
@@ -549,7 +410,7 @@ def _take_path(given: Mapping[str, str], values: dict[str, Any], uses: tuple[str
     for topic in parsed if isinstance(parsed, tuple) else (parsed,):
         if not is_valid_name(topic):
             raise InvalidArgument(reason=f"{said} is no topic's name; leave it out, or name the topic there")
-    for other in _SELECTIONS if uses == READ else ("topic",):
+    for other in SELECTIONS if uses == READ else ("topic",):
         if other in values and (other != name or values[other] != parsed):
             raise InvalidArgument(
                 reason=f"{said} and the option {other}={given[other.lower()]} differ: give one of them"

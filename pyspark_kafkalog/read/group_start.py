@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
+from kafkalog.errors import CommittedOffsetGone, NoCommittedOffset
 from kafkalog.records import TopicPartition
 from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog.offsets import COMMITTED, EARLIEST, PartitionOffsets, symbols_in
@@ -40,22 +40,6 @@ def default_group(option: str, value: Any, prefix: str = "spark") -> str:
     digest = hashlib.sha256("\n".join([option, *names]).encode()).hexdigest()[:8]
     readable = re.sub(r"[^a-zA-Z0-9._-]+", "_", "-".join(names))[:_READABLE_MAX]
     return f"{prefix[:_READABLE_MAX]}-{readable}-{digest}"
-
-
-def parse_group(name: str, text: str) -> str:
-    """The value of the option that names a group. Raises InvalidArgument."""
-    if not is_valid_name(text.strip()):
-        raise InvalidArgument(
-            reason=f"{name}='{text}' is not valid: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.' or '..'"
-        )
-    return text.strip()
-
-
-def parse_fallback(name: str, text: str) -> str:
-    """The value of committed.fallback. Raises InvalidArgument."""
-    if text.strip().lower() not in ("error", "earliest", "latest"):
-        raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be error, earliest or latest")
-    return text.strip().lower()
 
 
 def with_committed(cluster: Cluster, group: str, fallback: str, starts: PartitionOffsets) -> PartitionOffsets:

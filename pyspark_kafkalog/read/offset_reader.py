@@ -33,10 +33,10 @@ from pyspark_kafkalog.offsets import (
     resolved,
     symbols_in,
 )
-from pyspark_kafkalog.options import SourceOptions
 from pyspark_kafkalog.read.admission import shares
 from pyspark_kafkalog.read.data_loss import Losses
 from pyspark_kafkalog.read.group_start import with_committed
+from pyspark_kafkalog.read.options import SourceOptions
 from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from kafkalog.errors import (
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import Fetched, Rows
 from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange, PartitionOffsets
-from pyspark_kafkalog.options import SourceOptions
 from pyspark_kafkalog.read.data_loss import Losses
 from pyspark_kafkalog.read.offset_reader import GONE, connected, offsets_at
+from pyspark_kafkalog.read.options import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

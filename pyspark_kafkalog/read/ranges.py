@@ -62,6 +62,10 @@ def _size(each: InputRange) -> int:
     return each.end - each.start
 
 
+def record_count(ranges: Sequence[InputRange]) -> int:
+    return sum(max(0, each.end - each.start) for each in ranges)
+
+
 def _part_count(size: int, total: int, parts: int) -> int:
     """parts * size / total, rounded half up, at least 1."""
     return max((2 * parts * size + total) // (2 * total), 1)

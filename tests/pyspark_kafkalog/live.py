@@ -11,7 +11,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from kafkalog import Admin, Producer, TopicPartition
-from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
+from pyspark_kafkalog.read.stream import NO_LIMIT
+from pyspark_kafkalog.source import BatchReader, StreamReader
 
 EVERYTHING = ReadMaxRows(NO_LIMIT)
 SCHEMA = StructType.fromJson(

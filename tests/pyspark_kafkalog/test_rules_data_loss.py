@@ -433,7 +433,7 @@ def test_a_topic_created_again_waits_until_the_group_has_forgotten_the_one_befor
 
 
 def test_a_topic_created_again_while_records_are_waited_for_is_begun(live: Live, monkeypatch: Any) -> None:
-    monkeypatch.setattr("pyspark_kafkalog.source._IDLE_GAP_S", math.inf)
+    monkeypatch.setattr("pyspark_kafkalog.read.stream._IDLE_GAP_S", math.inf)
     topic = live.topic(3)
     stream, _, end = started(live, topic, **GO_ON)
     monkeypatch.setattr("kafkalog.client.admin.wait_for_records", lambda *given: made_anew(live, topic, 5))

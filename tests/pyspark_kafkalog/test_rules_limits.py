@@ -175,7 +175,7 @@ def test_a_batch_read_tells_which_options_it_ignores(live: Live, caplog: pytest.
 @pytest.fixture
 def called_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark asks again 10 ms after an answer; so do tests, on a busy machine too."""
-    monkeypatch.setattr("pyspark_kafkalog.source._IDLE_GAP_S", math.inf)
+    monkeypatch.setattr("pyspark_kafkalog.read.stream._IDLE_GAP_S", math.inf)
 
 
 @pytest.mark.usefixtures("called_soon")
@@ -205,7 +205,9 @@ def test_a_stream_waits_for_records_only_while_spark_has_nothing_else_to_do(live
         return False
 
     monkeypatch.setattr("kafkalog.client.admin.wait_for_records", waited)
-    monkeypatch.setattr("pyspark_kafkalog.source.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    monkeypatch.setattr(
+        "pyspark_kafkalog.read.stream.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    )
     topic = live.topic(3)
     stream = live.stream(subscribe=topic, startingOffsets="earliest")
     end = stream.latestOffset(stream.initialOffset(), EVERYTHING)

@@ -18,7 +18,8 @@ from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.errors import DataLost, InvalidArgument, PartitionLost, UnknownTopic
 from kafkalog.net.control import ControlConnection
 from pyspark_kafkalog import connections
-from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
+from pyspark_kafkalog.read.stream import NO_LIMIT
+from pyspark_kafkalog.source import BatchReader, StreamReader
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
 EVERYTHING = ReadMaxRows(NO_LIMIT)

@@ -61,6 +61,7 @@ TESTS = [
     "tests/pyspark_kafkalog/read/test_ranges.py",
     "tests/pyspark_kafkalog/test_offsets.py",
     "tests/pyspark_kafkalog/test_options.py",
+    "tests/pyspark_kafkalog/read/test_options.py",
     "tests/pyspark_kafkalog/read/test_admission.py",
 ]
 

@@ -34,7 +34,8 @@ from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog import processes
 from pyspark_kafkalog.read import group_publisher as progress
 from pyspark_kafkalog.read.group_publisher import Progress
-from pyspark_kafkalog.source import NO_LIMIT, StreamReader
+from pyspark_kafkalog.read.stream import NO_LIMIT
+from pyspark_kafkalog.source import StreamReader
 from tests.waiting import waited_for
 
 SCHEMA = StructType([StructField("offset", LongType())])

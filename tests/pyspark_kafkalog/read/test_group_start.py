@@ -16,9 +16,11 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.errors import CommittedOffsetGone, InvalidArgument, NoCommittedOffset
 from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog.offsets import EARLIEST
-from pyspark_kafkalog.options import check_names, parse_source
+from pyspark_kafkalog.options import check_names
 from pyspark_kafkalog.read.group_start import default_group, start_of
-from pyspark_kafkalog.source import NO_LIMIT, BatchReader, StreamReader
+from pyspark_kafkalog.read.options import parse_source
+from pyspark_kafkalog.read.stream import NO_LIMIT
+from pyspark_kafkalog.source import BatchReader, StreamReader
 
 SCHEMA = StructType([StructField("offset", LongType())])
 EVERYTHING = ReadMaxRows(NO_LIMIT)

@@ -11,9 +11,9 @@ from kafkalog.client.cluster import NO_LEADER, PartitionInfo
 from kafkalog.client.consumer.range_fetch import LeaderHint
 from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownPartition
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.options import parse_source
 from pyspark_kafkalog.read import offset_reader as lookup
 from pyspark_kafkalog.read.offset_reader import Lookup
+from pyspark_kafkalog.read.options import parse_source
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 

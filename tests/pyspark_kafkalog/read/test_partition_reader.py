@@ -13,9 +13,9 @@ from kafkalog.errors import CorruptBatch, DataLost, KafkalogError, LeaderNotAvai
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import Rows
 from pyspark_kafkalog.offsets import EARLIEST, InputRange
-from pyspark_kafkalog.options import SourceOptions, parse_source
 from pyspark_kafkalog.read import partition_reader as reading
 from pyspark_kafkalog.read.data_loss import Losses
+from pyspark_kafkalog.read.options import SourceOptions, parse_source
 from pyspark_kafkalog.read.partition_reader import PlannedRange
 
 A0 = TopicPartition("a", 0)

@@ -11,9 +11,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from kafkalog.errors import LeaderNotAvailable
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog import source
 from pyspark_kafkalog.offsets import EARLIEST
-from pyspark_kafkalog.options import parse_source
+from pyspark_kafkalog.read.options import parse_source
+from pyspark_kafkalog.read.stream import StreamSession
 from pyspark_kafkalog.source import BatchReader, StreamReader
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -24,7 +24,7 @@ SCHEMA = StructType([StructField("offset", LongType())])
 @pytest.fixture
 def session() -> Any:
     """A stream's, of which a test replaces what asks brokers."""
-    return source._Session(parse_source(OPTIONS))
+    return StreamSession(parse_source(OPTIONS))
 
 
 @pytest.mark.parametrize("reader", [BatchReader, StreamReader])

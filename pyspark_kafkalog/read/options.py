@@ -1,0 +1,171 @@
+"""The options of a read as one value, and the rules between them. Text to typed values; pure.
+
+The options themselves are rows of the table in `options.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafkalog.errors import InvalidArgument
+from kafkalog.records import TopicPartition
+from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound
+from pyspark_kafkalog.options import (
+    BATCH_READ,
+    OPTIONS,
+    READ,
+    SELECTIONS,
+    STREAM_READ,
+    bootstrap_servers,
+    client_settings,
+    option_values,
+)
+from pyspark_kafkalog.read.group_start import default_group
+
+_MAX_TRIGGER_DELAY_S = 900.0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selection of partitions to read: the option's name and its parsed value."""
+
+    option: str
+    value: Any
+
+    def matches(self, topic: str) -> bool:
+        """Whether subscribePattern matches a topic's whole name, as in Spark's Kafka connector."""
+        assert self.option == "subscribePattern"
+        return re.fullmatch(self.value, topic) is not None
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics that subscribe or assign name."""
+        assert self.option != "subscribePattern"
+        if self.option == "subscribe":
+            names: tuple[str, ...] = self.value
+            return names
+        return tuple(sorted({partition.topic for partition in self.value}))
+
+    def words(self, between: str = " ") -> str:
+        """What is read, for a person's eyes."""
+        value = self.value if isinstance(self.value, str) else ", ".join(str(each) for each in self.value)
+        return f"{self.option}{between}{value}"
+
+    def takes(self, partition: TopicPartition) -> bool:
+        """Whether a partition is read, if it is there."""
+        if self.option == "subscribePattern":
+            return self.matches(partition.topic)
+        return (partition.topic if self.option == "subscribe" else partition) in self.value
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a read was asked for. `start` and `end` are None where nothing was given: the default depends on batch or
+    stream. Limits and numbers of splits are None where there are none."""
+
+    bootstrap_servers: str
+    client: dict[str, str]
+    selection: Selection
+    start: Bound | None
+    end: Bound | None
+    include_headers: bool
+    columns: tuple[str, ...] | None
+    max_offsets_per_trigger: int | None
+    group: str
+    committed_fallback: str
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_input_partitions: int | None
+    fail_on_data_loss: bool
+    poll_timeout_ms: int | None
+    fetch_attempts: int
+    fetch_retry_interval_ms: int
+    given: frozenset[str]
+    """The names of all options that were given, as documented."""
+
+    def batch_bounds(self) -> tuple[Bound, Bound]:
+        """Start and end of a batch read."""
+        start = Bound("startingOffsets", EARLIEST) if self.start is None else self.start
+        return start, Bound("endingOffsets", LATEST) if self.end is None else self.end
+
+    def stream_start(self) -> Bound:
+        """Start of a stream whose checkpoint is new."""
+        return Bound("startingOffsets", LATEST) if self.start is None else self.start
+
+    def only_for_streams(self) -> list[str]:
+        """The options given that a batch read ignores."""
+        return sorted(
+            option.name for option in OPTIONS if option.used_by == (STREAM_READ,) and option.name in self.given
+        )
+
+    def only_for_batches(self) -> list[str]:
+        """The options given that mean nothing to a stream, which has no end."""
+        return sorted(
+            option.name for option in OPTIONS if option.used_by == (BATCH_READ,) and option.name in self.given
+        )
+
+
+def parse_source(options: Mapping[str, str]) -> SourceOptions:
+    """The options of a read, those of batch and stream alike. Raises InvalidArgument."""
+    from kafkalog.client.config import ConsumerSettings
+
+    values = option_values(options, READ)
+    client = client_settings(options, ConsumerSettings)
+    ConsumerSettings.parse(client)
+    chosen = [name for name in SELECTIONS if name in values]
+    if len(chosen) != 1:
+        number = "only one" if chosen else "one"
+        raise InvalidArgument(reason=f"a read needs {number} of the options {', '.join(chosen or SELECTIONS)}")
+    no_match = LATEST if values.get("startingOffsetsByTimestampStrategy") == "latest" else None
+    _check_combinations(values)
+    return SourceOptions(
+        bootstrap_servers=bootstrap_servers(values),
+        client=client,
+        selection=Selection(chosen[0], values[chosen[0]]),
+        start=_bound(values, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
+        end=_bound(values, "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", LATEST),
+        include_headers=values.get("includeHeaders", False),
+        columns=values.get("columns"),
+        max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
+        min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
+        max_trigger_delay_s=values.get("maxTriggerDelay", _MAX_TRIGGER_DELAY_S),
+        min_partitions=values.get("minPartitions"),
+        max_records_per_partition=values.get("maxRecordsPerPartition"),
+        max_input_partitions=values.get("maxInputPartitions"),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
+        poll_timeout_ms=values.get("kafkaConsumer.pollTimeoutMs"),
+        fetch_attempts=values.get("fetchOffset.numRetries", 3),
+        fetch_retry_interval_ms=values.get("fetchOffset.retryIntervalMs", 1000),
+        given=frozenset(values),
+        group=values.get("kafkalog.group.id")
+        or default_group(chosen[0], values[chosen[0]], values.get("groupIdPrefix", "spark")),
+        committed_fallback=values.get("committed.fallback", "error"),
+    )
+
+
+def _bound(
+    values: Mapping[str, Any], by_time: str, by_times: str, by_offsets: str, no_match: int | None
+) -> Bound | None:
+    """Where a read starts or ends: one time comes before times by partition, and those before offsets."""
+    for name in (by_time, by_times):
+        if name in values:
+            return Bound(name, values[name], by_time=True, no_match=no_match)
+    return Bound(by_offsets, values[by_offsets]) if by_offsets in values else None
+
+
+def _check_combinations(values: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for options that contradict each other."""
+    for low, high in (("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")):
+        if low in values and high in values and values[low] > values[high]:
+            raise InvalidArgument(reason=f"{low} ({values[low]}) is greater than {high} ({values[high]})")
+    if "maxRecordsPerPartition" in values and "maxInputPartitions" in values:
+        raise InvalidArgument(
+            reason="maxRecordsPerPartition and maxInputPartitions contradict each other: a bounded number of splits "
+            "cannot each have a bounded number of records; give one of them"
+        )
