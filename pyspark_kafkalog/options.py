@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkalog.config import Settings, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
@@ -38,6 +38,12 @@ EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
 
 
+class Unset(NamedTuple):
+    """In place of a default: what it means that an option is not given, where no value of the option says it."""
+
+    meaning: str
+
+
 @dataclass(frozen=True)
 class Option:
     """One option.
@@ -45,7 +51,8 @@ class Option:
     Attributes:
         name: as documented; case does not matter.
         type: of its text, as in the docs.
-        default: as in the docs.
+        default: as a user would write it, or by use where that makes a difference. Nothing else states it: the typed
+            default is what `parse` makes of it.
         used_by: the uses that it applies to; others ignore it.
         parse: typed value of (name, text); raises InvalidArgument.
         why: one sentence.
@@ -54,11 +61,26 @@ class Option:
 
     name: str
     type: str
-    default: str
+    default: str | Mapping[str, str] | Unset
     used_by: tuple[str, ...]
     parse: Callable[[str, str], Any]
     why: str
     kafka: str = SAME
+
+    def default_value(self, use: str = "") -> Any:
+        """The typed default; None if there is none, or if it depends on the use and none is named."""
+        if isinstance(self.default, Unset):
+            return None
+        text = self.default if isinstance(self.default, str) else self.default.get(use)
+        return None if text is None else self.parse(self.name, text)
+
+    def default_text(self) -> str:
+        """The default, as in the docs."""
+        if isinstance(self.default, Unset):
+            return self.default.meaning
+        if isinstance(self.default, str):
+            return self.default
+        return ", ".join(f"{use.split()[0]}: {text}" for use, text in self.default.items())
 
 
 def _text(name: str, text: str) -> str:
@@ -105,9 +127,11 @@ def _pause(name: str, text: str) -> int:
 
 
 def _word(*words: str) -> Callable[[str, str], str]:
+    allowed = f"{', '.join(words[:-1])} or {words[-1]}"
+
     def parse(name: str, text: str) -> str:
         if text.strip().lower() not in words:
-            raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be {' or '.join(words)}")
+            raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be {allowed}")
         return text.strip().lower()
 
     return parse
@@ -154,41 +178,34 @@ def _group(name: str, text: str) -> str:
     return text.strip()
 
 
-def _fallback(name: str, text: str) -> str:
-    """The value of committed.fallback. Raises InvalidArgument."""
-    if text.strip().lower() not in ("error", "earliest", "latest"):
-        raise InvalidArgument(reason=f"{name}='{text}' is not valid: it must be error, earliest or latest")
-    return text.strip().lower()
-
-
 def _start(name: str, text: str) -> Position:
     return COMMITTED if text.strip().lower() == "committed" else parse_position(name, text)
 
 
 OPTIONS = (
-    Option("kafkalog.bootstrap.servers", "host:port,...", "required", READ + WRITE, _addresses,
+    Option("kafkalog.bootstrap.servers", "host:port,...", Unset("required"), READ + WRITE, _addresses,
            "Addresses of any brokers of the cluster, with their gRPC ports. The client finds the others from them. "
            "`kafka.bootstrap.servers` is another name for it.", "`kafka.bootstrap.servers`; the addresses differ"),
-    Option("subscribe", "topic,topic", "one of these three", READ, _topics, "Topics to read, with all their partitions."),
-    Option("subscribePattern", "regular expression", "one of these three", READ, _pattern,
+    Option("subscribe", "topic,topic", Unset("one of these three"), READ, _topics, "Topics to read, with all their partitions."),
+    Option("subscribePattern", "regular expression", Unset("one of these three"), READ, _pattern,
            "Reads every topic whose whole name matches (`flights.*`: all that begin with it). A stream also reads "
            "topics that are created later.", "Java's regular expressions there, Python's here"),
-    Option("assign", '`{"topic": [0, 1]}`', "one of these three", READ, lambda _, text: parse_assignment(text),
+    Option("assign", '`{"topic": [0, 1]}`', Unset("one of these three"), READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
-    Option("startingOffsets", "earliest, latest, committed or JSON", "batch: earliest, stream: latest", READ, _start,
+    Option("startingOffsets", "earliest, latest, committed or JSON", {BATCH_READ: "earliest", STREAM_READ: "latest"}, READ, _start,
            'Where to start. In JSON: an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
            "earliest and -1 for latest. `committed` starts each partition at the offset of the read's group. A stream uses "
            "it only if its checkpoint is new. A batch cannot start at latest.", "no `committed`"),
-    Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", READ, parse_timestamps,
+    Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', Unset("none"), READ, parse_timestamps,
            "Starts each partition at its first record with this time or a later one. It takes precedence over "
            "startingOffsets. Times are written as for startingTimestamp.", "milliseconds only"),
-    Option("startingTimestamp", "milliseconds or ISO-8601", "none", READ, parse_timestamp,
+    Option("startingTimestamp", "milliseconds or ISO-8601", Unset("none"), READ, parse_timestamp,
            "One such time for all partitions. It takes precedence over the other two. `1772366400000` or "
            "`2026-03-01T12:00:00+01:00`; UTC if no zone is given.", "milliseconds only"),
     Option("startingOffsetsByTimestampStrategy", "error or latest", "error", READ, _word("error", "latest"),
            "What to do with a partition that has no record with this time or a later one: fail, or start at its "
            "end. It applies to both ways to start by time."),
-    Option("kafkalog.group.id", "name", "from what is read", READ, _group,
+    Option("kafkalog.group.id", "name", Unset("from what is read"), READ, _group,
            "The group under which a stream publishes its position, and whose offsets `startingOffsets=committed` "
            "uses. `kafka.group.id` is another name for it. The default is `spark-TOPIC` for `subscribe` with one "
            "topic; for other reads it is `spark-`, the topics or pattern, and a checksum.",
@@ -196,44 +213,44 @@ OPTIONS = (
     Option("groupIdPrefix", "name", "spark", READ, _group,
            "Beginning of the default group name. Ignored if kafkalog.group.id is given.",
            "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
-    Option("committed.fallback", "error, earliest or latest", "error", READ, _fallback,
+    Option("committed.fallback", "error, earliest or latest", "error", READ, _word("error", "earliest", "latest"),
            "Where `startingOffsets=committed` starts in a partition for which the group has committed no offset, "
            "or an offset that is no longer in the log. `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after that of the last record. Earliest and latest are looked up each "
            "time the DataFrame is run."),
-    Option("endingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', "none", (BATCH_READ,), parse_timestamps,
+    Option("endingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', Unset("none"), (BATCH_READ,), parse_timestamps,
            "Ends each partition before its first record with this time or a later one, or at its end if there is "
            "no such record. It takes precedence over endingOffsets.", "milliseconds only"),
-    Option("endingTimestamp", "milliseconds or ISO-8601", "none", (BATCH_READ,), parse_timestamp,
+    Option("endingTimestamp", "milliseconds or ISO-8601", Unset("none"), (BATCH_READ,), parse_timestamp,
            "One such time for all partitions. It takes precedence over the other two.",
            "milliseconds only. Refused here in a stream (ignored there), and if it is before startingTimestamp"),
     Option("includeHeaders", "true or false", "false", READ, _truth, "Adds the column `headers`."),
-    Option("columns", "column,column", "all", READ, _columns,
+    Option("columns", "column,column", Unset("all"), READ, _columns,
            "Reads only these columns, in this order: `value,offset`. The same as `.schema(...)` with their types.", OURS),
-    Option("maxOffsetsPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
+    Option("maxOffsetsPerTrigger", "whole number", Unset("no limit"), (STREAM_READ,), _count,
            "Largest number of records in one micro-batch. Each partition gets a share in proportion to its "
            "backlog, rounded down, but at least 1. Trigger.Once ignores it."),
-    Option("maxBytesPerTrigger", "whole number", "no limit", (STREAM_READ,), _count,
+    Option("maxBytesPerTrigger", "whole number", Unset("no limit"), (STREAM_READ,), _count,
            "The same limit in bytes of the log, accurate to `index.interval.bytes` for each partition. If both "
            "limits are given, the smaller one counts.", OURS),
-    Option("minOffsetsPerTrigger", "whole number", "any", (STREAM_READ,), _count,
+    Option("minOffsetsPerTrigger", "whole number", Unset("any"), (STREAM_READ,), _count,
            "A micro-batch waits until this many records are there or maxTriggerDelay is over. The first one after "
            "a start does not wait. Trigger.Once and AvailableNow ignore it.",
            "also used with AvailableNow, which may leave the last records to the next run"),
     Option("maxTriggerDelay", "time, as in 5s or 15m", "15m", (STREAM_READ,), parse_span_s,
            "How long minOffsetsPerTrigger may delay a micro-batch. A number without a unit is milliseconds."),
-    Option("minPartitions", "whole number", "none", READ, _count,
+    Option("minPartitions", "whole number", Unset("none"), READ, _count,
            "Approximate minimum number of input splits: large offset ranges are cut to reach it. Without it, each "
            "partition of the log is one split."),
-    Option("maxRecordsPerPartition", "whole number", "none", READ, _count,
+    Option("maxRecordsPerPartition", "whole number", Unset("none"), READ, _count,
            "An offset range with more records is cut into even pieces."),
-    Option("maxInputPartitions", "whole number", "none", READ, _count,
+    Option("maxInputPartitions", "whole number", Unset("none"), READ, _count,
            "Largest number of input splits: several offset ranges are packed into one split. Use it for topics "
            "with many small partitions, because each split costs a Python task of 20 to 55 ms.", OURS),
     Option("failOnDataLoss", "true or false", "true", READ, _truth,
            "Whether to fail when records to be read are no longer in the log. If false, the loss is logged and the read continues with the records that are left.", "notices a topic that was deleted and created again only while it is shorter than before, and skips the records that it has then"),
-    Option("kafkaConsumer.pollTimeoutMs", "milliseconds", "`retry.timeout.ms`", READ, _milliseconds,
+    Option("kafkaConsumer.pollTimeoutMs", "milliseconds", Unset("`retry.timeout.ms`"), READ, _milliseconds,
            "How long a task retries brokers that do not answer.",
            "`spark.network.timeout` by default"),
     Option("fetchOffset.numRetries", "whole number", "3", READ, _count,
@@ -243,19 +260,19 @@ OPTIONS = (
     Option("kafka.isolation.level", "read_uncommitted or read_committed", "read_uncommitted", READ,
            _word("read_uncommitted", "read_committed"),
            "Both values mean the same: uncommitted records are in no partition.", "read_uncommitted shows records that may be aborted"),
-    Option("topic", "topic", "column `topic`", WRITE, _text,
+    Option("topic", "topic", Unset("column `topic`"), WRITE, _text,
            "Topic for all rows. It takes precedence over the column `topic`. The argument of `save` or `start` is "
            "another way to give it.", "`save` and `start` take no argument there"),
     Option("delivery", f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}", EXACTLY_ONCE, WRITE, _word(EXACTLY_ONCE, AT_LEAST_ONCE),
            "exactly-once: rows can be read once the whole write (in a stream: the micro-batch) is decided, and each row is written once, whatever fails meanwhile. at-least-once: each task writes directly to the "
            "log, and writes its rows again if it is run again.", "always at least once"),
-    Option("txnAppId", "text", "none", (BATCH_WRITE,), _text,
+    Option("txnAppId", "text", Unset("none"), (BATCH_WRITE,), _text,
            "Name of an application whose writes to a topic are numbered by `txnVersion`. For writes in "
            "`foreachBatch`.", OURS),
-    Option("txnVersion", "whole number", "none", (BATCH_WRITE,), _version,
+    Option("txnVersion", "whole number", Unset("none"), (BATCH_WRITE,), _version,
            "Number of this write. If the same query has already written this version to the topic, the write is "
            "skipped after a restart; if another query has, it fails. In `foreachBatch`, give the batch id.", OURS),
-    Option("checkpointLocation", "path", "`spark.sql.streaming.checkpointLocation` and the query's name", WRITE, _path,
+    Option("checkpointLocation", "path", Unset("`spark.sql.streaming.checkpointLocation` and the query's name"), WRITE, _path,
            "The query's checkpoint. The sink reads it to distinguish a copied checkpoint from a restart. In "
            "`foreachBatch`, give numbered writes the query's own checkpoint: under Spark Connect, and in a thread "
            "to which Spark does not report the query, they fail without it.", "only Spark reads it"),
@@ -393,6 +410,17 @@ def option_values(options: Mapping[str, str], uses: tuple[str, ...]) -> dict[str
     return values
 
 
+def defaults(uses: tuple[str, ...]) -> dict[str, Any]:
+    """Typed defaults, by documented name, of the options that apply to one of the uses: None where an option has none,
+    or one that depends on the use."""
+    return {option.name: option.default_value() for option in OPTIONS if not set(uses).isdisjoint(option.used_by)}
+
+
+def default_of(name: str, use: str) -> Any:
+    """The typed default of an option in a use; None if there is none."""
+    return _BY_KEY[name.lower()].default_value(use)
+
+
 def _take_path(given: Mapping[str, str], values: dict[str, Any], uses: tuple[str, ...]) -> None:
     """Have the argument of load, save or start, which Spark hands over as the option path, name the topic.
 
@@ -435,4 +463,4 @@ def _markdown_rows() -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for option in OPTIONS:
         uses = {READ + WRITE: "all", READ: "read", WRITE: "write"}.get(option.used_by, ", ".join(option.used_by))
-        yield f"| `{option.name}` | {option.type} | {option.default} | {uses} | {option.why} | {option.kafka} |"
+        yield f"| `{option.name}` | {option.type} | {option.default_text()} | {uses} | {option.why} | {option.kafka} |"

@@ -37,6 +37,15 @@ LAYERS = {
         ["commands"],
         ["__main__"],
     ],
+    "pyspark_kafkalog": [
+        ["processes", "connections", "columns", "times", "offsets", "sentences", "idle_workers"],
+        ["options"],
+        ["read"],
+        ["write"],
+        ["source", "sink", "lag"],
+        ["datasource"],
+        ["daemon"],
+    ],
 }
 """A module may import what stands in its own row or above it."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _READABLE_MAX = 100
 
 
-def default_group(option: str, value: Any, prefix: str = "spark") -> str:
+def default_group(option: str, value: Any, prefix: str) -> str:
     """The group of a read that names none, from what it selects.
 
     One topic by subscribe: `<prefix>-<topic>`. Anything else: `<prefix>-<topics or pattern>-<8 hexadecimal digits>`,

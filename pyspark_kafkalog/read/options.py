@@ -12,7 +12,7 @@ from typing import Any
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, Bound
+from pyspark_kafkalog.offsets import LATEST, Bound
 from pyspark_kafkalog.options import (
     BATCH_READ,
     OPTIONS,
@@ -21,11 +21,11 @@ from pyspark_kafkalog.options import (
     STREAM_READ,
     bootstrap_servers,
     client_settings,
+    default_of,
+    defaults,
     option_values,
 )
 from pyspark_kafkalog.read.group_start import default_group
-
-_MAX_TRIGGER_DELAY_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class SourceOptions:
 
     def batch_bounds(self) -> tuple[Bound, Bound]:
         """Start and end of a batch read."""
-        start = Bound("startingOffsets", EARLIEST) if self.start is None else self.start
-        return start, Bound("endingOffsets", LATEST) if self.end is None else self.end
+        start = self.start or _default_bound("startingOffsets", BATCH_READ)
+        return start, self.end or _default_bound("endingOffsets", BATCH_READ)
 
     def stream_start(self) -> Bound:
         """Start of a stream whose checkpoint is new."""
-        return Bound("startingOffsets", LATEST) if self.start is None else self.start
+        return self.start or _default_bound("startingOffsets", STREAM_READ)
 
     def only_for_streams(self) -> list[str]:
         """The options given that a batch read ignores."""
@@ -114,39 +114,43 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a read, those of batch and stream alike. Raises InvalidArgument."""
     from kafkalog.client.config import ConsumerSettings
 
-    values = option_values(options, READ)
+    given = option_values(options, READ)
+    values = defaults(READ) | given
     client = client_settings(options, ConsumerSettings)
     ConsumerSettings.parse(client)
-    chosen = [name for name in SELECTIONS if name in values]
+    chosen = [name for name in SELECTIONS if name in given]
     if len(chosen) != 1:
         number = "only one" if chosen else "one"
         raise InvalidArgument(reason=f"a read needs {number} of the options {', '.join(chosen or SELECTIONS)}")
-    no_match = LATEST if values.get("startingOffsetsByTimestampStrategy") == "latest" else None
-    _check_combinations(values)
+    no_match = LATEST if values["startingOffsetsByTimestampStrategy"] == "latest" else None
+    _check_combinations(given)
     return SourceOptions(
-        bootstrap_servers=bootstrap_servers(values),
+        bootstrap_servers=bootstrap_servers(given),
         client=client,
-        selection=Selection(chosen[0], values[chosen[0]]),
-        start=_bound(values, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
-        end=_bound(values, "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", LATEST),
-        include_headers=values.get("includeHeaders", False),
-        columns=values.get("columns"),
-        max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
-        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
-        min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
-        max_trigger_delay_s=values.get("maxTriggerDelay", _MAX_TRIGGER_DELAY_S),
-        min_partitions=values.get("minPartitions"),
-        max_records_per_partition=values.get("maxRecordsPerPartition"),
-        max_input_partitions=values.get("maxInputPartitions"),
-        fail_on_data_loss=values.get("failOnDataLoss", True),
-        poll_timeout_ms=values.get("kafkaConsumer.pollTimeoutMs"),
-        fetch_attempts=values.get("fetchOffset.numRetries", 3),
-        fetch_retry_interval_ms=values.get("fetchOffset.retryIntervalMs", 1000),
-        given=frozenset(values),
-        group=values.get("kafkalog.group.id")
-        or default_group(chosen[0], values[chosen[0]], values.get("groupIdPrefix", "spark")),
-        committed_fallback=values.get("committed.fallback", "error"),
+        selection=Selection(chosen[0], given[chosen[0]]),
+        start=_bound(given, "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", no_match),
+        end=_bound(given, "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", LATEST),
+        include_headers=values["includeHeaders"],
+        columns=values["columns"],
+        max_offsets_per_trigger=values["maxOffsetsPerTrigger"],
+        max_bytes_per_trigger=values["maxBytesPerTrigger"],
+        min_offsets_per_trigger=values["minOffsetsPerTrigger"],
+        max_trigger_delay_s=values["maxTriggerDelay"],
+        min_partitions=values["minPartitions"],
+        max_records_per_partition=values["maxRecordsPerPartition"],
+        max_input_partitions=values["maxInputPartitions"],
+        fail_on_data_loss=values["failOnDataLoss"],
+        poll_timeout_ms=values["kafkaConsumer.pollTimeoutMs"],
+        fetch_attempts=values["fetchOffset.numRetries"],
+        fetch_retry_interval_ms=values["fetchOffset.retryIntervalMs"],
+        given=frozenset(given),
+        group=values["kafkalog.group.id"] or default_group(chosen[0], given[chosen[0]], values["groupIdPrefix"]),
+        committed_fallback=values["committed.fallback"],
     )
+
+
+def _default_bound(option: str, use: str) -> Bound:
+    return Bound(option, default_of(option, use))
 
 
 def _bound(

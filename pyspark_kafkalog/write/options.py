@@ -16,6 +16,7 @@ from pyspark_kafkalog.options import (
     WRITE,
     bootstrap_servers,
     client_settings,
+    defaults,
     option_values,
 )
 
@@ -45,28 +46,29 @@ def parse_sink(options: Mapping[str, str], *, stream: bool = False) -> SinkOptio
     """The options of a write. Raises InvalidArgument."""
     from kafkalog.client.config import ProducerSettings, parse_producer
 
-    values = option_values(options, WRITE)
+    given = option_values(options, WRITE)
+    values = defaults(WRITE) | given
     client = client_settings(options, ProducerSettings)
     parse_producer(client)
-    topic = values.get("topic")
-    delivery = values.get("delivery", EXACTLY_ONCE)
-    app_id, version = values.get("txnAppId"), values.get("txnVersion")
+    topic = values["topic"]
+    delivery = values["delivery"]
+    app_id, version = values["txnAppId"], values["txnVersion"]
     if stream and not (app_id is None and version is None):
         raise InvalidArgument(
             reason="the options txnAppId and txnVersion are for batch writes, such as those in foreachBatch; Spark "
             "itself numbers a stream's batches"
         )
     if (app_id is None) != (version is None):
-        given, missing = ("txnVersion", "txnAppId") if app_id is None else ("txnAppId", "txnVersion")
-        raise InvalidArgument(reason=f"the option {given} requires {missing}: give both, or neither")
+        present, missing = ("txnVersion", "txnAppId") if app_id is None else ("txnAppId", "txnVersion")
+        raise InvalidArgument(reason=f"the option {present} requires {missing}: give both, or neither")
     if app_id is not None and delivery == AT_LEAST_ONCE:
         raise InvalidArgument(reason=f"txnAppId and txnVersion require delivery={EXACTLY_ONCE}, not {AT_LEAST_ONCE}")
     txn = None if app_id is None or version is None else TxnVersion(app_id, version)
     return SinkOptions(
-        bootstrap_servers=bootstrap_servers(values),
+        bootstrap_servers=bootstrap_servers(given),
         client=client,
         topic=topic,
         exactly_once=delivery == EXACTLY_ONCE,
         txn=txn,
-        checkpoint=values.get("checkpointLocation"),
+        checkpoint=values["checkpointLocation"],
     )

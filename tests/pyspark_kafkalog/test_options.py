@@ -82,3 +82,9 @@ def test_the_docs_table_has_every_option_once() -> None:
     for option in options.OPTIONS:
         assert sum(f"| `{option.name}` |" in row for row in rows) == 1
     assert len({row.count("|") for row in rows}) == 1
+
+
+def test_every_default_is_a_value_of_its_option() -> None:
+    for option in options.OPTIONS:
+        for use in option.used_by:
+            assert (option.default_value(use) is None) == isinstance(option.default, options.Unset), option.name

@@ -39,13 +39,13 @@ def test_a_read_of_one_topic_has_its_name() -> None:
 def test_other_reads_have_stable_readable_names_of_their_own() -> None:
     assert parse_source({**READ, "subscribe": "b, a"}).group == parse_source({**READ, "subscribe": "a,b"}).group
     names = [
-        default_group("subscribe", ("a", "b")),
-        default_group("subscribe", ("a-b",)),
-        default_group("subscribePattern", "a-b"),
-        default_group("subscribePattern", "^fl(ights|eas)$"),
-        default_group("assign", (TopicPartition("a", 0), TopicPartition("b", 1))),
-        default_group("subscribe", ("x" * 249,)),
-        default_group("subscribe", tuple(f"topic{number}" for number in range(100))),
+        default_group("subscribe", ("a", "b"), "spark"),
+        default_group("subscribe", ("a-b",), "spark"),
+        default_group("subscribePattern", "a-b", "spark"),
+        default_group("subscribePattern", "^fl(ights|eas)$", "spark"),
+        default_group("assign", (TopicPartition("a", 0), TopicPartition("b", 1)), "spark"),
+        default_group("subscribe", ("x" * 249,), "spark"),
+        default_group("subscribe", tuple(f"topic{number}" for number in range(100)), "spark"),
     ]
     assert names[:5] == [
         "spark-a-b-3151e021",

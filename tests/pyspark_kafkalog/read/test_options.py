@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.offsets import EARLIEST, LATEST
+from pyspark_kafkalog.options import OPTIONS, markdown
+from pyspark_kafkalog.options import READ as READS
 from pyspark_kafkalog.read.options import Selection, parse_source
 
 SERVERS = {"kafkalog.bootstrap.servers": "one:9192, two:9194"}
@@ -27,6 +31,30 @@ def test_a_read_with_nothing_but_the_needful_has_the_connectors_defaults() -> No
     )
     assert (parsed.min_partitions, parsed.max_records_per_partition) == (None, None)
     assert (parsed.fetch_attempts, parsed.fetch_retry_interval_ms) == (3, 1000)
+
+
+def documented_defaults() -> dict[str, str]:
+    cells = [[cell.strip() for cell in row.split("|")] for row in markdown().splitlines()[2:]]
+    return {cell[1].strip("`"): cell[3] for cell in cells}
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in OPTIONS if not set(READS).isdisjoint(each.used_by) and isinstance(each.default, str)]
+)
+@pytest.mark.parametrize("more", [{}, {"startingTimestamp": "0"}])  # the strategy counts only for a start by time
+def test_an_option_that_is_not_given_has_its_documented_default(name: str, more: dict[str, str]) -> None:
+    parsed = parse_source({**READ, **more})
+    explicit = parse_source({**READ, **more, name: documented_defaults()[name]})
+    assert explicit.given == parsed.given | {name}
+    assert replace(explicit, given=parsed.given, end=parsed.end) == parsed
+    assert explicit.batch_bounds() == parsed.batch_bounds()
+
+
+def test_the_documented_start_of_a_batch_and_of_a_stream_is_where_they_start() -> None:
+    batch, stream = documented_defaults()["startingOffsets"].removeprefix("batch: ").split(", stream: ")
+    parsed = parse_source(READ)
+    assert parse_source({**READ, "startingOffsets": batch}).batch_bounds() == parsed.batch_bounds()
+    assert parse_source({**READ, "startingOffsets": stream}).stream_start() == parsed.stream_start()
 
 
 def test_names_are_compared_without_case() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkalog.errors import InvalidArgument, InvalidSetting
+from pyspark_kafkalog.options import markdown
 from pyspark_kafkalog.read.options import parse_source
 from pyspark_kafkalog.write.options import parse_sink
 
@@ -52,6 +53,11 @@ def test_a_write_needs_only_servers() -> None:
     assert parse_sink({**SERVERS, "topic": " out "}).topic == "out"
     with pytest.raises(InvalidArgument, match="topic is empty"):
         parse_sink({**SERVERS, "topic": " "})
+
+
+def test_a_write_has_the_documented_delivery() -> None:
+    (row,) = (row for row in markdown().splitlines() if row.startswith("| `delivery` |"))
+    assert parse_sink({**SERVERS, "delivery": row.split("|")[3]}) == parse_sink(SERVERS)
 
 
 @pytest.mark.parametrize(
