@@ -1,13 +1,9 @@
-"""Reading: a batch's and a stream's readers, as Spark calls them on the driver; `read` in the tasks. What a stream
-remembers is in `read/stream.py`.
-
-A batch is bound late: its partitions carry earliest and latest as symbols that each task looks up when it reads,
-because Spark plans a DataFrame once and may run the plan many times. A stream's partitions carry numbers.
+"""Reading: a batch's and a stream's readers, as Spark calls them: `read` in the tasks, the other methods on the driver.
+`read/batch.py` plans a batch, `read/stream.py` has what a stream remembers.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,14 +13,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.events import get_logger
-from kafkalog.records import TopicPartition
 from pyspark_kafkalog.columns import check_projection
-from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange, check_batch_bounds, check_order, from_log, to_log
-from pyspark_kafkalog.read.data_loss import Losses
-from pyspark_kafkalog.read.offset_reader import Lookup
+from pyspark_kafkalog.offsets import check_batch_bounds, from_log, to_log
+from pyspark_kafkalog.read.batch import planned_batch
 from pyspark_kafkalog.read.options import parse_source
-from pyspark_kafkalog.read.partition_reader import PlannedRange, read_ranges
-from pyspark_kafkalog.read.ranges import pack, record_count, split_late_bound
+from pyspark_kafkalog.read.partition_reader import read_ranges
 from pyspark_kafkalog.read.stream import NO_LIMIT, StreamSession
 from pyspark_kafkalog.sentences import in_sentences
 
@@ -51,51 +44,12 @@ class BatchReader(DataSourceReader):
             log.warning("option_ignored_in_a_batch_read", option=name)
 
     def partitions(self) -> list[InputPartition]:
-        lookup = Lookup(self._options)
-        ranges, topic_ids = lookup.asked_again(lambda _: self._ranges(lookup), Losses(fail=True))
-        options = self._options
-        splits = split_late_bound(
-            ranges, lambda: _numbers(lookup, ranges), options.min_partitions, options.max_records_per_partition
-        )
-        most = options.max_input_partitions
-        if most is not None and len(splits) > most:
-            numbers = iter(_numbers(lookup, [each for one_split in splits for each in one_split]))
-            splits = pack([(each, record_count(list(itertools.islice(numbers, len(each))))) for each in splits], most)
-        whole = set(ranges)
-        leaders = {partition: lookup.leader(partition, topic_id) for partition, topic_id in topic_ids.items()}
-        return [
-            InputPartition(
-                [PlannedRange(each, is_piece=each not in whole, leader=leaders[each.partition]) for each in one_split]
-            )
-            for one_split in splits
-        ]
-
-    def _ranges(self, lookup: Lookup) -> tuple[list[InputRange], dict[TopicPartition, bytes]]:
-        """A range for each partition that is read, with symbols as the options have them, and its topic's id."""
-        start, end = self._options.batch_bounds()
-        partitions = lookup.partitions()
-        starts = lookup.start(start, partitions)
-        ends = lookup.end(end, partitions)
-        check_order(start, end, "offset", starts, ends)
-        return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions], partitions
+        return [InputPartition(planned) for planned in planned_batch(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's placeholder if nothing was planned
             return iter(())
         return read_ranges(self._options, self._schema, partition.value)
-
-
-def _numbers(lookup: Lookup, ranges: Sequence[InputRange]) -> list[InputRange]:
-    """Ranges with their symbols replaced by current offsets; the start is looked up before the end."""
-    earliest = lookup.at(EARLIEST, {each.partition for each in ranges if each.start == EARLIEST})
-    latest = lookup.at(LATEST, {each.partition for each in ranges if each.end == LATEST})
-    return [
-        each._replace(
-            start=earliest[each.partition] if each.start == EARLIEST else each.start,
-            end=latest[each.partition] if each.end == LATEST else each.end,
-        )
-        for each in ranges
-    ]
 
 
 @in_sentences

@@ -6,8 +6,7 @@ ids of its topics, the target of AvailableNow) is lost at a restart and must not
 `initialOffset` twice on a first start, so it is remembered: a `latest` that moved in between would lose what lies
 there. For the same reason the first `latestOffset` of a stream that starts at latest returns the start unchanged (with
 Trigger.Once: of the partitions whose start moves): an empty first batch writes the position down before anything is
-read. A start at what a group has committed, which others
-may move, is held the same way.
+read. A start at what a group has committed, which others may move, is held the same way.
 """
 
 from __future__ import annotations
@@ -137,20 +136,28 @@ class StreamSession:
             max_offsets: the largest number of records.
             everything: ignore the limits of the options, too (Trigger.Once).
         """
-        # Spark asks the sources of a query one after the other: while one waits for records, those of the others wait,
-        # too. So kafkalog's sources of a query find each other (`neighbours.py`) and share one short wait. Where more
-        # than Spark's pause of 10 ms has passed since the last answer, the query is busy: nothing is waited for.
-        others = 0 if everything or self.available_now else self._neighbours.asked()
-        self._wait_s = _IDLE_WAIT_BESIDE_OTHERS_S / others if others else _IDLE_WAIT_S
-        if time.monotonic() - self._answered_s >= _IDLE_GAP_S:
-            self._wait_s = 0.0
+        can_wait = not (everything or self.available_now)
+        if can_wait:
+            self._wait_s = self._idle_wait_s()
         try:
             end = self._next_position(position, max_offsets, everything)
-            return self._after_forgetting(position, end, can_wait=not (everything or self.available_now))
+            return self._after_forgetting(position, end, can_wait)
         finally:
-            if not (everything or self.available_now):
+            if can_wait:
                 self._neighbours.answered()
             self._answered_s = time.monotonic()
+
+    def _idle_wait_s(self) -> float:
+        """How long a call may wait for records, asked once at its start.
+
+        Spark asks the sources of a query one after the other: while one waits for records, those of the others wait,
+        too. So kafkalog's sources of a query find each other (`neighbours.py`) and share one short wait. Where more
+        than Spark's pause of 10 ms has passed since the last answer, the query is busy: nothing is waited for.
+        """
+        others = self._neighbours.asked()
+        if time.monotonic() - self._answered_s >= _IDLE_GAP_S:
+            return 0.0
+        return _IDLE_WAIT_BESIDE_OTHERS_S / others if others else _IDLE_WAIT_S
 
     def _next_position(self, position: PartitionOffsets, max_offsets: int, everything: bool) -> PartitionOffsets:
         self._is_unread = position == self._initial and not self._went_on
@@ -356,13 +363,7 @@ class StreamSession:
                 partition, (offset, topic_id) = min(had.items())
                 self._topic_ids[topic] = topic_id
                 self._outdated.update({each: was for each, (_, was) in had.items()})
-                group = self.options.group
-                self._group_said[topic] = (
-                    f": the group {group} was at offset {offset} of {partition} in the one before. If that was another "
-                    "query, and this checkpoint is of today's topic (the query's group has changed), start the query "
-                    f"again after `kafkalog groups reset {shlex.quote(group)} --topic {topic} --to latest`: it goes on "
-                    "where its checkpoint is"
-                )
+                self._group_said[topic] = _other_topic_before(self.options.group, partition, offset)
 
     def _after_forgetting(self, position: PartitionOffsets, end: PartitionOffsets, can_wait: bool) -> PartitionOffsets:
         """The end of a micro-batch, after the group has forgotten its offsets in deleted topics. This concerns names of
@@ -418,6 +419,14 @@ class StreamSession:
             for lost in (*whats_gone(start, end), *whats_moved_back(start, end)):
                 self._losses.found(lost)
         ranges, topic_ids = self._lookup.asked_again(lambda losses: self._ranges(start, end, losses), self._losses)
+        leaders = {each.partition: self._lookup.leader(each.partition, topic_ids[each.partition]) for each in ranges}
+        return [
+            [PlannedRange(each, topic_ids[each.partition], leader=leaders[each.partition]) for each in one_split]
+            for one_split in self._splits(ranges)
+        ]
+
+    def _splits(self, ranges: list[InputRange]) -> list[Split]:
+        """Ranges, cut and packed as the options say."""
         options = self.options
         splits: list[Split] = [
             [each] for each in split(ranges, options.min_partitions, options.max_records_per_partition)
@@ -425,11 +434,7 @@ class StreamSession:
         most = options.max_input_partitions
         if most is not None and len(splits) > most:
             splits = pack([(each, record_count(each)) for each in splits], most)
-        leaders = {each.partition: self._lookup.leader(each.partition, topic_ids[each.partition]) for each in ranges}
-        return [
-            [PlannedRange(each, topic_ids[each.partition], leader=leaders[each.partition]) for each in one_split]
-            for one_split in splits
-        ]
+        return splits
 
     def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
         """Raises DataLost if a micro-batch of AvailableNow has an impossible end, whatever failOnDataLoss is."""
@@ -467,3 +472,14 @@ class StreamSession:
             losses.found(f"the batch reads {partition_names(gone)}, deleted since")
         left = [each for each in ranges if each.partition in partitions and each.partition.topic not in made_anew]
         return left, partitions
+
+
+def _other_topic_before(group: str, partition: TopicPartition, offset: int) -> str:
+    """What the error adds about a topic that was made anew while the stream did not run: how the group shows it, and
+    what to do if the group is wrong."""
+    return (
+        f": the group {group} was at offset {offset} of {partition} in the one before. If that was another "
+        "query, and this checkpoint is of today's topic (the query's group has changed), start the query "
+        f"again after `kafkalog groups reset {shlex.quote(group)} --topic {partition.topic} --to latest`: it goes on "
+        "where its checkpoint is"
+    )
