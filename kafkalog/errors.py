@@ -414,7 +414,7 @@ class InternalError(KafkalogError):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """The error for a caller whose request failed because of a defect."""
+        """The InternalError that a client gets for an unexpected exception."""
         return cls(reason=f"{type(error).__name__}: {error}")
 
 

@@ -384,7 +384,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     help="Start at the first record at or after this time: ISO-8601 (UTC unless a zone is given) or milliseconds "
     "since 1970; at the end of a partition without such a record.",
 )
-@click.option("--exit-at-end", is_flag=True, help="Stop at the offsets at which the partitions ended at the start.")
+@click.option("--exit-at-end", is_flag=True, help="Stop at each partition's end as it was when the command started.")
 @click.option(
     "--max-messages", type=click.IntRange(1), help="Stop after this many records; default: continue until interrupted."
 )

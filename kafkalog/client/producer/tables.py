@@ -1,8 +1,8 @@
 """A table's rows to record columns: checked, typed, sorted by partition and cut to size. Pure, Arrow to Arrow.
 
 Columns by name: `value` (binary or string), and if wanted `key` (the same), `headers` (list<struct<key: string, value:
-binary>>), `timestamp` (a timestamp, or int64 microseconds) and `partition` (integer). A null means: no value or key; no
-headers; the time of sending; any partition.
+binary>>), `timestamp` (a timestamp, or int64 microseconds) and `partition` (integer). A null value, key
+or headers is stored as none. A null timestamp becomes the time of sending. A null partition is chosen by the key.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_acks_may_be_a_number(acks: int | str, parsed: str) -> None:
 
 def test_idempotence_can_not_be_demanded_of_acks_0() -> None:
     assert parse_producer({"acks": 0}).enable_idempotence
-    with pytest.raises(InvalidSetting, match=r"enable\.idempotence=True is not valid: acks=0"):
+    with pytest.raises(InvalidSetting, match=r"enable\.idempotence=True is not valid: with acks=0"):
         parse_producer({"acks": 0, "enable_idempotence": True})
 
 
