@@ -36,9 +36,19 @@ from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
     InternalError,
+    InvalidPartitions,
     InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
     KafkalogError,
     RequestTooLarge,
+    TooLargeForZooKeeper,
+    TopicExists,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownSetting,
+    UnknownTopic,
+    UnknownTopicId,
 )
 from kafkalog.events import get_logger
 from kafkalog.format.producer_ids import new_producer_id
@@ -67,17 +77,8 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
 _SENTENCE_MAX = 1000
 
-_INVALID = frozenset(
-    {
-        "InvalidTopicName",
-        "InvalidPartitions",
-        "InvalidRequest",
-        "InvalidSetting",
-        "TooLargeForZooKeeper",
-        "UnknownSetting",
-    }
-)
-_MISSING = frozenset({"UnknownGroup", "UnknownTopic", "UnknownTopicId", "UnknownPartition"})
+_INVALID = (InvalidTopicName, InvalidPartitions, InvalidRequest, InvalidSetting, TooLargeForZooKeeper, UnknownSetting)
+_MISSING = (UnknownGroup, UnknownTopic, UnknownTopicId, UnknownPartition)
 
 
 class BrokerService:
@@ -311,12 +312,11 @@ def _seconds_left(context: Any) -> float:
 
 
 def _abort(context: grpc.ServicerContext, error: KafkalogError) -> NoReturn:
-    name = type(error).__name__
-    if name in _INVALID:
+    if isinstance(error, _INVALID):
         status = grpc.StatusCode.INVALID_ARGUMENT
-    elif name in _MISSING:
+    elif isinstance(error, _MISSING):
         status = grpc.StatusCode.NOT_FOUND
-    elif name == "TopicExists":
+    elif isinstance(error, TopicExists):
         status = grpc.StatusCode.ALREADY_EXISTS
     elif error.retriable:
         status = grpc.StatusCode.UNAVAILABLE
