@@ -53,17 +53,16 @@ them keeps a file open, and a start reads all of them."""
 
 
 class Appended(NamedTuple):
-    """The place of a batch: offsets [base_offset, end_offset). `duplicate`: it was in the log already."""
+    """The place of a batch in the log: offsets [base_offset, end_offset)."""
 
     base_offset: int
     end_offset: int
     append_timestamp_us: int
-    duplicate: bool
 
     @classmethod
     def before(cls, known: Remembered) -> Appended:
         """The place of a batch that was sent again."""
-        return cls(known.base_offset, known.end_offset, known.append_us, True)
+        return cls(known.base_offset, known.end_offset, known.append_us)
 
 
 class _Roll(NamedTuple):
@@ -283,7 +282,7 @@ class Log:
         for header, batch in run:
             stamp(batch, offset, epoch, now_us)
             end = offset + header.last_offset_delta + 1
-            appended.append(Appended(offset, end, now_us, False))
+            appended.append(Appended(offset, end, now_us))
             buffers.append(batch)
             offset = end
         try:

@@ -7,6 +7,8 @@ Columns in this order, each absent where its attribute bit is clear:
            value      binary, nullable                          always there
     bit 2  headers    list<struct<key: string, value: binary>>  absent: no record has any
     bit 3  offset     int64                                     absent: base_offset, base_offset + 1, ...
+
+Bit 3 is reserved for compaction, which leaves gaps. Clients read it; no broker writes or accepts it yet.
 """
 
 from __future__ import annotations

@@ -448,7 +448,7 @@ def check_nothing_lost(disk: MemoryDisk) -> None:
     assert log.reader.offset_for_timestamp(PER_SEGMENT) == (PER_SEGMENT, PER_SEGMENT)
     (again,) = log.append([numbered(END - RECORDS, RECORDS, 8, producer=(PRODUCER, 0, END - RECORDS))])
     assert isinstance(again, Appended)
-    assert again.duplicate and again.base_offset == END - RECORDS
+    assert again.base_offset == END - RECORDS
     (new,) = log.append([numbered(END, RECORDS, 8, producer=(PRODUCER, 0, END))])
     assert isinstance(new, Appended)
     assert new.base_offset == END

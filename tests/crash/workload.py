@@ -264,12 +264,12 @@ def check_survivor(disk: MemoryDisk, done: Promises, *, power_cut: bool) -> None
     for header, data, offset in done.sent.values() if done.cut_in_flight is None else ():
         if offset + RECORDS <= promised_to and not (header.producer_id == PRODUCER and done.in_flight):
             (again,) = log.append([(header, memoryview(bytearray(data)))])
-            assert isinstance(again, Appended) and again.duplicate and again.base_offset == offset, again
+            assert isinstance(again, Appended) and again.base_offset == offset, again
     end = log.end_offset
     # The producer goes on, unless batches of its were lost.
     whole = found and None not in found.values()
     (appended,) = log.append([done.next_batch(end, 2) if whole else numbered(end, 2)])
-    assert appended == Appended(end, end + 2, done.now_us, False)
+    assert appended == Appended(end, end + 2, done.now_us)
     directory.close()
     directory = open_directory(disk, clock)
     assert directory.was_clean

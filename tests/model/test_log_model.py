@@ -96,7 +96,7 @@ class LogMachine(RuleBasedStateMachine):
         outcomes = self.log.append([batch for batch, _, _ in made])
         for outcome, (batch, records, producer) in zip(outcomes, made, strict=True):
             base = len(self.records)
-            assert outcome == Appended(base, base + len(records), self.clock.now_us(), False)
+            assert outcome == Appended(base, base + len(records), self.clock.now_us())
             self.batch_starts.append(base)
             self.batch_times.append(self.clock.now_us())
             self.records += records
@@ -114,7 +114,7 @@ class LogMachine(RuleBasedStateMachine):
             batch, base = self.last_batch[producer]
             (outcome,) = self.log.append([batch])
             assert isinstance(outcome, Appended)
-            assert outcome.duplicate and outcome.base_offset == base
+            assert outcome.base_offset == base
         sequence = self.sequences.get(producer, 0)
         (outcome,) = self.log.append([make_batch([b"gap"], producer=(producer, 0, sequence + gap))])
         assert isinstance(outcome, OutOfOrderSequence)

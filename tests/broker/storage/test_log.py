@@ -93,7 +93,7 @@ def test_batches_get_offsets_epoch_and_time_in_one_write(
     outcomes = log.append([numbered(2, 3), numbered(5), numbered(6, 2)])
     assert disk.writes == writes + 1
     now = clock.now_us()
-    assert outcomes == [Appended(2, 5, now, False), Appended(5, 6, now, False), Appended(6, 8, now, False)]
+    assert outcomes == [Appended(2, 5, now), Appended(5, 6, now), Appended(6, 8, now)]
     headers = [header for header, _ in read_batches(log, 2)]
     assert [(h.base_offset, h.leader_epoch, h.append_timestamp_us) for h in headers] == [
         (2, 3, now), (5, 3, now), (6, 3, now),
@@ -154,7 +154,7 @@ def test_refused_batch_takes_those_of_its_producer_behind_it_and_no_other(direct
     kinds = [type(outcome) for outcome in outcomes]
     assert kinds == [Appended, OutOfOrderSequence, Appended, OutOfOrderSequence, Appended, Appended, Appended]
     found = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
-    assert [(o.base_offset, o.duplicate) for o in found] == [(0, False), (1, False), (0, True), (2, False), (3, False)]
+    assert [outcome.base_offset for outcome in found] == [0, 1, 0, 2, 3]
     assert [int(value or b"") for value in read_all(log).values()] == [0, 2, 5, 6]
 
 
@@ -165,7 +165,7 @@ def test_one_append_of_many_new_producers_keeps_the_limit(tmp_path: Path, clock:
     def append(*producers: int) -> list[bool]:
         """Whether the first batch of each was taken."""
         outcomes = log.append([make_batch([b"x"], producer=(producer, 0, 0)) for producer in producers])
-        return [isinstance(outcome, Appended) and not outcome.duplicate for outcome in outcomes]
+        return [isinstance(outcome, Appended) for outcome in outcomes]
 
     assert append(*range(8)) == [True] * 5 + [False] * 3
     assert len(log._producers) == 5
@@ -177,7 +177,7 @@ def test_one_append_of_many_new_producers_keeps_the_limit(tmp_path: Path, clock:
     assert isinstance(outcomes[5], TooManyProducers)
     assert len(log._producers) == 5
     (again,) = log.append([make_batch([b"y"], producer=(0, 0, 1))])
-    assert isinstance(again, Appended) and again.duplicate
+    assert again == outcomes[0]
     directory.close()
 
 
@@ -187,12 +187,12 @@ def test_producers_are_remembered_over_a_restart_clean_or_not(tmp_path: Path) ->
         log = open_log(directory)
         sequence = log.end_offset
         first = numbered(sequence, 2, producer=(7, 0, sequence))
-        assert [outcome.duplicate for outcome in log.append([first])] == [False]  # type: ignore[union-attr]
+        assert [outcome.base_offset for outcome in log.append([first])] == [sequence]  # type: ignore[union-attr]
         directory.close(clean)
         directory = LogDirectory(tmp_path)
         log = open_log(directory)
         (again,) = log.append([first])
-        assert again.duplicate and again.base_offset == sequence  # type: ignore[union-attr]
+        assert again.base_offset == sequence  # type: ignore[union-attr]
         directory.close(clean)
 
 
@@ -719,7 +719,7 @@ def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer
     directory.tidy()
     assert 0 < log.start_offset < 60  # by size it deletes as ever
     [again] = log.append([numbered(60, producer=(7, 0, 0))])
-    assert isinstance(again, Appended) and again.duplicate
+    assert isinstance(again, Appended) and again.base_offset == 60
     clock.jump(-8 * 86_400)
     directory.tidy()
     assert log.end_offset == 61 and log.start_offset < 60
@@ -810,7 +810,7 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
     assert log.truncate_to(31) == 30
     assert list(read_all(log)) == list(range(30))
     (appended,) = log.append([numbered(30, 2, producer=(7, 0, 30))])  # its producer state went back as well
-    assert isinstance(appended, Appended) and appended.base_offset == 30 and not appended.duplicate
+    assert isinstance(appended, Appended) and appended.base_offset == 30
     assert read_all(log)[31] == b"%020d" % 31
     assert log.truncate_to(0) == 0
     assert log.view.size_bytes == 0
@@ -867,7 +867,7 @@ def test_what_rolls_knew_of_a_tail_that_was_cut_off_is_not_saved_for_that_of_its
     log = open_log(directory)
     assert log.end_offset == 60
     (appended,) = log.append([numbered(60, producer=(7, 0, 10))])
-    assert isinstance(appended, Appended) and appended.base_offset == 60 and not appended.duplicate
+    assert isinstance(appended, Appended) and appended.base_offset == 60
     assert read_all(log)[60] == b"%020d" % 60
     directory.close()
 
