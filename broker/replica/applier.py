@@ -281,14 +281,15 @@ class Applier:
         self._show_unless_half(prepared)
         return True
 
-    def forget(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
+    def forget(self, transactional_id: str, batch_id: int, stays: bool) -> None:
         """Forget a transaction's staged data up to a batch that is done, if the log has that batch whole. Does nothing
         while an apply runs. In-doubt recovery drops the rest later.
 
         Args:
-            last: there will be no other batch, so the log forgets the progress as well.
+            stays: the decision is never forgotten (streams and numbered writes). Without, there will be no other batch,
+                so the log forgets the progress as well.
         """
-        if last:
+        if not stays:
             self._log.transaction_done(producer_id_of(transactional_id), batch_id)
         if not self._applying.acquire(blocking=False):
             return

@@ -16,7 +16,7 @@ from broker.staging.part import Write
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError, NotLeader
 from kafkalog.events import get_logger
-from kafkalog.wire.decisions import Decision
+from kafkalog.format.decisions import Decision
 from kafkalog.zk import decisions
 
 log = get_logger(__name__)

@@ -33,7 +33,7 @@ from kafkalog.errors import (
     ZooKeeperUnreachable,
 )
 from kafkalog.events import get_logger
-from kafkalog.wire.decisions import DecidedTopic, Decision, with_applied
+from kafkalog.format.decisions import DecidedTopic, Decision, with_applied
 from kafkalog.zk import decisions, registry
 
 log = get_logger(__name__)

@@ -31,8 +31,8 @@ Wake = Callable[[], None]
 
 
 class _FlushRule(NamedTuple):
-    """Whether readers see only flushed records, and up to which offset they see all: those records are older than the
-    rule."""
+    """Whether readers see only what is flushed. `shown_offset`: records before it were readable when the rule was set,
+    and stay readable."""
 
     flushed_only: bool
     shown_offset: int
@@ -254,10 +254,10 @@ class Partition:
         self.wake_waiters()
         return dropped
 
-    def forget_staged(self, transactional_id: str, batch_id: int, last: bool = False) -> None:
-        """Forget a transaction's staged data up to a batch that is done. `last`: it has no other batch."""
+    def forget_staged(self, transactional_id: str, batch_id: int, stays: bool) -> None:
+        """Forget a transaction's staged data up to a batch that is done. `stays` as in `Applier.forget`."""
         with self._hosted():
-            self._applier.forget(transactional_id, batch_id, last)
+            self._applier.forget(transactional_id, batch_id, stays)
 
     def abort_parts(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""

@@ -9,18 +9,19 @@ from dataclasses import replace
 
 from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest
+from kafkalog.format.decisions import NO_BATCH, NO_VERSION, Decision
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import NO_BATCH, NO_VERSION, Decision, decision_from_wire, decision_to_wire
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.zk import decisions
 
 ID_LENGTH_MAX = 1000
-_UUID_SIZE = 16
+UUID_SIZE = 16
 
 
 def read_decisions(request: pb.ReadDecisionsRequest, host: Host) -> pb.Decisions:
     """The last decisions of transactions. Raises InvalidRequest, ZooKeeperUnreachable."""
     for transactional_id in request.transactional_ids:
-        _check_id(transactional_id)
+        check_id(transactional_id)
     found = decisions.read_decisions(host.metadata.session, request.transactional_ids)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
@@ -40,7 +41,8 @@ def list_decisions(request: pb.ListDecisionsRequest, host: Host) -> pb.Decisions
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
-def _check_id(transactional_id: str) -> None:
+def check_id(transactional_id: str) -> None:
+    """Raise InvalidRequest if a transactional id is empty or too long."""
     if not 0 < len(transactional_id) <= ID_LENGTH_MAX:
         raise InvalidRequest(
             reason=f"a transactional id must have 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
@@ -48,15 +50,15 @@ def _check_id(transactional_id: str) -> None:
 
 
 def _check(decision: Decision) -> None:
-    _check_id(decision.transactional_id)
+    check_id(decision.transactional_id)
     if decision.version < NO_VERSION or decision.batch_id < NO_BATCH:
         reason = f"a decision's version and batch_id must be >= -1, not {decision.version} and {decision.batch_id}"
         raise InvalidRequest(reason=reason)
-    if len(decision.commit_uuid) != (0 if decision.batch_id == NO_BATCH else _UUID_SIZE):
+    if len(decision.commit_uuid) != (0 if decision.batch_id == NO_BATCH else UUID_SIZE):
         raise InvalidRequest(
             reason=f"the commit uuid of batch {decision.batch_id} has {len(decision.commit_uuid)} bytes; it must have "
-            f"{_UUID_SIZE}, or 0 if no batch is decided (batch {NO_BATCH})"
+            f"{UUID_SIZE}, or 0 if no batch is decided (batch {NO_BATCH})"
         )
     for topic in (*decision.topics, *decision.applied):
-        if len(topic.topic_id) != _UUID_SIZE or any(first > last for first, last in topic.partitions):
+        if len(topic.topic_id) != UUID_SIZE or any(first > last for first, last in topic.partitions):
             raise InvalidRequest(reason=f"topic '{topic.topic}' has an invalid topic id or range of partitions")

@@ -18,6 +18,7 @@ from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition
 from broker.requests.append import checked
+from broker.requests.decisions import UUID_SIZE, check_id
 from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
@@ -37,8 +38,6 @@ _AT_ONCE_BYTES = 8 << 20
 """What takes no longer than a turn on any disk is done in the request's own thread: other threads cost a small commit
 more than its work does."""
 
-_UUID_SIZE = 16
-_ID_BYTES_MAX = 4000
 _RENEW_WITHIN_MS_MAX = 86_400_000  # it travels as 32 bits
 _RENEWALS = 4
 """Of a task within the retention of what is staged: some of them may be lost."""
@@ -229,7 +228,7 @@ def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
 
 
 def _finished(request: pb.ForgetStagedRequest) -> tuple[str, int, bool]:
-    return request.transactional_id, request.batch_id, request.last
+    return request.transactional_id, request.batch_id, request.stays
 
 
 def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
@@ -271,8 +270,7 @@ def staged_bytes(host: Host) -> int:
 
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
     _check_uuid(request.commit_uuid, "commit")
-    if not 0 < len(request.transactional_id.encode()) <= _ID_BYTES_MAX:
-        raise InvalidRequest(reason=f"a transactional id must have 1 to {_ID_BYTES_MAX} bytes")
+    check_id(request.transactional_id)
     if request.producer_id != producer_id_of(request.transactional_id):
         raise InvalidRequest(reason=f"producer id {request.producer_id} is not that of '{request.transactional_id}'")
     if request.batch_id < 0:
@@ -280,8 +278,8 @@ def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
 
 
 def _check_uuid(uuid: bytes, what: str) -> None:
-    if len(uuid) != _UUID_SIZE:
-        raise InvalidRequest(reason=f"the uuid of a {what} must have {_UUID_SIZE} bytes, not {len(uuid)}")
+    if len(uuid) != UUID_SIZE:
+        raise InvalidRequest(reason=f"the uuid of a {what} must have {UUID_SIZE} bytes, not {len(uuid)}")
 
 
 def _set_of(request: pb.PrepareRequest, wanted: pb.PreparePartition) -> PreparedSet:

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
-from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS
+from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS
 
 KEPT_US = 30 * 86_400 * 1_000_000
 DONE_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000

@@ -17,7 +17,7 @@ from kafkalog.errors import UnknownTransaction
 
 if TYPE_CHECKING:
     from kafkalog.client.transaction.coordinator import TransactionCoordinator
-    from kafkalog.wire.decisions import Decision
+    from kafkalog.format.decisions import Decision
     from kafkalog.wire.transactions_pb2 import StagedSet
 
 

@@ -56,7 +56,7 @@ class Link(Generic[_Request]):
         self._next_id = correlation_id % _CORRELATION_ID_MAX + 1
         return correlation_id
 
-    def sends(self, correlation_id: int, request: _Request, deadline: float = math.inf) -> None:
+    def began(self, correlation_id: int, request: _Request, deadline: float = math.inf) -> None:
         """Record a request as in flight, before it is sent: the answer may come at once.
 
         Args:
@@ -65,7 +65,7 @@ class Link(Generic[_Request]):
         """
         self._in_flight.append((correlation_id, request, deadline))
 
-    def asked(self, reply: pb.ReplyHeader) -> _Request:
+    def request_of(self, reply: pb.ReplyHeader) -> _Request:
         """The request that a reply answers. It stays in flight until `answered`.
 
         Raises:

@@ -122,10 +122,10 @@ def _fetch(
         header = pb.RequestHeader(correlation_id=link.next_id())
         for fetch in fetches:
             fetch.ask(header.fetch, max_bytes)
-        link.sends(header.correlation_id, None)
+        link.began(header.correlation_id, None)
         link.connection.send([frame_start(header.SerializeToString(), 0)])
         reply, body = link.connection.receive()
-        link.asked(reply)
+        link.request_of(reply)
         if reply.HasField("error"):
             raise error_from_wire(reply.error)
         answers = reply.fetch.partitions

@@ -106,20 +106,20 @@ class AppliedPartition(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., end_offset: _Optional[int] = ..., unfinished: _Optional[bool] = ..., progress: _Optional[int] = ..., queued: _Optional[bool] = ...) -> None: ...
 
 class ForgetStagedRequest(_message.Message):
-    __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version", "last")
+    __slots__ = ("transactional_id", "batch_id", "partitions", "commit_uuid", "below_version", "stays")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_UUID_FIELD_NUMBER: _ClassVar[int]
     BELOW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     transactional_id: str
     batch_id: int
     partitions: _containers.RepeatedCompositeFieldContainer[TransactionPartition]
     commit_uuid: bytes
     below_version: int
-    last: bool
-    def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ..., commit_uuid: _Optional[bytes] = ..., below_version: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    stays: bool
+    def __init__(self, transactional_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[TransactionPartition, _Mapping]]] = ..., commit_uuid: _Optional[bytes] = ..., below_version: _Optional[int] = ..., stays: _Optional[bool] = ...) -> None: ...
 
 class ForgetStagedReply(_message.Message):
     __slots__ = ()
@@ -198,7 +198,7 @@ class StagedSet(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "is_stream", "decided_us", "query_id", "forgotten", "writers", "applied")
+    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "stays", "decided_us", "query_id", "forgotten", "writers", "applied")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -208,7 +208,7 @@ class Decision(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     REPLACED_RUNS_FIELD_NUMBER: _ClassVar[int]
-    IS_STREAM_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     DECIDED_US_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
@@ -223,13 +223,13 @@ class Decision(_message.Message):
     done: bool
     topics: _containers.RepeatedCompositeFieldContainer[DecidedTopic]
     replaced_runs: _containers.RepeatedScalarFieldContainer[str]
-    is_stream: bool
+    stays: bool
     decided_us: int
     query_id: str
     forgotten: bool
     writers: _containers.RepeatedCompositeFieldContainer[Writer]
     applied: _containers.RepeatedCompositeFieldContainer[DecidedTopic]
-    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., is_stream: _Optional[bool] = ..., decided_us: _Optional[int] = ..., query_id: _Optional[str] = ..., forgotten: _Optional[bool] = ..., writers: _Optional[_Iterable[_Union[Writer, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ...) -> None: ...
+    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., stays: _Optional[bool] = ..., decided_us: _Optional[int] = ..., query_id: _Optional[str] = ..., forgotten: _Optional[bool] = ..., writers: _Optional[_Iterable[_Union[Writer, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ...) -> None: ...
 
 class Writer(_message.Message):
     __slots__ = ("commit_uuid", "run_id", "session_id")

@@ -13,7 +13,7 @@ from typing import Any
 
 from kafkalog.errors import DecisionMoved
 from kafkalog.events import get_logger
-from kafkalog.wire.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
+from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
@@ -110,7 +110,7 @@ def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
     return [
         decision
         for decision in decisions
-        if not decision.is_stream and not decision.is_open and decision.decided_us + KEPT_US < now_us
+        if not decision.stays and not decision.is_open and decision.decided_us + KEPT_US < now_us
     ]
 
 
@@ -133,7 +133,7 @@ def _content(decision: Decision) -> bytes:
         "topics": _topics_to_json(decision.topics),
         "applied": _topics_to_json(decision.applied),
         "replaced_runs": decision.replaced_runs,
-        "is_stream": decision.is_stream,
+        "stays": decision.stays,
         "decided_us": decision.decided_us,
         "query_id": decision.query_id,
         "forgotten": decision.forgotten,
@@ -175,7 +175,7 @@ def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
         topics=_topics(fields["topics"]),
         applied=_topics(fields["applied"]),
         replaced_runs=tuple(fields["replaced_runs"]),
-        is_stream=fields["is_stream"],
+        stays=fields["stays"],
         decided_us=fields["decided_us"] or stat.mtime * 1000,
         query_id=fields["query_id"],
         forgotten=fields["forgotten"],

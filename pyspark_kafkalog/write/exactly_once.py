@@ -46,8 +46,8 @@ class Transaction:
     """Which batch of which transaction a write is, and in which run.
 
     Attributes:
-        stays: its decision is kept for ever, because the same batch may come again after any time: a stream's, and that
-            of a user's version. Others are forgotten an hour after they are done.
+        stays: the decision is never forgotten (streams and numbered writes), because the same batch may come
+            again after any time. Others are forgotten an hour after they are done.
         run_id: empty if it is not known: then this run cannot be fenced, and fences no other run.
         skip_if_recorded: the write is numbered by its user, as `CommitBatch.skip_if_recorded`.
         query_id: of the query that writes, itself or in `foreachBatch`; empty outside any, and if it is not known.
@@ -244,7 +244,7 @@ def _commit(
             transactional_id=transaction.transactional_id,
             batch_id=transaction.batch_id,
             run_id=transaction.run_id,
-            is_stream=transaction.stays,
+            stays=transaction.stays,
             fingerprint=fingerprint,
             parts=sorted(parts, key=lambda part: part.part),
             skip_if_recorded=transaction.skip_if_recorded,

@@ -401,7 +401,7 @@ def done_and_forgotten(work: Staged, also_staged: Set | None = None) -> LogDirec
     work._stage(FIRST)
     work._prepare(FIRST)
     work._apply(FIRST)
-    work.partition.forget_staged(TRANSACTION, FIRST.batch_id, last=True)
+    work.partition.forget_staged(TRANSACTION, FIRST.batch_id, stays=False)
     clock.advance(KEPT_US // 1_000_000 + 1)
     return directory
 

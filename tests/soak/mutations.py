@@ -37,6 +37,7 @@ MODULES = {
     "pyspark_kafkalog/read/ranges.py": ["*"],
     "pyspark_kafkalog/offsets.py": ["*"],
     "pyspark_kafkalog/read/admission.py": ["*"],
+    "kafkalog/format/decisions.py": ["*"],
     "kafkalog/wire/decisions.py": ["*"],
     "kafkalog/client/transaction/coordinator.py": ["next_step"],
     "broker/replica/in_doubt.py": ["resolution"],

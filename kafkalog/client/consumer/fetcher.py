@@ -518,7 +518,7 @@ class Fetcher:
                 if source.trouble is not None:
                     source.trouble.tried(now)
                 asked.sources.append(source)
-        link.sends(header.correlation_id, asked, now + timeout)
+        link.began(header.correlation_id, asked, now + timeout)
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
@@ -530,7 +530,7 @@ class Fetcher:
         trouble: KafkalogError | None
         try:
             header, body = link.connection.receive()
-            asked = link.asked(header)
+            asked = link.request_of(header)
             if header.HasField("error"):
                 raise error_from_wire(header.error)
             link.answered()

@@ -193,7 +193,7 @@ class _RangeFetch:
         header.fetch.max_bytes = self._bytes_left()
         self._reader.ask(header.fetch, header.fetch.max_bytes)
         self._asked_offset = self._reader.offset
-        link.sends(header.correlation_id, None)
+        link.began(header.correlation_id, None)
         link.connection.send([frame_start(header.SerializeToString(), 0)])
 
     def _bytes_left(self) -> int:
@@ -207,7 +207,7 @@ class _RangeFetch:
         link = self._link
         assert link is not None
         header, body = link.connection.receive()
-        link.asked(header)
+        link.request_of(header)
         if header.HasField("error"):
             raise error_from_wire(header.error)
         if len(header.fetch.partitions) != 1:

@@ -79,7 +79,8 @@ def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
         batch.observed = True
     if all(batch.done for batch in batches):
         return
-    accumulator: Accumulator = batches[0].queue.owner
+    accumulator = batches[0].queue.accumulator
+    assert accumulator is not None
     accumulator.lock.run(_hurry_and_wait, accumulator, batches, timeout)
 
 

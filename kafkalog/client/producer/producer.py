@@ -571,7 +571,7 @@ class Producer:
                 window=settings.max_in_flight_requests,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
                 backoff=settings.backoff(),
-                owner=self._accumulator,
+                accumulator=self._accumulator,
             )
             queue.leader = each.leader
             route.queues.append(queue)

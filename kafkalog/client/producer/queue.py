@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.client.producer.encode import Body
 from kafkalog.errors import (
@@ -34,6 +34,9 @@ from kafkalog.format.batch import SEQUENCE_MODULUS
 from kafkalog.format.columns import Columns, Headers
 from kafkalog.records import RecordMetadata, TopicPartition
 from kafkalog.retry import Backoff
+
+if TYPE_CHECKING:
+    from kafkalog.client.producer.accumulator import Accumulator
 
 EPOCH_MAX = (1 << 15) - 1
 _MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError)
@@ -140,7 +143,7 @@ class PartitionQueue:
         window: batches that may be unacknowledged at once.
         delivery_timeout_ms: named in the error of a batch that is late.
         backoff: its own; of the pauses before batches are sent again.
-        owner: whoever keeps this queue; not looked at here.
+        accumulator: has this queue; not used here.
 
     Attributes:
         identity: set by the sender when `needs_identity` is true, with another producer id than `used_up`.
@@ -156,9 +159,9 @@ class PartitionQueue:
         window: int,
         delivery_timeout_ms: int,
         backoff: Backoff,
-        owner: Any = None,
+        accumulator: Accumulator | None = None,
     ) -> None:
-        self.owner = owner
+        self.accumulator = accumulator
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.leader = -1
@@ -416,20 +419,15 @@ class PartitionQueue:
             reason=str(self.last_failure or "none, it waited for others"),
         )
 
-    def retarget(self, topic_id: bytes) -> bool:
+    def retarget(self, topic_id: bytes) -> None:
         """Continue with a topic that was created again under the name. Batches sent to the old topic are lost with it,
-        and are sent again.
-
-        Returns:
-            Whether it was possible: not while an answer is awaited.
-        """
+        and are sent again. Does nothing while an answer is awaited."""
         if self.in_flight:
-            return False
+            return
         self.topic_id = topic_id
         for batch in self.unacked:
             batch.lost = batch.maybe_written = False
         self._renumber()  # a gap was closed when the last answer came
-        return True
 
     def clear(self) -> list[Batch]:
         """Give up and return all batches that are left, also those in flight; their answers are then ignored.

@@ -271,7 +271,7 @@ class Sender:
         except KafkalogError as error:
             self._not_sent(requests, error)
             return
-        framed, pieces = self._frames(link, requests)
+        framed, pieces = self._encode_requests(link, requests)
         if not framed:
             return
         requests = [request for _, request in framed]
@@ -285,7 +285,7 @@ class Sender:
                     lost = None
                     due = time.monotonic() + self._request_timeout
                     for correlation_id, request in framed:
-                        link.sends(correlation_id, request, min(due, max(batch.deadline for batch in request.batches)))
+                        link.began(correlation_id, request, min(due, max(batch.deadline for batch in request.batches)))
             if lost is not None:
                 self._not_sent(requests, lost)
                 return
@@ -319,7 +319,7 @@ class Sender:
                 connection.shut_down()
         return link
 
-    def _frames(
+    def _encode_requests(
         self, link: Link[_Request], requests: list[_Request]
     ) -> tuple[list[tuple[int, _Request]], list[bytes | memoryview]]:
         """The requests with their correlation ids, and their bytes. A batch that cannot be encoded fails, and the
@@ -335,7 +335,7 @@ class Sender:
             encoded: list[EncodedBatch] = []
             for batch, contents in zip(request.batches, request.contents, strict=True):
                 try:
-                    encoded.append(self._encoded(batch, contents))
+                    encoded.append(self._encode_batch(batch, contents))
                 except Exception as error:  # a defect of ours: it must not fail other batches
                     log.exception("batch_not_encoded", partition=str(request.queue.topic_partition))
                     failed.append((batch, InternalError.of(error)))
@@ -349,10 +349,10 @@ class Sender:
             self._not_encoded(failed, held)
         return framed, pieces
 
-    def _encoded(self, batch: Batch, contents: _Contents) -> EncodedBatch:
+    def _encode_batch(self, batch: Batch, contents: _Contents) -> EncodedBatch:
         body = contents.body
         if body is None:
-            body = self._body(batch, contents)
+            body = self._encode_body(batch, contents)
             if not batch.done:
                 batch.body = body
         producer_id, epoch = batch.identity or NO_IDENTITY
@@ -368,7 +368,7 @@ class Sender:
             base_sequence=batch.sequence if batch.identity is not None else -1,
         )
 
-    def _body(self, batch: Batch, contents: _Contents) -> Body:
+    def _encode_body(self, batch: Batch, contents: _Contents) -> Body:
         columns = contents.columns
         if columns is not None:
             data = encode_columns(columns.batch, self._codec)
@@ -502,7 +502,7 @@ class Sender:
             self._accumulator.own_threads.discard(threading.get_ident())
 
     def _is_owed(self, link: Link[_Request]) -> bool:
-        """Whether an answer is overdue. Silence alone is no failure, because nothing may have been sent."""
+        """Whether an answer is overdue. A silent connection has not failed while no request is overdue."""
         with self._accumulator.lock:
             return self._link is not link or link.deadline <= time.monotonic()
 
@@ -516,7 +516,7 @@ class Sender:
         fault: KafkalogError | None = None
         for reply in replies:
             try:
-                request = link.asked(reply)
+                request = link.request_of(reply)
             except KafkalogError as error:
                 fault = error
                 break

@@ -36,19 +36,18 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.format import numbered
-from kafkalog.format.producer_ids import producer_id_of
-from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import (
+from kafkalog.format.decisions import (
     BATCH_WRITE_KEPT_SECONDS,
     NO_BATCH,
     NO_VERSION,
     DecidedTopic,
     Decision,
     Writer,
-    decision_from_wire,
-    decision_to_wire,
     ranges,
 )
+from kafkalog.format.producer_ids import producer_id_of
+from kafkalog.wire import transactions_pb2 as pb
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 
 log = get_logger(__name__)
 
@@ -73,13 +72,13 @@ _OUTCOME_SENTENCES = {
 class Outcome(enum.Enum):
     """The outcome of a commit.
 
-    COMMITTED: the given parts are in the log. ROLLED_FORWARD: the parts of an earlier attempt at the same batch are in
+    COMMITTED: the given parts are in the log. RECORDED: the parts of an earlier attempt at the same batch are in
     the log, and the given ones are dropped. SKIPPED: a numbered write whose batch was written before; for a plain job,
     that batch or a later one.
     """
 
     COMMITTED = "committed"
-    ROLLED_FORWARD = "rolled forward"
+    RECORDED = "recorded"
     SKIPPED = "skipped"
 
 
@@ -90,7 +89,7 @@ class CommitBatch:
     Attributes:
         run_id: of the query's run; empty if there is none, or it is not known. A run that another run replaced is
             refused.
-        is_stream: whether the decision stays for ever.
+        stays: the decision is never forgotten (streams and numbered writes).
         fingerprint: of the batch's input; empty if it is not known.
         skip_if_recorded: the write is numbered by its user. A write with the recorded batch id is skipped once for each
             run of the query that recorded it (every time, if the run is not known). A plain job, which is outside any
@@ -102,7 +101,7 @@ class CommitBatch:
     transactional_id: str
     batch_id: int
     run_id: str
-    is_stream: bool
+    stays: bool
     fingerprint: bytes
     parts: Sequence[StagedPartition]
     skip_if_recorded: bool = False
@@ -245,7 +244,7 @@ def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decis
         fingerprint=batch.fingerprint,
         topics=tuple(DecidedTopic(*topic, ranges(numbers)) for topic, numbers in sorted(by_topic.items())),
         replaced_runs=tuple(replaced[-RUNS_KEPT:]),
-        is_stream=batch.is_stream,
+        stays=batch.stays,
         writers=(_writer(batch, commit_uuid),) if batch.skip_if_recorded and batch.query_id else (),
     )
 
@@ -350,7 +349,7 @@ class TransactionCoordinator:
                 decision = self._roll_forward(decision, patience)
                 self._remember(decision)
             elif step is Step.PREPARE:
-                until = _asked_until(is_kept=batch.is_stream and decision.batch_id != NO_BATCH)
+                until = _asked_until(stays=batch.stays and decision.batch_id != NO_BATCH)
                 self._prepare(decision, batch, commit_uuid, patience)
                 if _seconds_awake_or_not() > until:
                     decision = self._read(batch.transactional_id, patience)
@@ -376,7 +375,7 @@ class TransactionCoordinator:
         compare-and-set never is.
         """
         batch, over = attempt.batch, attempt.over
-        if attempt.decided is not False or (over is None and not batch.is_stream):
+        if attempt.decided is not False or (over is None and not batch.stays):
             return attempt.decided
         if _seconds_awake_or_not() > attempt.until:
             return None
@@ -450,7 +449,7 @@ class TransactionCoordinator:
                 transactional_id=decision.transactional_id,
                 batch_id=decision.batch_id,
                 partitions=_partitions(told),
-                last=not decision.is_stream,
+                stays=decision.stays,
             ),
         )
         return done
@@ -459,16 +458,16 @@ class TransactionCoordinator:
         """The current state of an open decision. If a batch write has none any more, it was done: open decisions are
         never forgotten. A read that finds none may be stale; then the decision is written over its own version. It is
         not written over a version that a leader raised since, which may be the same."""
-        if decision.is_stream:
+        if decision.stays:
             return self._read(decision.transactional_id, patience, decision.version)
         found = self._read(decision.transactional_id, patience)
         if found.batch_id == NO_BATCH and found.version >= decision.version:
             return _unless_forgotten(found, decision)
-        return _unless_forgotten(self._write(decision, patience, _asked_until(is_kept=False)), decision)
+        return _unless_forgotten(self._write(decision, patience, _asked_until(stays=False)), decision)
 
     def _write_done(self, decision: Decision, patience: Patience) -> Decision:
         """Mark a batch done that every partition has. Another process may do it first; the result is the same."""
-        now, until = decision, _asked_until(is_kept=decision.is_stream)
+        now, until = decision, _asked_until(stays=decision.stays)
         while now.commit_uuid == decision.commit_uuid and now.is_open:
             now = _unless_forgotten(self._write(replace(now, done=True, applied=()), patience, until), decision)
         return now
@@ -527,7 +526,7 @@ class TransactionCoordinator:
                 self._pause(patience, error)
 
     def _remember(self, decision: Decision) -> None:
-        if decision.is_stream:
+        if decision.stays:
             with self._lock:
                 self._known[decision.transactional_id] = decision
 
@@ -604,7 +603,7 @@ class TransactionCoordinator:
                     "not everywhere yet, so it cannot be forgotten; `kafkalog transactions resolve` finishes it"
                 )
         for decision in decisions:
-            self._decide(Decision(decision.transactional_id, decision.version, is_stream=True, forgotten=True))
+            self._decide(Decision(decision.transactional_id, decision.version, stays=True, forgotten=True))
             with self._lock:
                 self._known.pop(decision.transactional_id, None)
 
@@ -682,15 +681,15 @@ class TransactionCoordinator:
 
 _OUTCOMES = {
     Step.COMMITTED: Outcome.COMMITTED,
-    Step.RECORDED: Outcome.ROLLED_FORWARD,
+    Step.RECORDED: Outcome.RECORDED,
     Step.SKIP: Outcome.SKIPPED,
 }
 
 
-def _asked_until(is_kept: bool) -> float:
-    """The end of the time in which a decision may be requested; `is_kept`: the one that it replaces is kept for
+def _asked_until(stays: bool) -> float:
+    """The end of the time in which a decision may be requested; `stays`: the one that it replaces is kept for
     ever."""
-    return math.inf if is_kept else _seconds_awake_or_not() + _ASKED_FOR_SECONDS
+    return math.inf if stays else _seconds_awake_or_not() + _ASKED_FOR_SECONDS
 
 
 def _seconds_awake_or_not() -> float:
@@ -705,7 +704,7 @@ def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
 def _unless_forgotten(now: Decision, decision: Decision) -> Decision:
     """The decision that is stored in place of an open one. If a batch write's is gone, it was done, also if a leader
     has raised the version of the empty decision since."""
-    if now.batch_id == NO_BATCH and not decision.is_stream:
+    if now.batch_id == NO_BATCH and not decision.stays:
         return replace(decision, done=True, applied=())
     return now
 

@@ -291,7 +291,7 @@ class PartStager:
         header.stage.partitions.add(
             topic_id=part.topic_id, partition=part.topic_partition.partition, uuid=part.uuid, length=encoded.length
         )
-        link.sends(header.correlation_id, (part, sent))
+        link.began(header.correlation_id, (part, sent))
         start = frame_start(header.SerializeToString(), encoded.length)
         link.connection.send([start, encoded.header, encoded.body, encoded.padding])
 
@@ -306,7 +306,7 @@ class PartStager:
                 self._recover(error)
 
     def _take(self, link: Link[tuple[_Part, _Sent]], reply: pb.ReplyHeader) -> None:
-        part, sent = link.asked(reply)
+        part, sent = link.request_of(reply)
         if reply.HasField("error"):
             raise error_from_wire(reply.error)
         if len(reply.stage.partitions) != 1:

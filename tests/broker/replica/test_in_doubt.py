@@ -6,7 +6,7 @@ import pytest
 
 from broker.replica.in_doubt import Resolution, resolution
 from broker.staging.format import PreparedSet
-from kafkalog.wire.decisions import DecidedTopic, Decision
+from kafkalog.format.decisions import DecidedTopic, Decision
 
 TOPIC, UUID, ANOTHER = b"t" * 16, b"u" * 16, b"x" * 16
 SET = PreparedSet("tx", 1, batch_id=7, commit_uuid=UUID, version=3, parts=())

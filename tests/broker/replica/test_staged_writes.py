@@ -116,7 +116,7 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     for batch_id in range(60):
         prepared = write(partition, batch_id, [batch(number, batch_id=batch_id, size=1000) for number in range(3)])
         apply(partition, prepared)
-        partition.forget_staged("x", batch_id)
+        partition.forget_staged("x", batch_id, stays=True)
         sizes.append(partition.staged_size_bytes)
     assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
     assert [staged.prepared for staged in partition.staged()] == [held]
@@ -529,7 +529,7 @@ def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(direct
     prepared = write(partition, 0, [batch(0), batch(1)])
     append_part_of_a_batch(partition, [batch(0)])
     partition.append_as_leader([numbered(7)])
-    partition.forget_staged("x", 0)
+    partition.forget_staged("x", 0, stays=True)
     assert [staged.prepared for staged in partition.staged()] == [prepared]
     assert partition.readable_end_offset == 0
     assert apply(partition, prepared) == 3
@@ -565,7 +565,7 @@ def test_a_release_of_a_batch_that_the_log_has_not_leaves_its_set(directory: Log
     partition = open_partition(directory)
     old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(0, batch_id=1)])
     apply(partition, old)
-    partition.forget_staged("x", 1)
+    partition.forget_staged("x", 1, stays=True)
     assert new in [staged.prepared for staged in partition.staged()]
     assert apply(partition, new) == 2
 
@@ -576,7 +576,7 @@ def test_a_release_forgets_what_other_attempts_of_the_batch_staged(directory: Lo
     prepared = write(partition, 0, [batch(0)])
     partition.stage(b"the next batch's", [batch(0, batch_id=1)])
     apply(partition, prepared)
-    partition.forget_staged("x", 0)
+    partition.forget_staged("x", 0, stays=True)
     assert [(staged.batch_id, staged.parts) for staged in partition.staged()] == [(1, 1)]
 
 
@@ -681,7 +681,7 @@ def test_a_file_whose_beginning_is_damaged_is_reported_and_stays(
         assert errors_logged(caplog) == ["staged_damage_found"]
         assert (staged_files(partition), path.read_bytes(), partition.staged()) == ([path], bytes(data), [])
         apply(partition, write(partition, 1, [batch(0, batch_id=1)]))
-        partition.forget_staged("x", 1)
+        partition.forget_staged("x", 1, stays=True)
         assert path.read_bytes() == data
 
 
@@ -693,7 +693,7 @@ def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_s
     prepared = write(partition, 0, [batch(number) for number in range(40)])
     synced = {path: path.stat().st_size for path in staged_files(partition)}
     apply(partition, prepared)
-    partition.forget_staged("x", 0)
+    partition.forget_staged("x", 0, stays=True)
     [left] = staged_files(partition)
     directory.close(clean=False)
     with left.open("r+b") as file:
@@ -709,7 +709,7 @@ def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_s
         assert errors_logged(caplog) == ["staged_part_lost"]
         with pytest.raises(StagedPartLost):
             partition.prepare(prepared)
-        partition.forget_staged("x", 0)
+        partition.forget_staged("x", 0, stays=True)
         assert partition.staged() == []
 
 
@@ -773,7 +773,7 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     partition = open_partition(directory)
     stream = write(partition, 5, [batch(0, batch_id=5)])
     apply(partition, stream)
-    partition.forget_staged("x", 5)
+    partition.forget_staged("x", 5, stays=True)
     one_off = producer_id_of("one-off")
     uuid, data = b"u" * 16, make_batch([b"v"], producer=(one_off, 0, 0), transaction=(0, 0))
     partition.stage(uuid, [data])
@@ -784,7 +784,7 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     partition.forget_silent_transactions()
     assert partition.log.apply_progress(one_off) is not None  # its set is here, and an apply may come again
     assert partition.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
-    partition.forget_staged("one-off", 0, last=True)
+    partition.forget_staged("one-off", 0, stays=False)
     partition.forget_silent_transactions()
     assert partition.log.apply_progress(one_off) is None
     assert partition.log.apply_progress(PRODUCER) is not None
@@ -800,7 +800,7 @@ def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogD
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     apply(partition, prepared)
-    partition.forget_staged("x", 0, last=True)
+    partition.forget_staged("x", 0, stays=False)
     partition.log.transaction_done(PRODUCER, 0)
     partition.forget_silent_transactions()
     assert apply(partition, prepared) == 1

@@ -15,9 +15,10 @@ import pytest
 from broker.replica import expiry, in_doubt
 from broker.transport import rpc
 from kafkalog.errors import DecisionMoved, InvalidRequest, KafkalogError, TooLargeForZooKeeper
+from kafkalog.format.decisions import DecidedTopic, Decision
 from kafkalog.wire import dataport_pb2
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import DecidedTopic, Decision, decision_from_wire, decision_to_wire
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import decisions, paths
 from kafkalog.zk.session import ZooKeeperSession
@@ -105,8 +106,8 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
     session = ZooKeeperSession(chroot)
     session.start()
     try:
-        for name, is_stream in (("app-old", False), ("spark-stream-old", True)):
-            old = replace(DECIDED, transactional_id=name, is_stream=is_stream, done=True)
+        for name, stays in (("app-old", False), ("spark-stream-old", True)):
+            old = replace(DECIDED, transactional_id=name, stays=stays, done=True)
             decisions.write_decision(session, old)
         gone = threading.Event()
         session.children(paths.TRANSACTIONS, lambda _: gone.set())

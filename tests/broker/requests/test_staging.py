@@ -35,11 +35,11 @@ from kafkalog.client.transaction.stager import NumberedTransactions, PartStager
 from kafkalog.clock import Clock, ManualClock
 from kafkalog.format.batch import Batch, iter_batches
 from kafkalog.format.columns import decode_columns
+from kafkalog.format.decisions import DecidedTopic, Decision
 from kafkalog.format.producer_ids import family_of, producer_id_of
 from kafkalog.wire import broker_pb2, frames
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import DecidedTopic, Decision
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import decisions
 from kafkalog.zk.session import REQUEST_BYTES_MAX, ZooKeeperSession
@@ -301,7 +301,7 @@ def test_a_commit_against_a_full_disk_is_given_up_and_applied_once_there_is_room
                 asked.notify_all()
     assert given_up.value.facts["decided"] == "yes"
     assert next(tries) >= 3
-    assert coordinator.commit(batch) is Outcome.ROLLED_FORWARD
+    assert coordinator.commit(batch) is Outcome.RECORDED
     assert [len(values_in(broker, topic, number)) for number in range(partitions)] == [3] * partitions
     coordinator.close()
     cluster.close()
@@ -530,7 +530,7 @@ def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_b
         assert write.prepare() == [None]
     decision = writes[0].decision(-1)
     topics = DecidedTopic(topic, "t", ((0, 1),)), DecidedTopic(gone, "gone", ((0, 0),))
-    decisions.write_decision(session, replace(decision, topics=topics, is_stream=False))
+    decisions.write_decision(session, replace(decision, topics=topics, stays=False))
     writes[0].broker.broker.in_doubt.resolve(0)
     first = decisions.read_decision(session, TRANSACTION)
     assert (first.done, first.applied) == (False, (DecidedTopic(topic, "t", ((0, 0),)),))
@@ -920,9 +920,7 @@ def test_a_clock_that_jumps_expires_nothing(start_broker: StartBroker) -> None:
     staged.stage(0, (b"b",))
     assert prepared.prepare() == [None]
     session, in_doubt = broker.broker.host.metadata.session, broker.broker.in_doubt
-    done = replace(
-        prepared.decision(-1, done=True), transactional_id="done", is_stream=False, decided_us=clock.now_us()
-    )
+    done = replace(prepared.decision(-1, done=True), transactional_id="done", stays=False, decided_us=clock.now_us())
     decisions.write_decision(session, done)
     clock.wall_seconds += 1000 * HOUR
     clock.advance(600)  # old decisions are looked for again
@@ -1028,8 +1026,11 @@ def preparing(*parts: pb.StagedPart, version: int = -1) -> pb.PrepareRequest:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"transactional_id": "", "producer_id": producer_id_of("")}, "a transactional id must have 1 to 4000 bytes"),
-        ({"transactional_id": "é" * 2001, "producer_id": producer_id_of("é" * 2001)}, "must have 1 to 4000 bytes"),
+        (
+            {"transactional_id": "", "producer_id": producer_id_of("")},
+            "a transactional id must have 1 to 1000 characters",
+        ),
+        ({"transactional_id": "é" * 1001, "producer_id": producer_id_of("é" * 1001)}, "must have 1 to 1000 characters"),
         ({"producer_id": PRODUCER + 1}, f"producer id {PRODUCER + 1} is not that of '{TRANSACTION}'"),
         ({"batch_id": -1}, "batch_id must be >= 0, got -1"),
         ({"commit_uuid": b"short"}, "the uuid of a commit must have 16 bytes, not 5"),
@@ -1099,14 +1100,16 @@ def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -
     assert not hosted.partitions[0].staged()
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_release_says_whether_the_batch_is_the_last(hosted: Any, monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
-    released: list[tuple[str, int, bool]] = []
-    monkeypatch.setattr(hosted.partitions[0], "forget_staged", lambda *facts: released.append(facts))
-    request = pb.ForgetStagedRequest(transactional_id=TRANSACTION, batch_id=3, last=last)
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_partition_that_forgets_learns_whether_the_decision_stays(
+    hosted: Any, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    forgotten: list[tuple[str, int, bool]] = []
+    monkeypatch.setattr(hosted.partitions[0], "forget_staged", lambda *facts: forgotten.append(facts))
+    request = pb.ForgetStagedRequest(transactional_id=TRANSACTION, batch_id=3, stays=stays)
     request.partitions.add(topic_id=TOPIC_ID, partition=0)
     staging.forget(request, hosted)
-    assert released == [(TRANSACTION, 3, last)]
+    assert forgotten == [(TRANSACTION, 3, stays)]
 
 
 def test_a_prepare_waits_behind_the_work_on_its_partition_and_says_that_it_queues(

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kafkalog.cli import transactions
-from kafkalog.wire.decisions import DecidedTopic, Decision
+from kafkalog.format.decisions import DecidedTopic, Decision
 from kafkalog.wire.transactions_pb2 import StagedSet
 from tests.kafkalog.cli.command_line import Ran
 

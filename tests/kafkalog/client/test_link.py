@@ -25,33 +25,33 @@ def make() -> tuple[Link[str], list[str]]:
 def test_answers_come_in_the_order_of_the_requests() -> None:
     link, _ = make()
     for name in ("a", "b"):
-        link.sends(link.next_id(), name)
+        link.began(link.next_id(), name)
     assert link.in_flight == ["a", "b"]
-    assert link.asked(pb.ReplyHeader(correlation_id=1)) == "a"
+    assert link.request_of(pb.ReplyHeader(correlation_id=1)) == "a"
     assert link.count == 2, "it is in flight until its answer is taken"
     link.answered()
-    assert link.asked(pb.ReplyHeader(correlation_id=2)) == "b"
+    assert link.request_of(pb.ReplyHeader(correlation_id=2)) == "b"
     link.answered()
     assert link.count == 0
 
 
 def test_an_error_of_a_request_is_raised_to_its_caller() -> None:
     link, _ = make()
-    link.sends(link.next_id(), "a")
+    link.began(link.next_id(), "a")
     reply = pb.ReplyHeader(correlation_id=1, error=error_to_wire(TooManyConnections(limit=7)))
-    assert link.asked(reply) == "a"
+    assert link.request_of(reply) == "a"
 
 
 def test_an_answer_that_nobody_asked_for_is_refused_and_an_error_of_the_connection_rises() -> None:
     link, _ = make()
     with pytest.raises(ProtocolError, match="here:1: an answer to a request that was not made"):
-        link.asked(pb.ReplyHeader(correlation_id=1))
-    link.sends(link.next_id(), "a")
-    link.sends(link.next_id(), "b")
+        link.request_of(pb.ReplyHeader(correlation_id=1))
+    link.began(link.next_id(), "a")
+    link.began(link.next_id(), "b")
     with pytest.raises(ProtocolError):
-        link.asked(pb.ReplyHeader(correlation_id=2))
+        link.request_of(pb.ReplyHeader(correlation_id=2))
     with pytest.raises(TooManyConnections):
-        link.asked(pb.ReplyHeader(correlation_id=0, error=error_to_wire(TooManyConnections(limit=7))))
+        link.request_of(pb.ReplyHeader(correlation_id=0, error=error_to_wire(TooManyConnections(limit=7))))
     assert link.in_flight == ["a", "b"]
 
 
@@ -65,8 +65,8 @@ def test_correlation_ids_are_what_the_wire_holds(monkeypatch: pytest.MonkeyPatch
 def test_the_oldest_request_is_overdue_first() -> None:
     link, _ = make()
     assert link.deadline == math.inf
-    link.sends(link.next_id(), "a", 5.0)
-    link.sends(link.next_id(), "b", 3.0)
+    link.began(link.next_id(), "a", 5.0)
+    link.began(link.next_id(), "b", 3.0)
     assert link.deadline == 5.0
     link.answered()
     assert link.deadline == 3.0
@@ -74,9 +74,9 @@ def test_the_oldest_request_is_overdue_first() -> None:
 
 def test_a_lost_link_tells_what_was_in_flight_and_is_closed() -> None:
     link, done = make()
-    link.sends(link.next_id(), "a")
-    link.sends(link.next_id(), "b")
+    link.began(link.next_id(), "a")
+    link.began(link.next_id(), "b")
     assert (link.lose(), done) == (["a", "b"], ["closed"])
     assert (link.in_flight, link.deadline) == ([], math.inf)
-    link.sends(link.next_id(), "c")
+    link.began(link.next_id(), "c")
     assert (link.forget(), done) == (["c"], ["closed"])

@@ -4,16 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
+from kafkalog.format.decisions import DecidedTopic, Decision, Writer, ranges, with_applied
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import (
-    DecidedTopic,
-    Decision,
-    Writer,
-    decision_from_wire,
-    decision_to_wire,
-    ranges,
-    with_applied,
-)
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 DECISION = Decision(
@@ -26,7 +19,7 @@ DECISION = Decision(
     done=True,
     topics=(DecidedTopic(ONE, "flights", ((0, 2), (5, 5))), DecidedTopic(OTHER, "planes", ((1, 1),))),
     replaced_runs=("a", "b"),
-    is_stream=True,
+    stays=True,
     decided_us=99,
     query_id="query",
     forgotten=True,

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from kafkalog.errors import DecisionMoved
-from kafkalog.wire.decisions import DecidedTopic, Decision, Writer, decision_from_wire, decision_to_wire, ranges
+from kafkalog.format.decisions import DecidedTopic, Decision, Writer, ranges
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.zk import decisions, paths
 from kafkalog.zk.session import NoNode, ZooKeeperSession
 
@@ -24,7 +25,7 @@ DECIDED = Decision(
     fingerprint=b"f" * 32,
     topics=(DecidedTopic(b"t" * 16, "out", ((0, 3), (7, 7))), DecidedTopic(b"u" * 16, "other", ((2, 2),))),
     replaced_runs=("run 0",),
-    is_stream=True,
+    stays=True,
     decided_us=123,
     writers=(Writer(b"u" * 16, "run 1", "session"), Writer(b"v" * 16, "run 2")),
 )
@@ -131,11 +132,11 @@ def test_decisions_are_listed_by_id(session: ZooKeeperSession) -> None:
 
 
 def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
-    old_batch = replace(DECIDED, is_stream=False, done=True, decided_us=1000)
+    old_batch = replace(DECIDED, stays=False, done=True, decided_us=1000)
     now_us = 1000 + HOUR_US + 1
     empty = Decision("raised", 0, decided_us=1000)
     kept = [
-        replace(old_batch, is_stream=True),
+        replace(old_batch, stays=True),
         replace(old_batch, done=False),
         replace(old_batch, decided_us=1001),
         replace(empty, decided_us=1001),
@@ -155,7 +156,7 @@ def test_a_decision_that_cannot_be_read_keeps_no_other_from_being_listed_and_for
 def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSession) -> None:
     for number in range(3):
         decisions.write_decision(
-            session, replace(DECIDED, transactional_id=f"old {number}", is_stream=number == 2, done=True)
+            session, replace(DECIDED, transactional_id=f"old {number}", stays=number == 2, done=True)
         )
     assert sorted(forgotten(session)) == ["old 0", "old 1"]
     assert forgotten(session) == []
@@ -174,7 +175,7 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
     session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = new_session()
-    old = replace(DECIDED, is_stream=False, done=True)
+    old = replace(DECIDED, stays=False, done=True)
     for name in ("a", "b", "c", "d"):
         decisions.write_decision(session, replace(old, transactional_id=name))
     children, delete_many = session.children, session.delete_many
@@ -201,7 +202,7 @@ def test_many_decisions_are_forgotten_and_listed_in_pieces(
 ) -> None:
     monkeypatch.setattr(decisions, "_PIECE", 2)
     for number in range(5):
-        old = replace(DECIDED, transactional_id=f"{number}", is_stream=number == 4, done=True)
+        old = replace(DECIDED, transactional_id=f"{number}", stays=number == 4, done=True)
         decisions.write_decision(session, old)
     asked: list[int] = []
     get_many = session.get_many

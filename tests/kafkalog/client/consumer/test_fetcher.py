@@ -147,7 +147,7 @@ def test_a_link_that_is_lost_while_another_answers_is_not_looked_at_any_more(mon
         connection: Any = SimpleNamespace(has_buffered=False, fileno=lambda fd=fd: fd, close=lambda: None)
         link: Link[fetcher_module._Asked] = Link(connection)
         waiting._links[broker_id] = link
-        link.sends(link.next_id(), fetcher_module._Asked())
+        link.began(link.next_id(), fetcher_module._Asked())
 
     def receive(broker_id: int, link: Link[Any]) -> None:
         received.append(broker_id)
@@ -417,7 +417,7 @@ def asking(waiting: Fetcher, connection: Any, sources: list[Source], deadline: f
     asked.sources += sources
     for source in sources:
         source.asked = asked
-    link.sends(link.next_id(), asked, deadline)
+    link.began(link.next_id(), asked, deadline)
     return link
 
 
@@ -588,7 +588,7 @@ def test_an_answer_to_another_request_ends_the_connection() -> None:
     waiting = fetching(cluster)
     link = asking(waiting, Answering(), [waiting.sources[0]], 60.0)
     link.answered()
-    link.sends(2, waiting.sources[0].asked)
+    link.began(2, waiting.sources[0].asked)
     with pytest.raises(ProtocolError, match="an answer to a request that was not made"):
         waiting._receive(1, link)
     assert waiting._links == {}
@@ -815,7 +815,7 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
         )
         link: Link[Any] = Link(connection)
         waiting._links[broker_id] = link
-        link.sends(link.next_id(), fetcher_module._Asked(), deadline)
+        link.began(link.next_id(), fetcher_module._Asked(), deadline)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     waiting._receive = lambda broker_id, link: None  # type: ignore[method-assign]
     for clock.now in (0.9, 1.0):

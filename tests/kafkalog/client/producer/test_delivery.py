@@ -40,7 +40,7 @@ class Sending:
             window=1,
             delivery_timeout_ms=1000,
             backoff=Backoff(1.0, 1.0),
-            owner=self.accumulator,
+            accumulator=self.accumulator,
         )
         self._queues.append(queue)
         batch = queue.start_batch(math.inf, math.inf)

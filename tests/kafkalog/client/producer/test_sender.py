@@ -153,7 +153,7 @@ class Senders:
             window=10,
             delivery_timeout_ms=int(LIMIT * 1000),
             backoff=Backoff(0.001, 0.001),
-            owner=self.accumulator,
+            accumulator=self.accumulator,
         )
 
     def add(self, queue: PartitionQueue, value: bytes) -> Batch:
@@ -321,7 +321,7 @@ def test_a_defect_of_a_sender_is_reported_also_for_what_its_lost_connection_gave
         [request] = _requests(queue, queue.take(0.0, 1 << 20))
         connection: Any = part.connection
         sender._link = Link(connection)
-        sender._link.sends(1, request._replace(batches=[unknown]))
+        sender._link.began(1, request._replace(batches=[unknown]))
         error = BatchTooLarge(size=2, partition="t-0", limit=1)
         senders.accumulator.finish(queue.refused(refused, error, 0.0))
     sender._fail_everything(InternalError(reason="a defect"))
@@ -484,15 +484,15 @@ def test_a_connection_that_goes_before_its_requests_do_gets_none_of_them(
     part = Part()
     sender = senders.make(part)
     senders.senders.append(sender)
-    frames = sender._frames
+    frames = sender._encode_requests
 
     def and_meanwhile_it_goes(used: Link[Any], requests: Any) -> Any:
-        monkeypatch.setattr(sender, "_frames", frames)
+        monkeypatch.setattr(sender, "_encode_requests", frames)
         part.connection = Connection()
         sender._link_lost(used, GONE)
         return frames(used, requests)
 
-    monkeypatch.setattr(sender, "_frames", and_meanwhile_it_goes)
+    monkeypatch.setattr(sender, "_encode_requests", and_meanwhile_it_goes)
     with senders.accumulator.lock:
         sender.start()
     batch = senders.send(sender, senders.queue("t"))
@@ -514,7 +514,7 @@ def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(sende
         [request] = _requests(queue, queue.take(0.0, 1 << 20))
         before: Link[module._Request] = Link(stand_ins[0])
         sender._link = Link(stand_ins[1])
-        sender._link.sends(1, request)
+        sender._link.began(1, request)
         reply = pb.ReplyHeader(correlation_id=1)
         reply.append.partitions.add(base_offset=7)
         assert sender._take_replies(before, [reply]) == []

@@ -48,16 +48,11 @@ from kafkalog.errors import (
     VersionOfAnother,
     VersionWrittenTwice,
 )
+from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS, Decision, Writer
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import transactions_pb2 as pb
-from kafkalog.wire.decisions import (
-    BATCH_WRITE_KEPT_SECONDS,
-    Decision,
-    Writer,
-    decision_from_wire,
-    decision_to_wire,
-)
+from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from tests.reading import messages_of
 from tests.waiting import waited_for
 
@@ -67,7 +62,7 @@ BATCH = CommitBatch("tx", 5, "run", True, b"input", ())
 NUMBERED = replace(BATCH, skip_if_recorded=True, transactional_id=f"app-my app:out:{'0' * 32}")
 UUID = b"u" * 16
 OTHER = b"o" * 16
-RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, is_stream=True)
+RECORDED = Decision("tx", 9, 5, OTHER, "older", b"input", True, stays=True)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +212,7 @@ def test_a_batch_whose_run_is_not_known_replaces_no_run() -> None:
 
 def test_a_transaction_that_was_forgotten_takes_no_batch_any_more() -> None:
     with pytest.raises(CountMoved, match="its count was forgotten") as moved:
-        next_step(Decision("tx", 4, is_stream=True, forgotten=True), BATCH, UUID)
+        next_step(Decision("tx", 4, stays=True, forgotten=True), BATCH, UUID)
     assert moved.value.facts == {"transactional_id": "tx", "version": 5}
 
 
@@ -319,7 +314,7 @@ def test_parts_that_leaders_have_forgotten_since_the_batch_was_done_are_not_lost
 @pytest.mark.parametrize("parts_are_gone", [True, False])
 def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts_are_gone: bool, raised: int) -> None:
     """Its coordinator slept for longer than it is kept; leaders may still know the batch."""
-    mine = replace(OPEN, is_stream=False, version=3)
+    mine = replace(OPEN, stays=False, version=3)
     registry = Registry(mine, Decision("tx", raised), version=raised)
     coordinator = coordinator_over(registry)
     lost = StagedPartLost(
@@ -339,7 +334,7 @@ def test_the_decision_of_a_batch_write_that_is_not_there_any_more_was_done(parts
     "registry",
     [
         Registry(OPEN, version=9),
-        Registry(replace(OPEN, is_stream=False, version=0), Decision("tx"), version=0),  # a read may have none
+        Registry(replace(OPEN, stays=False, version=0), Decision("tx"), version=0),  # a read may have none
     ],
     ids=["stream", "batch write"],
 )
@@ -362,7 +357,7 @@ def test_parts_that_are_gone_of_a_batch_that_is_not_done_are_lost(registry: Regi
         (None, RECORDED, True),  # another attempt at a stream's batch, which is the same batch
         (None, replace(RECORDED, batch_id=4), False),
         (Decision("tx", 3), replace(OPEN, version=9, commit_uuid=UUID), True),
-        (Decision("tx", 3), Decision("tx", 9, is_stream=True, forgotten=True), None),  # after it was decided, perhaps
+        (Decision("tx", 3), Decision("tx", 9, stays=True, forgotten=True), None),  # after it was decided, perhaps
         (Decision("tx", 3), Decision("tx"), None),
     ],
 )
@@ -375,7 +370,7 @@ def test_a_commit_that_is_given_up_looks_whether_its_batch_is_decided_all_the_sa
 
 def test_the_decision_of_a_batch_write_is_not_written_again_over_a_version_that_a_leader_raised_since() -> None:
     """Both are version 0: it would stand there, open, for good."""
-    mine = replace(OPEN, is_stream=False, version=0)
+    mine = replace(OPEN, stays=False, version=0)
     registry = Registry(Decision("tx", 0), version=0)
     assert coordinator_over(registry)._now(mine, Patience(30)).done
     assert registry.written == []
@@ -413,7 +408,7 @@ def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
     coordinator = TransactionCoordinator(cast(Cluster, registry), settings)
     coordinator._leaders.ask = lambda *asked: None  # type: ignore[method-assign, assignment]
     part = StagedPartition("t", b"t" * 16, 0, b"u" * 16, 0, 1, 100, 1)
-    batch = replace(BATCH, parts=(part,), is_stream=False)
+    batch = replace(BATCH, parts=(part,), stays=False)
     if slept > BATCH_WRITE_KEPT_SECONDS / 2:
         with pytest.raises(CommitTimedOut) as over:
             coordinator.commit(batch)
@@ -426,7 +421,7 @@ def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize(
-    ("slept", "decision", "is_stream", "prepares"),
+    ("slept", "decision", "stays", "prepares"),
     [
         (1799.0, Decision("tx"), False, 1),
         (1801.0, Decision("tx"), False, 2),
@@ -436,7 +431,7 @@ def test_a_decision_that_may_be_forgotten_by_now_is_not_asked_for_again(
     ],
 )
 def test_what_was_prepared_long_ago_for_a_first_decision_is_prepared_again(
-    slept: float, decision: Decision, is_stream: bool, prepares: int, monkeypatch: pytest.MonkeyPatch
+    slept: float, decision: Decision, stays: bool, prepares: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever gave it up meanwhile raised a version that is forgotten by now; leaders have nothing of it any more."""
     registry = Registry(decision, version=decision.version)
@@ -455,7 +450,7 @@ def test_what_was_prepared_long_ago_for_a_first_decision_is_prepared_again(
     coordinator._roll_forward = lambda decision, patience: replace(decision, done=True)
     part = StagedPartition("t", b"t" * 16, 0, UUID, 0, 1, 1, 1)
     with pytest.raises(StagedPartLost) if prepares == 2 else nullcontext():
-        coordinator.commit(replace(BATCH, parts=[part], is_stream=is_stream))
+        coordinator.commit(replace(BATCH, parts=[part], stays=stays))
     assert prepared == prepares
     assert len(registry.written) == 2 - prepares
 
@@ -523,14 +518,14 @@ def test_of_several_counts_none_is_forgotten_if_one_can_not_be() -> None:
 
 
 def test_of_transactions_that_end_nothing_is_kept_in_memory() -> None:
-    coordinator = coordinator_over(Registry(replace(RECORDED, is_stream=False)))
+    coordinator = coordinator_over(Registry(replace(RECORDED, stays=False)))
     coordinator.decision("tx")
     assert coordinator._known == {}
 
 
 def test_a_count_that_was_forgotten_is_not_listed_as_recorded() -> None:
     name = NUMBERED.transactional_id
-    forgotten = Decision(name, 4, is_stream=True, forgotten=True)
+    forgotten = Decision(name, 4, stays=True, forgotten=True)
     again = replace(RECORDED, transactional_id=f"{name}:1")
     coordinator = coordinator_over(Registry(forgotten, again, RECORDED))
     assert coordinator.recorded("my app") == coordinator.recorded("my app", "out") == [again]
@@ -680,7 +675,7 @@ def test_a_batch_whose_driver_died_is_there_as_one_attempt_had_it(
         dying.write(1, rows(1), b"input 1")
     restarted = start_query("run 2")
     outcome = restarted.write(1, rows(1, 15, "b"), b"input 1")
-    assert outcome is (Outcome.COMMITTED if attempt == "b" else Outcome.ROLLED_FORWARD)
+    assert outcome is (Outcome.COMMITTED if attempt == "b" else Outcome.RECORDED)
     assert restarted.write(2, rows(2)) is Outcome.COMMITTED
     first = rows(1) if attempt == "a" else rows(1, 15, "b")
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0), first, rows(2))
@@ -719,7 +714,7 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
     query = start_query()
     for version, outcome in ((7, Outcome.COMMITTED), (7, Outcome.SKIPPED), (3, Outcome.SKIPPED)):
         parts = query.stage(version, rows(version))
-        batch = replace(query.batch(version, parts), skip_if_recorded=True, is_stream=False)
+        batch = replace(query.batch(version, parts), skip_if_recorded=True, stays=False)
         assert query.coordinator.commit(batch) is outcome
     assert read(cluster.bootstrap_servers, topic) == expected(rows(7))
 
@@ -727,14 +722,14 @@ def test_a_version_that_was_written_is_skipped(start_query: StartQuery, cluster:
 def test_what_was_staged_for_a_batch_that_is_there_already_is_dropped(start_query: StartQuery) -> None:
     query, again = start_query(), start_query("run 2")
     assert query.write(0, rows(0)) is Outcome.COMMITTED
-    assert again.write(0, rows(0, attempt="b")) is Outcome.ROLLED_FORWARD
+    assert again.write(0, rows(0, attempt="b")) is Outcome.RECORDED
     older = replace(again.batch(0, again.stage(0, rows(0, attempt="c"))), skip_if_recorded=True)
     assert again.coordinator.commit(older) is Outcome.SKIPPED
     waited_for(lambda: again.coordinator.staged(query.transactional_id) == [])
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQuery, is_stream: bool) -> None:
+@pytest.mark.parametrize("stays", [True, False])
+def test_leaders_learn_whether_the_decision_stays(start_query: StartQuery, stays: bool) -> None:
     """They forget how far that one came an hour later, and 30 days later how far a stream did."""
     query = start_query()
     client: Any = query.cluster
@@ -742,14 +737,14 @@ def test_leaders_are_told_which_write_has_no_further_batch(start_query: StartQue
 
     def noted(method: str, request: Any, **more: Any) -> Any:
         if method == "ForgetStaged":
-            told.append(request.last)
+            told.append(request.stays)
         return call(method, request, **more)
 
     client.call = noted
     batch = query.batch(0, query.stage(0, rows(0)))
-    assert query.coordinator.commit(replace(batch, is_stream=is_stream)) is Outcome.COMMITTED
+    assert query.coordinator.commit(replace(batch, stays=stays)) is Outcome.COMMITTED
     waited_for(lambda: bool(told))
-    assert set(told) == {not is_stream}
+    assert set(told) == {stays}
 
 
 def test_a_count_that_is_forgotten_restarts_and_its_first_version_is_written(
