@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from broker.config import TopicSettings
+from broker.config import BrokerSettings, TopicSettings
 from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
@@ -115,10 +115,10 @@ class LogDirectory:
         *,
         disk: Disk | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        producer_batches_remembered: int = 128,
-        producer_state_max: int = 10_000,
-        producer_expiration_ms: int = 86_400_000,
-        check_interval_ms: int = 60_000,
+        producer_batches_remembered: int = BrokerSettings.producer_batches_remembered.default,
+        producer_state_max: int = BrokerSettings.producer_state_max.default,
+        producer_expiration_ms: int = BrokerSettings.producer_id_expiration_ms.default,
+        check_interval_ms: int = BrokerSettings.log_retention_check_interval_ms.default,
     ) -> None:
         self.path = Path(path).absolute()
         health = DirectoryHealth(self.path, clock)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kafkalog.client.config import ClientSettings
 from kafkalog.errors import (
     CorruptBatch,
     DataLost,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
     from kafkalog.client.consumer.range_fetch import LeaderHint
 
-_REQUEST_TIMEOUT_MS = 30_000
 _GONE = -100  # no offset, and no symbol: of a partition that is not there, which may be passed over
 
 
@@ -102,7 +102,7 @@ def _task_settings(options: SourceOptions) -> Mapping[str, str]:
     timeout_ms = options.poll_timeout_ms
     if timeout_ms is None:
         return options.client
-    given = int(options.client.get("request.timeout.ms", _REQUEST_TIMEOUT_MS))
+    given = int(options.client.get("request.timeout.ms", ClientSettings.request_timeout_ms.default))
     return {
         **options.client,
         "retry.timeout.ms": str(timeout_ms),
