@@ -1,9 +1,10 @@
 """Publishing a stream's position under its group while it runs. Knows offsets and a group's members; no Spark.
 
-The position is Spark's: the start that Spark passes to `latestOffset`, for everything before it is processed. A thread
-writes it, through a broker, to ZooKeeper, and renews the stream's place among the group's live members. Of several
-members only the first publishes; the others log a warning and take over when it has ended. Nothing here slows a query
-or fails it: a failure is logged once until it passes, and the next renewal tries again.
+The position is Spark's: the start that Spark passes to `latestOffset`, and the end that it passes to `commit`, because
+everything before them is processed. A thread writes it, through a broker, to ZooKeeper, and renews the stream's place
+among the group's live members. Of several members only the first publishes; the others log a warning and take over when
+it has ended. Nothing here slows a query or fails it: a failure is logged once until it passes, and the next renewal
+tries again.
 
 Spark ends the process of a source without notice. A member that is not renewed expires after 10 s. A successor on the
 same machine does not wait for that, because it sees that the process has ended.
@@ -40,7 +41,8 @@ _LAST_ATTEMPTS = 5
 
 
 class Progress:
-    """One stream's progress. Its methods return at once, but for `finish`; the thread starts with the first position.
+    """One stream's progress. Its methods return at once, but for `finish` and `stop`; the thread starts with the first
+    position.
 
     Args:
         cluster: the group's.
