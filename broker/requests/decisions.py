@@ -9,19 +9,16 @@ from dataclasses import replace
 
 from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest
-from kafkalog.format.decisions import NO_BATCH, NO_VERSION, Decision
+from kafkalog.format.decisions import NO_BATCH, NO_VERSION, UUID_SIZE, Decision, check_transactional_id
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.zk import decisions
-
-ID_LENGTH_MAX = 1000
-UUID_SIZE = 16
 
 
 def read_decisions(request: pb.ReadDecisionsRequest, host: Host) -> pb.Decisions:
     """The last decisions of transactions. Raises InvalidRequest, ZooKeeperUnreachable."""
     for transactional_id in request.transactional_ids:
-        check_id(transactional_id)
+        check_transactional_id(transactional_id)
     found = decisions.read_decisions(host.metadata.session, request.transactional_ids)
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
@@ -41,16 +38,8 @@ def list_decisions(request: pb.ListDecisionsRequest, host: Host) -> pb.Decisions
     return pb.Decisions(decisions=[decision_to_wire(decision) for decision in found])
 
 
-def check_id(transactional_id: str) -> None:
-    """Raise InvalidRequest if a transactional id is empty or too long."""
-    if not 0 < len(transactional_id) <= ID_LENGTH_MAX:
-        raise InvalidRequest(
-            reason=f"a transactional id must have 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
-        )
-
-
 def _check(decision: Decision) -> None:
-    check_id(decision.transactional_id)
+    check_transactional_id(decision.transactional_id)
     if decision.version < NO_VERSION or decision.batch_id < NO_BATCH:
         reason = f"a decision's version and batch_id must be >= -1, not {decision.version} and {decision.batch_id}"
         raise InvalidRequest(reason=reason)

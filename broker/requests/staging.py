@@ -18,12 +18,12 @@ from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition
 from broker.requests.append import checked
-from broker.requests.decisions import UUID_SIZE, check_id
 from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
 from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
+from kafkalog.format.decisions import UUID_SIZE, check_transactional_id
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.wire import dataport_pb2 as data_pb
 from kafkalog.wire import transactions_pb2 as pb
@@ -270,7 +270,7 @@ def staged_bytes(host: Host) -> int:
 
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:
     _check_uuid(request.commit_uuid, "commit")
-    check_id(request.transactional_id)
+    check_transactional_id(request.transactional_id)
     if request.producer_id != producer_id_of(request.transactional_id):
         raise InvalidRequest(reason=f"producer id {request.producer_id} is not that of '{request.transactional_id}'")
     if request.batch_id < 0:

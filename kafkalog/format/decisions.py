@@ -9,10 +9,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kafkalog.errors import InvalidRequest
+
+ID_LENGTH_MAX = 1000
+UUID_SIZE = 16
+"""Of a topic's id, a commit attempt, a staged part."""
 NO_BATCH = -1
 NO_VERSION = -1
 BATCH_WRITE_KEPT_SECONDS = 3600
 """How long the decision of a batch write stays after it is done. Its coordinator counts on half of that."""
+
+
+def check_transactional_id(transactional_id: str) -> None:
+    """Raise InvalidRequest if a transactional id is empty or too long."""
+    if not 0 < len(transactional_id) <= ID_LENGTH_MAX:
+        raise InvalidRequest(
+            reason=f"a transactional id must have 1 to {ID_LENGTH_MAX} characters, not {len(transactional_id)}"
+        )
 
 
 @dataclass(frozen=True)
