@@ -352,12 +352,7 @@ class Connection:
                 self._refuse_stream(frame)
                 is_more = False
                 break
-            if isinstance(frame, OversizedBody):
-                self._refuse_body(request, frame.body_length)
-            elif isinstance(frame, tuple) and request.HasField("stage"):
-                write = self._staged(request, frame)
-            elif isinstance(frame, tuple):
-                self._queue(request, len(frame[0]))
+            write = self._take(request, frame)
         if taken:
             self._last_request = self._clock.monotonic()
             self._served["requests"] += taken
@@ -365,6 +360,18 @@ class Connection:
             groups = appends.check(calls, self._host)
             return lambda: self._append(calls, groups), is_more
         return write, is_more
+
+    def _take(
+        self, request: pb.RequestHeader, frame: Frame | OversizedBody | OversizedHeader
+    ) -> Callable[[], None] | None:
+        """Take a request that is no append to be written; returns what writes it, if it is to be written."""
+        if isinstance(frame, OversizedBody):
+            self._refuse_body(request, frame.body_length)
+        elif isinstance(frame, tuple) and request.HasField("stage"):
+            return self._staged(request, frame)
+        elif isinstance(frame, tuple):
+            self._queue(request, len(frame[0]))
+        return None
 
     def _parse(self, frame: Frame | OversizedBody | OversizedHeader) -> pb.RequestHeader | None:
         """The frame's header; None if the rest of the stream cannot be parsed."""

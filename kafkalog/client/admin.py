@@ -102,35 +102,52 @@ def list_offsets(
         PartitionLost, FileRefused, StorageFailed: a partition is not served.
         BrokerUnreachable, LeaderNotAvailable: a leader did not answer in time.
     """
+    lookup = _OffsetLookup(cluster, wanted, failed)
+    return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, lookup.attempt)
 
-    def refused(partition: TopicPartition, error: KafkalogError) -> None:
-        if failed is None or error.retriable:
-            raise error
-        failed[partition] = error
 
-    def attempt() -> dict[TopicPartition, ListedOffset]:
-        found: dict[TopicPartition, ListedOffset] = {}
+class _OffsetLookup:
+    """`list_offsets`, once the leaders are known."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
+        failed: dict[TopicPartition, KafkalogError] | None,
+    ) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self._failed = failed
+        self._found: dict[TopicPartition, ListedOffset] = {}
+
+    def attempt(self) -> dict[TopicPartition, ListedOffset]:
+        """Ask until everything is found, or failed for good."""
+        settings, wanted, failed = self._cluster.settings, self._wanted, self._failed
+        found = self._found = {}
         from_offsets = {partition: 0 for partition in wanted if not failed or partition not in failed}
-        retry = Retry(cluster.settings.backoff(), cluster.settings.retry_timeout_ms / 1000)
+        retry = Retry(settings.backoff(), settings.retry_timeout_ms / 1000)
         while from_offsets:
             batches = {}
-            for partition, topic_id, listed in _ask(cluster, wanted, from_offsets):
+            for partition, topic_id, listed in _ask(self._cluster, wanted, from_offsets):
                 spec = wanted[partition]
                 if listed.HasField("error"):
-                    refused(partition, error_from_wire(listed.error))
+                    self._refused(partition, error_from_wire(listed.error))
                 elif isinstance(spec, AtTimestamp) and listed.in_batch:
                     batches[partition] = topic_id, spec.timestamp_us, listed
                 else:
                     timestamp_us = listed.timestamp_us if isinstance(spec, AtTimestamp) and listed.found else None
                     offset = listed.offset if listed.found else None
                     found[partition] = ListedOffset(offset, timestamp_us, listed.size_bytes)
-            from_offsets = look_into(batches, found, retry) if batches else {}
+            from_offsets = self._look_into(batches, retry) if batches else {}
         return {partition: found[partition] for partition in wanted if partition in found}
 
-    def look_into(
-        batches: Mapping[TopicPartition, tuple[bytes, int, pb.ListedOffset]],
-        found: dict[TopicPartition, ListedOffset],
-        retry: Retry,
+    def _refused(self, partition: TopicPartition, error: KafkalogError) -> None:
+        if self._failed is None or error.retriable:
+            raise error
+        self._failed[partition] = error
+
+    def _look_into(
+        self, batches: Mapping[TopicPartition, tuple[bytes, int, pb.ListedOffset]], retry: Retry
     ) -> dict[TopicPartition, int]:
         """Find the records in their batches. Returns the partitions to ask for again, because the batch has no such
         record or is gone, with the offset to search from."""
@@ -143,24 +160,22 @@ def list_offsets(
         }
         again: dict[TopicPartition, int] = {}
         gone: OffsetOutOfRange | None = None
-        for partition, outcome in first_records(cluster, places).items():
+        for partition, outcome in first_records(self._cluster, places).items():
             if isinstance(outcome, RecordAt):
-                found[partition] = ListedOffset(*outcome, batches[partition][2].size_bytes)
+                self._found[partition] = ListedOffset(*outcome, batches[partition][2].size_bytes)
             elif isinstance(outcome, int):
                 again[partition] = outcome
             elif isinstance(outcome, OffsetOutOfRange):
                 again[partition] = 0
                 gone = outcome
             else:
-                refused(partition, outcome)
+                self._refused(partition, outcome)
         if gone is not None:
             pause = retry.failed(time.monotonic())
             if pause is None:
                 raise gone
-            cluster.pause(pause)
+            self._cluster.pause(pause)
         return again
-
-    return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, attempt)
 
 
 def _ask(

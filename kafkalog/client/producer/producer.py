@@ -21,7 +21,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkalog.client import arguments
-from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, Accumulator
 from kafkalog.client.producer.delivery import Delivery, TableDelivery
@@ -556,40 +556,43 @@ class Producer:
         """
         for each in info.partitions:  # first: without a thread for one of them nothing is half done
             self._have_sender(each.leader)
-        failed: Failed = []
         first_time = not route.queues
-        settings = self._settings
         route.topic = info
         compressed = _COMPRESSED_BYTES * (self._codec != 0)
         route.record_size_max = info.max_message_bytes - _BATCH_BYTES - compressed + RECORD_COST
-        route.batch_size_max = min(settings.batch_size, route.record_size_max)
+        route.batch_size_max = min(self._settings.batch_size, route.record_size_max)
         for each in info.partitions[len(route.queues) :]:
-            queue = PartitionQueue(
-                TopicPartition(info.name, each.partition),
-                info.topic_id,
-                idempotent=settings.enable_idempotence and self._acks != 0,
-                window=settings.max_in_flight_requests,
-                delivery_timeout_ms=settings.delivery_timeout_ms,
-                backoff=settings.backoff(),
-                accumulator=self._accumulator,
-            )
-            queue.leader = each.leader
-            route.queues.append(queue)
+            route.queues.append(self._new_queue(info, each))
         for queue, each in zip(route.queues, info.partitions, strict=False):
             if queue.topic_id != info.topic_id:
                 queue.retarget(info.topic_id)
             if queue.leader != each.leader:
-                self._senders[queue.leader].drop(queue)
-                queue.leader = each.leader
-                self._has_work(queue, 0.0)
+                self._move(queue, each.leader)
         route.count = len(info.partitions)
-        for queue in route.queues[route.count :]:  # of a topic created again with fewer; a send may still hold one
-            number = queue.topic_partition.partition
-            error = UnknownPartition(topic=info.name, partition=number, partitions=route.count)
-            failed += [(batch, error) for batch in queue.clear()]
+        failed = _without_partition(route)
         if first_time or route.in_turn.topic_partition.partition >= route.count:
             route.in_turn = route.queues[random_turn(route.count)]
         return failed
+
+    def _new_queue(self, topic: TopicInfo, partition: PartitionInfo) -> PartitionQueue:
+        settings = self._settings
+        queue = PartitionQueue(
+            TopicPartition(topic.name, partition.partition),
+            topic.topic_id,
+            idempotent=settings.enable_idempotence and self._acks != 0,
+            window=settings.max_in_flight_requests,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            backoff=settings.backoff(),
+            accumulator=self._accumulator,
+        )
+        queue.leader = partition.leader
+        return queue
+
+    def _move(self, queue: PartitionQueue, leader: int) -> None:
+        """Lock held: give a queue to the sender of its new leader."""
+        self._senders[queue.leader].drop(queue)
+        queue.leader = leader
+        self._has_work(queue, 0.0)
 
     def _have_sender(self, broker_id: int) -> None:
         """Lock held: have a sender to a broker, with a thread. Raises OutOfThreads."""
@@ -679,6 +682,16 @@ def _close_forgotten() -> None:
 
 
 atexit.register(_close_forgotten)
+
+
+def _without_partition(route: _Route) -> Failed:
+    """Lock held: what is left for partitions that a topic made anew has not. A send may still hold their queues."""
+    failed: Failed = []
+    for queue in route.queues[route.count :]:
+        name, number = queue.topic_partition
+        error = UnknownPartition(topic=name, partition=number, partitions=route.count)
+        failed += [(batch, error) for batch in queue.clear()]
+    return failed
 
 
 def _as_bytes(what: str, data: object) -> bytes:
