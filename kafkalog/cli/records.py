@@ -34,12 +34,14 @@ from kafkalog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
+from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from kafkalog.client.admin import Admin, AtTimestamp
-    from kafkalog.records import Message, RecordMetadata, TopicPartition
+    from kafkalog.client.consumer.consumer import Consumer
+    from kafkalog.records import Message, RecordMetadata
 
 _COUNT_EVERY = 1000
 _COMMIT_EVERY = 10_000
@@ -432,7 +434,6 @@ def consume(
     the exit code is then 1.
     """
     from kafkalog.client.consumer.consumer import Consumer
-    from kafkalog.records import TopicPartition
 
     if bool(topics) == (pattern is not None):
         raise click.UsageError("say what to read: TOPICs, or a --pattern for their names")
@@ -440,8 +441,6 @@ def consume(
         raise click.UsageError("--format json shows null as JSON does: leave out --null")
     start = _start(from_beginning, place, since_us, group, exit_at_end)
     as_line = _line_of(layout, with_headers, (_NULL if null is None else null).encode())
-    out = sys.stdout.buffer
-    shown = committed = 0
     fallback = "earliest" if from_beginning else "latest"
     with admin_of(bootstrap) as admin, Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
         wanted = _wanted(admin, topics, pattern, numbers)
@@ -454,57 +453,98 @@ def consume(
         for partition, error in failed.items():
             say_failure(partition, error)
         ends = {partition: extent.end_offset for partition, extent in extents.items()}
-        # Commits what was written, not what was handed out: Ctrl-C may come between the two. Commits also the start
-        # offset of partitions without a record shown, or the next run would start at their ends. Exception: a group
-        # that is to start at the ends, and was shown nothing, gets no offsets: the next call may choose another start.
-        offsets = {partition: consumer.position(partition) for partition in ends}
-        if exit_at_end:
-            consumer.unassign([partition for partition, end in ends.items() if offsets[partition] == end])
-
-        def commit() -> int:
-            if group and offsets and (shown or from_beginning):
-                consumer.commit(offsets)
-            return shown
-
-        def leave_out(error: KafkalogError) -> None:
-            """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is
-            gone."""
-            out.flush()
-            found = consumer.failures()
-            if not found or isinstance(error, UnknownTopic | UnknownTopicId):
-                raise error
-            for partition, reason in found.items():
-                say_failure(partition, reason)
-            failed.update(found)
-            consumer.unassign(found)
-
-        try:
-            commit()
-            while consumer.assignment() and (max_messages is None or shown < max_messages):
-                left = None if max_messages is None else max_messages - shown
-                try:
-                    for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
-                        out.write(as_line(message))
-                        partition = TopicPartition(message.topic, message.partition)
-                        offsets[partition] = message.offset + 1
-                        shown += 1
-                        if shown - committed >= _COMMIT_EVERY:
-                            out.flush()
-                            committed = commit()
-                        if exit_at_end and offsets[partition] >= ends[partition]:
-                            consumer.unassign([partition])
-                            if not consumer.assignment():
-                                break
-                except KafkalogError as error:
-                    leave_out(error)
-                out.flush()
-                if shown > committed:
-                    committed = commit()
-        except KeyboardInterrupt:  # the normal end
-            out.flush()
-            commit()
-    if failed:
+        showing = _Showing(consumer, as_line, ends, exit_at_end, commits=bool(group), from_beginning=from_beginning)
+        showing.show(max_messages)
+    if failed or showing.has_failed:
         raise click.exceptions.Exit(1)
+
+
+class _Showing:
+    """Writes what a consumer reads to stdout, a line each, and commits what is written.
+
+    Args:
+        ends: of the partitions that are read; where to stop in each, if `stops_at_end`.
+        commits: whether there is a group.
+        from_beginning: the group begins at the start, so its start is committed before anything is shown.
+
+    Attributes:
+        has_failed: a partition could not be read on, and was left out.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        as_line: Callable[[Message], bytes],
+        ends: Mapping[TopicPartition, int],
+        stops_at_end: bool,
+        *,
+        commits: bool,
+        from_beginning: bool,
+    ) -> None:
+        self._consumer = consumer
+        self._as_line = as_line
+        self._ends = ends
+        self._stops_at_end = stops_at_end
+        self._commits = commits
+        self._from_beginning = from_beginning
+        self._out = sys.stdout.buffer
+        self._shown = self._committed = 0
+        self.has_failed = False
+        # What was written, not what was handed out: Ctrl-C may come between the two. Also the start offset of
+        # partitions without a record shown, or the next run would start at their ends.
+        self._offsets = {partition: consumer.position(partition) for partition in ends}
+        if stops_at_end:
+            consumer.unassign([partition for partition, end in ends.items() if self._offsets[partition] == end])
+
+    def show(self, max_messages: int | None) -> None:
+        """Show records until the ends, the number of records or Ctrl-C."""
+        consumer = self._consumer
+        try:
+            self._commit()
+            while consumer.assignment() and (max_messages is None or self._shown < max_messages):
+                try:
+                    self._show_some(None if max_messages is None else max_messages - self._shown)
+                except KafkalogError as error:
+                    self._leave_out(error)
+                self._out.flush()
+                if self._shown > self._committed:
+                    self._commit()
+        except KeyboardInterrupt:  # the normal end
+            self._commit()
+
+    def _show_some(self, left: int | None) -> None:
+        """Show records until none comes for a while."""
+        consumer, offsets, ends = self._consumer, self._offsets, self._ends
+        for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
+            self._out.write(self._as_line(message))
+            partition = TopicPartition(message.topic, message.partition)
+            offsets[partition] = message.offset + 1
+            self._shown += 1
+            if self._shown - self._committed >= _COMMIT_EVERY:
+                self._commit()
+            if self._stops_at_end and offsets[partition] >= ends[partition]:
+                consumer.unassign([partition])
+                if not consumer.assignment():
+                    return
+
+    def _commit(self) -> None:
+        """Commit what is shown. A group that is to start at the ends, and was shown nothing, gets no offsets: the next
+        call may choose another start."""
+        self._out.flush()
+        if self._commits and self._offsets and (self._shown or self._from_beginning):
+            self._consumer.commit(self._offsets)
+        self._committed = self._shown
+
+    def _leave_out(self, error: KafkalogError) -> None:
+        """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
+        self._out.flush()
+        found = self._consumer.failures()
+        if not found or isinstance(error, UnknownTopic | UnknownTopicId):
+            raise error
+        for partition, reason in found.items():
+            say_failure(partition, reason)
+        self.has_failed = True
+        self._consumer.unassign(found)
 
 
 def _start(
@@ -542,8 +582,6 @@ def _wanted(
         UnknownTopic, UnknownPartition: of topics that are named.
         InvalidArgument: no topic matches the pattern, or no matching topic has such a partition.
     """
-    from kafkalog.records import TopicPartition
-
     if pattern is None:
         return [
             TopicPartition(topic.name, partition.partition)
