@@ -147,7 +147,7 @@ def test_only_batch_decisions_that_are_done_for_an_hour_expire() -> None:
 def test_a_decision_that_cannot_be_read_keeps_no_other_from_being_listed_and_forgotten(
     session: ZooKeeperSession,
 ) -> None:
-    decisions.write_decision(session, replace(DECIDED, transactional_id="old", is_stream=False, done=True))
+    decisions.write_decision(session, replace(DECIDED, transactional_id="old", stays=False, done=True))
     session.create(paths.transaction("unreadable"), b"{}")
     assert [each.transactional_id for each in decisions.list_decisions(session)] == ["old"]
     assert forgotten(session) == ["old"]
