@@ -1238,3 +1238,11 @@ def test_a_decision_that_another_leader_writes_on_meanwhile_is_looked_at_anew_an
     assert "transaction_not_closed" not in caplog.text
     in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION).done
+
+
+def test_an_answer_with_an_error_says_nothing_else() -> None:
+    answer = pb.AppliedPartition(end_offset=5, unfinished=True)
+    with staging._errors_in(answer):
+        raise errors.DiskFull(directory="/data", reason="full")
+    assert (answer.end_offset, answer.unfinished) == (0, False)
+    assert answer.HasField("error")
