@@ -256,7 +256,7 @@ class UnsupportedAcks(KafkalogError):
 
 class BufferExhausted(RetriableError):
     code = 36
-    message = "the producer's buffer.memory of {limit} bytes stayed full for max.block.ms ({waited_ms} ms)"
+    message = "the producer's buffer.memory of {limit} bytes stayed full for {waited_ms} ms (max.block.ms, or 0 in a callback)"
 
 
 class DeliveryTimedOut(KafkalogError):
@@ -299,7 +299,7 @@ class OutcomeUnknown(KafkalogError):
 
 
 class StorageFailed(KafkalogError):
-    """The log directory is out of service after a failed write or fdatasync; its files are not read or written."""
+    """The log directory is out of service after a failed read, write or fdatasync; its files are not used any more."""
 
     code = 40
     message = "log directory {directory} is out of service: {reason}"

@@ -16,8 +16,8 @@ from kafkalog.wire.frames import error_to_wire
 
 _BODY_MAX = (1 << 32) - 1  # of a frame
 _SLICES_MAX = 500
-"""Of one answer, for each may hold a file open. The partitions behind get empty answers, as where the bytes are used
-up; a consumer asks first for those it has least of."""
+"""Of one answer, for each may hold a file open. The partitions after them in the request get empty answers, as they do
+when the bytes are used up; a consumer asks first for those it has least of."""
 
 
 @dataclass(slots=True)

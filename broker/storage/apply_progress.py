@@ -9,9 +9,9 @@ Progress is kept for longer than its record batches, which retention may delete,
 state (`producer_state.py`). While a set of its batch is prepared here, progress is needed: an apply may come, also a
 second time, and only the progress prevents that it appends twice. Without a set an apply appends nothing; progress then
 only lets a late apply succeed. So progress is never forgotten while a set of its transaction is prepared, nor before
-the drop of the last set is durable: a power cut would bring the set back. Otherwise it is forgotten `DONE_KEPT_US`
-after the last append if the transaction is done and will have no other batch; `KEPT_US` after it if that is not known;
-and the oldest first if there are more than `PROGRESS_MAX`.
+the drop of the last set is durable: a power cut would bring the set back. Otherwise it is forgotten
+`DONE_PROGRESS_KEPT_US` after the last append if the transaction is done and will have no other batch;
+`PROGRESS_KEPT_US` after it if that is not known; and the oldest first if there are more than `PROGRESS_MAX`.
 
 Saved form, little-endian:
 
@@ -29,8 +29,8 @@ from collections.abc import Collection, Iterable, Sequence
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
 from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS
 
-KEPT_US = 30 * 86_400 * 1_000_000
-DONE_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
+PROGRESS_KEPT_US = 30 * 86_400 * 1_000_000
+DONE_PROGRESS_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 PROGRESS_MAX = 10_000
 _COUNT = struct.Struct("<I")
 _PROGRESS = struct.Struct("<qqqqqiiII")
@@ -158,7 +158,8 @@ class ApplyProgress:
         return [
             number
             for place, (at_us, number) in enumerate(by_age)
-            if place < too_many or now_us - at_us > (DONE_KEPT_US if number in self._done else KEPT_US)
+            if place < too_many
+            or now_us - at_us > (DONE_PROGRESS_KEPT_US if number in self._done else PROGRESS_KEPT_US)
         ]
 
     def forget_silent(self, now_us: int, keep: Collection[int]) -> int:

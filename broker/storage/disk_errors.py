@@ -30,8 +30,8 @@ class DirectoryHealth:
         failed: why it is out of service; None while it serves.
         on_failed: called once with the error that took it out of service. May be called with a log's locks held: it
             has to be done elsewhere.
-        on_doubt: called with a partition's label and an error, as `on_failed` is, when a file of it was not there: to
-            look whether somebody removed the partition, and else to `fail` with the error.
+        on_doubt: called with a partition's label and an error when one of its files is missing. It must start a check
+            elsewhere, because the caller may hold locks: if nobody removed the partition, call `fail` with the error.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:

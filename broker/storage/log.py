@@ -304,7 +304,7 @@ class Log:
         results.extend(appended)
         run.clear()
         self._end_offset = offset
-        view = self.reader.view
+        view = self.reader.view  # not `_replace`, which takes twice as long: for every append
         self.reader.view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
         messages = self._flush_messages
         many = messages is not None and offset - self._flushed_offset >= messages

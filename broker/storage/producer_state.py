@@ -113,9 +113,9 @@ class Producers:
     Args:
         label: the partition, as errors name it.
         remembered: batches of a producer that are known again.
-        state_max: producers that are kept. For another one that which has been silent longest is forgotten, unless it
-            appended in the last five minutes: then the new one is refused, for that one may send a batch again. Those
-            minutes go by the monotonic clock: a wall clock that is set, ahead or back, makes nobody silent.
+        state_max: producers that are kept. A further one replaces the one that has been silent longest. If that one
+            appended within five minutes, it may still retry, so the new producer is refused. Those minutes go by the
+            monotonic clock: a wall clock that is set, ahead or back, makes nobody silent.
         clock: appends are stamped with its wall time.
 
     Attributes:

@@ -57,8 +57,8 @@ class Unlinker:
                 pass
 
     def later(self, name: str, unlink: Callable[[], bool]) -> None:
-        """The same, but never now. What waits already is not queued again: one that is refused for days is asked for
-        by each retention."""
+        """The same, but never now. A removal that is already queued is not queued twice: retention asks again at each
+        round."""
         removal = name, unlink
         if removal not in self._waiting:
             self._waiting.add(removal)

@@ -35,7 +35,7 @@ class Reservation:
 
     @property
     def granted(self) -> bool:
-        """Whether all of it is."""
+        """Whether all of the reservation is held."""
         return self.held == self.size
 
     def grow(self, count: int) -> bool:

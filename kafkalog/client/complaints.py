@@ -13,8 +13,8 @@ from kafkalog.events import EventLogger
 
 EVERY_SECONDS = 60.0
 _QUIET_SECONDS = 5.0
-"""After so long without a failure the next one is a new trouble, if it is given up later than the one before: a try may
-itself take that long, as a connection to a broker that hangs does."""
+"""A failure this long after the last one begins a new series, if its retries also end later. Time alone does not show
+it: one try can take as long, as a connection to a broker that hangs does."""
 _PASSING = (NotLeader, LeaderNotAvailable, OutOfOrderSequence)
 """Failures that a change of leaders brings with it; they are said only when they last."""
 _PASSING_SECONDS = 2.0

@@ -19,10 +19,10 @@ from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
 log = get_logger(__name__)
 
-KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
+DECISION_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 """How long the decision of a batch write stays after it is done: a request of its coordinator may be late, or the
 coordinator itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
-apply progress of it as long after its last append (`broker/storage/apply_progress.py:DONE_KEPT_US`)."""
+apply progress of it as long after its last append (`broker/storage/apply_progress.py:DONE_PROGRESS_KEPT_US`)."""
 _PIECE = 500
 """Decisions that are read, and removed, side by side."""
 
@@ -110,7 +110,7 @@ def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
     return [
         decision
         for decision in decisions
-        if not decision.stays and not decision.is_open and decision.decided_us + KEPT_US < now_us
+        if not decision.stays and not decision.is_open and decision.decided_us + DECISION_KEPT_US < now_us
     ]
 
 

@@ -34,7 +34,8 @@ log = get_logger(__name__)
 RENEW_S = 3.0
 """How often a place among the live members is renewed."""
 _LEASE_S = 10.0  # set by the brokers
-_PAUSE_S = 0.2
+_PUBLISH_EVERY_S = 0.2
+"""How often a position is published at most, and the pause before a publication that failed is tried again."""
 _FINISH_S = 5.0
 _END_S = 1.0
 _LAST_ATTEMPTS = 5
@@ -140,7 +141,7 @@ class Progress:
                         break
                     # The query has ended, so no event wakes this thread. The cause (a broker does not know a topic yet,
                     # or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
-                    time.sleep(_PAUSE_S)
+                    time.sleep(_PUBLISH_EVERY_S)
                     published = self._publish(position, topic_ids)
                 self._leave()
             with self._changed:
@@ -149,7 +150,8 @@ class Progress:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                self._changed.wait_for(lambda: self._ending, _PAUSE_S)  # of a fast stream not every position is written
+                # Of a fast stream not every position is written.
+                self._changed.wait_for(lambda: self._ending, _PUBLISH_EVERY_S)
 
     def _publish(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes]) -> bool:
         """Renew the membership, and write the position if the group's is ours to write. False if that failed."""

@@ -34,7 +34,7 @@ def split(
     """Ranges that have records, cut so that none has too many and there are about enough of them.
 
     First a range of more than `max_records_per_partition` is cut into so many even pieces as that takes. If there are
-    still fewer pieces than `min_partitions`, those whose part of all records is worth less than two stay whole, and the
+    still fewer pieces than `min_partitions`, those whose share of `min_partitions` is below 1.5 stay whole, and the
     others share the rest in proportion to their size.
     """
     pieces = list(ranges)

@@ -478,8 +478,8 @@ def _other_topic_before(group: str, partition: TopicPartition, offset: int) -> s
     """What the error adds about a topic that was made anew while the stream did not run: how the group shows it, and
     what to do if the group is wrong."""
     return (
-        f": the group {group} was at offset {offset} of {partition} in the one before. If that was another "
-        "query, and this checkpoint is of today's topic (the query's group has changed), start the query "
-        f"again after `kafkalog groups reset {shlex.quote(group)} --topic {partition.topic} --to latest`: it goes on "
-        "where its checkpoint is"
+        f": group {group} has offset {offset} of {partition} in the deleted topic. If another query committed it and "
+        "this checkpoint is of the new topic (the query's group has changed), run "
+        f"`kafkalog groups reset {shlex.quote(group)} --topic {partition.topic} --to latest` and start the query "
+        "again: it continues from its checkpoint"
     )

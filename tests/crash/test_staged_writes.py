@@ -21,7 +21,7 @@ from broker.replica.partition import Partition
 from broker.staging import part as staged_part
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet
-from broker.storage.apply_progress import KEPT_US
+from broker.storage.apply_progress import PROGRESS_KEPT_US
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
@@ -402,7 +402,7 @@ def done_and_forgotten(work: Staged, also_staged: Set | None = None) -> LogDirec
     work._prepare(FIRST)
     work._apply(FIRST)
     work.partition.forget_staged(TRANSACTION, FIRST.batch_id, stays=False)
-    clock.advance(KEPT_US // 1_000_000 + 1)
+    clock.advance(PROGRESS_KEPT_US // 1_000_000 + 1)
     return directory
 
 
@@ -447,7 +447,7 @@ def test_the_progress_of_an_apply_is_forgotten_only_once_no_power_cut_brings_its
     directory = done_and_forgotten(work, also_staged)
     if is_killed:  # what told that the set is dropped is in the page cache only
         directory.close(clean=False)
-        clock = ManualClock(2 * KEPT_US)
+        clock = ManualClock(2 * PROGRESS_KEPT_US)
         directory = open_directory(work.disk, clock)
         work.partition = open_partition(directory)
     forget(work, directory)

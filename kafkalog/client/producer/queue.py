@@ -143,7 +143,7 @@ class PartitionQueue:
         window: batches that may be unacknowledged at once.
         delivery_timeout_ms: named in the error of a batch that is late.
         backoff: its own; of the pauses before batches are sent again.
-        accumulator: has this queue; not used here.
+        accumulator: bounds the memory of this queue's batches; `delivery.py` finds it here.
 
     Attributes:
         identity: set by the sender when `needs_identity` is true, with another producer id than `used_up`.

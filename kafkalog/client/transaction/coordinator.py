@@ -54,9 +54,9 @@ log = get_logger(__name__)
 RUNS_KEPT = 20
 """Of those that a decision names."""
 _ASKED_FOR_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
-"""How long after its prepare began a decision may be asked for. Later, what it was to be written over may be there
-again: it was made, carried out and forgotten, and would be made a second time; or what was prepared was given up by
-raising the version of nothing, and that was forgotten. A stream that has decided before has a version that stays."""
+"""How long after its prepare began a decision may be asked for. After that the request could succeed twice: its first
+decision may be done and forgotten, so that the version it names exists again; or the sets were given up by raising the
+version of an empty decision, which was forgotten since. A stream that has decided before has a version that stays."""
 _FENCE_SECONDS = 5.0
 """How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
 

@@ -67,8 +67,9 @@ class Patience:
     def saw(self, place: Place, answer: Any) -> None:
         """Record the number in the answer of a place that is unfinished or failed: a changed number is progress.
 
-        A place whose work is queued returns the number of jobs before it, which is another measure. For a place that
-        keeps failing it does not count as progress: each retry queues again, so other places' work changes the number.
+        A place whose work is queued returns the progress of all staged writes on its broker, which is another measure.
+        For a place that keeps failing it does not count as progress: each retry queues again, so other places' work
+        changes the number.
         """
         failed = answer.HasField("error")
         if failed and not answer.progress:  # no work was done

@@ -17,7 +17,7 @@ import pytest
 from broker.replica.partition import Partition
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet, scan_file
-from broker.storage.apply_progress import DONE_KEPT_US, KEPT_US, ApplyProgress
+from broker.storage.apply_progress import DONE_PROGRESS_KEPT_US, PROGRESS_KEPT_US, ApplyProgress
 from broker.storage.dump import dump, verify
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
@@ -610,22 +610,22 @@ def test_a_mark_is_forgotten_after_a_month_of_silence_unless_something_is_prepar
     progress = ApplyProgress()
     header, _ = batch(0)
     progress.record(header, 0, 10)
-    assert progress.forget_silent(10 + KEPT_US, ()) == 0
-    assert progress.forget_silent(11 + KEPT_US, {PRODUCER}) == 0
-    assert progress.forget_silent(11 + KEPT_US, ()) == 1
-    assert KEPT_US >= 30 * 86_400 * 1_000_000
+    assert progress.forget_silent(10 + PROGRESS_KEPT_US, ()) == 0
+    assert progress.forget_silent(11 + PROGRESS_KEPT_US, {PRODUCER}) == 0
+    assert progress.forget_silent(11 + PROGRESS_KEPT_US, ()) == 1
+    assert PROGRESS_KEPT_US >= 30 * 86_400 * 1_000_000
 
 
 def test_a_mark_is_done_with_its_own_batch_only() -> None:
     progress = ApplyProgress()
     progress.record(batch(0, batch_id=5)[0], 0, 10)
     progress.done(PRODUCER, 4)  # it came late
-    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    assert progress.forget_silent(11 + DONE_PROGRESS_KEPT_US, ()) == 0
     progress.done(PRODUCER, 5)
     progress.record(batch(0, batch_id=6)[0], 1, 10)  # there was another one after all
-    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 0
+    assert progress.forget_silent(11 + DONE_PROGRESS_KEPT_US, ()) == 0
     progress.done(PRODUCER, 6)
-    assert progress.forget_silent(11 + DONE_KEPT_US, ()) == 1
+    assert progress.forget_silent(11 + DONE_PROGRESS_KEPT_US, ()) == 1
 
 
 def test_an_older_batch_that_stands_behind_a_newer_one_changes_no_mark() -> None:

@@ -275,7 +275,7 @@ def test_a_cluster_that_is_gone_neither_fails_nor_holds_up_a_stream(caplog: pyte
 def never_renewing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done is done because something woke the thread, not because a renewal came along."""
     monkeypatch.setattr(progress, "RENEW_S", 3600)
-    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+    monkeypatch.setattr(progress, "_PUBLISH_EVERY_S", 0)
 
 
 def keeping(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
@@ -328,7 +328,7 @@ def test_what_comes_while_a_position_is_written_is_written_next_an_end_included(
 def test_a_fast_stream_does_not_write_every_position(
     client: Cluster, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PAUSE_S", 0.1)
+    monkeypatch.setattr(progress, "_PUBLISH_EVERY_S", 0.1)
     at, told, offsets = TopicPartition(made, 0), Progress(client, made, "here"), iter(range(6))
     keeping(monkeypatch, lambda: told.at({at: next(offsets, 5)}))  # the next is there before this one is written
     started = time.monotonic()
