@@ -256,7 +256,7 @@ class UnsupportedAcks(KafkalogError):
 
 class BufferExhausted(RetriableError):
     code = 36
-    message = "the producer's buffer.memory of {limit} bytes stayed full for {waited_ms} ms (max.block.ms, or 0 in a callback)"
+    message = "the producer's buffer.memory ({limit} bytes) was full for {waited_ms} ms (max.block.ms, 0 in a callback)"
 
 
 class DeliveryTimedOut(KafkalogError):
