@@ -25,7 +25,7 @@ ADVICE = {
     24: "Find out why the records are gone, then decide on `failOnDataLoss=false`; see "
     "[records that are gone](spark-source.md#records-that-are-gone).",
     25: "Set `committed.fallback`, or set the group's offset with `kafkalog groups reset`.",
-    26: "Correct the name; `kafkalog groups list` lists the groups.",
+    26: "Correct the name; `kafkalog groups list` lists the groups. `kafkalog groups reset --create` makes a new one.",
     27: "Stop the query first. `kafkalog groups reset --wait` waits until its lease has ended.",
     30: "Send smaller records, or raise the topic's `max.message.bytes`.",
     31: "Lower the producer's `batch.size`, or raise the topic's `max.message.bytes`.",

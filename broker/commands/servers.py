@@ -11,19 +11,25 @@ from pathlib import Path
 import click
 
 from kafkalog.cli.command import Command
+from kafkalog.cli.output import counted
 from kafkalog.errors import AddressInUse, StorageFailed, ZooKeeperUnreachable
 
 _LOOK_SECONDS = 0.5
+_APART = 100
+_PORT_MAX = 65535
 _folder = click.Path(file_okay=False, path_type=Path)
 
 
 @contextmanager
-def _naming_the_option() -> Iterator[None]:
-    """Name `--port` in the error of a port in use, not the setting by which the server gets it."""
+def _naming_the_option(port: int) -> Iterator[None]:
+    """Name `--port` in the error of a port in use, not the setting by which the server gets it, and another port."""
     try:
         yield
     except AddressInUse as error:
-        raise error.fresh(setting="--port") from None
+        named = error.fresh(setting="--port")
+        other = port + _APART if port + 2 * _APART <= _PORT_MAX else port - _APART
+        named.add_note(f"to use other ports, give for instance `--port {other}`")
+        raise named from None
 
 
 @click.command(
@@ -35,22 +41,23 @@ def _naming_the_option() -> Iterator[None]:
 )
 @click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of brokers.")
 @click.option("--data", type=_folder, help="Keep all data in this directory; otherwise it is deleted at the end.")
-@click.option("--port", type=click.IntRange(1, 65535), default=9192, show_default=True,
+@click.option("--port", type=click.IntRange(1, _PORT_MAX), default=9192, show_default=True,
               help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
 @click.option("--no-restart", is_flag=True, help="Do not restart a broker or ZooKeeper that ended on its own.")
-@_naming_the_option()
 def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C.
 
-    Warnings and errors that the brokers log are shown on stderr, and that a server has ended.
+    Prints on stderr the warnings and errors that the brokers log, and says there when a server has ended.
     """
     from broker.local import LocalCluster
     from broker.local.supervisor import Supervisor
     from broker.signals import StopRequest
 
-    if port + 2 * brokers - 1 > 65535:
-        raise click.BadParameter(f"{brokers} brokers from {port} on do not fit below 65536", param_hint="--port")
-    with LocalCluster(brokers=brokers, data=data, port=port) as cluster:
+    last = port + 2 * brokers - 1
+    if last > _PORT_MAX:
+        sentence = f"{counted(brokers, 'broker')} would use the ports {port} to {last}, and the highest is {_PORT_MAX}"
+        raise click.BadParameter(sentence, param_hint="--port")
+    with _naming_the_option(port), LocalCluster(brokers=brokers, data=data, port=port) as cluster:
         click.echo(f"bootstrap servers: {cluster.bootstrap_servers}")
         click.echo(f"ZooKeeper: {cluster.zookeeper_connect}")
         click.echo(f"data: {data.resolve() if data else 'gone when this ends; keep it with --data DIR'}")
@@ -92,16 +99,15 @@ def broker(config: Path) -> None:
         ("For brokers on other machines", "kafkalog zookeeper --host 0.0.0.0 --data data/zookeeper"),
     ],
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=2181, show_default=True)
+@click.option("--port", type=click.IntRange(1, _PORT_MAX), default=2181, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--data", type=_folder, help="Keep the data in this directory; otherwise it is deleted at the end.")
-@_naming_the_option()
 def zookeeper(port: int, host: str, data: Path | None) -> None:
     """Run the embedded ZooKeeper in the foreground, until Ctrl-C."""
     from broker.local.zookeeper import EmbeddedZooKeeper
     from broker.signals import StopRequest
 
-    with ExitStack() as stack:
+    with _naming_the_option(port), ExitStack() as stack:
         directory, keep_fds = data, []
         if directory is None:
             directory, keep_fd = stack.enter_context(_temporary_folder())

@@ -24,6 +24,8 @@ bootstrap_option = click.option(
     help="gRPC address of one or more brokers, separated by commas; the client finds the other brokers from it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_SHARED = ("--bootstrap", "--json")
+"""Options that may be given before a command's name, also if the command has none of them."""
 
 _OTHERWISE = {
     "a date": range(19000101, 21001232),
@@ -56,10 +58,10 @@ class Command(click.Command):
         try:
             rest = super().parse_args(context, args)
         except click.NoSuchOption as error:
-            if error.option_name == "--json":
+            if error.option_name in _SHARED:
                 path = context.command_path
                 raise click.UsageError(
-                    f"`{path}` has no --json: leave it out, or see `{path} --help`", context
+                    f"`{path}` has no {error.option_name}: leave it out, or see `{path} --help`", context
                 ) from None
             raise
         for parameter in self.params:

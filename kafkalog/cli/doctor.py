@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from kafkalog.cli.command import DEFAULT_BOOTSTRAP, Command, bootstrap_option, json_option
-from kafkalog.cli.output import counted, print_json, print_table
+from kafkalog.cli.output import START_ONE, counted, print_json, print_table
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:
@@ -205,7 +205,10 @@ def check_workers_python() -> Iterator[Finding]:
     planners = os.environ.get("PYSPARK_DRIVER_PYTHON", workers)
     yield from _check_python("workers' python", workers, f"export PYSPARK_PYTHON={sys.executable}")
     if planners != workers:
-        yield from _check_python("planners' python", planners, f"export PYSPARK_DRIVER_PYTHON={sys.executable}")
+        findings = list(_check_python("planners' python", planners, "unset PYSPARK_DRIVER_PYTHON"))
+        yield from findings
+        if findings[0].state == "failed":
+            return  # it is to be unset: how it differs from the workers' does not matter
         found = f"tasks that read or write run {planners}, all others {workers}, on every executor"
         yield Finding("executors' python", "warning", found, "unset PYSPARK_DRIVER_PYTHON, but if this is meant")
 
@@ -221,8 +224,11 @@ def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
             [python, "-c", _ASK_WORKER], capture_output=True, text=True, timeout=_ANSWER_SECONDS, cwd="/"
         )
         answer = json.loads(told.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         yield Finding(check, "failed", f"{python} does not answer: {error}", advice)
+        return
+    except ValueError:
+        yield Finding(check, "failed", f"{python} is not a Python: it does not run `{named} -c CODE`", advice)
         return
     version = ".".join(map(str, answer["python"]))
     if tuple(answer["python"][:2]) != sys.version_info[:2]:
@@ -259,13 +265,9 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
             unserved = admin.unserved([topic.name for topic in topics])
     except KafkalogError as error:
         if asked_for:
-            advice = (
-                "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
-            )
-            yield Finding("cluster", "failed", str(error), advice)
+            yield Finding("cluster", "failed", str(error), START_ONE)
         else:
-            advice = "start one with `kafkalog local`, or give its address with --bootstrap"
-            yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", advice)
+            yield Finding("cluster", "warning", f"none at {DEFAULT_BOOTSTRAP}", START_ONE)
         return
     yield Finding("cluster", "ok", f"{cluster.cluster_id} with {counted(len(cluster.brokers), 'broker')}")
     for broker in cluster.brokers:

@@ -209,13 +209,15 @@ def reset(
         *([ShiftBy(shift_by)] if shift_by is not None else []),
     ]
     if len(places) != 1:
-        raise click.UsageError("say where to: one of --to, --to-offset, --to-timestamp and --shift-by")
+        begin = "give only one of" if places else "say where to: one of"
+        raise click.UsageError(f"{begin} --to, --to-offset, --to-timestamp and --shift-by")
     named = merged(partitions_named(text) for text in topics)
     with admin_of(bootstrap) as admin:
         try:
             described = admin.describe_group(group)
-        except UnknownGroup:
+        except UnknownGroup as error:
             if not create:
+                error.add_note("for a new group, give --create")
                 raise
             described = GroupInfo(group, {}, ())
         before = described.offsets
@@ -296,7 +298,8 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
 def delete(names: tuple[str, ...], yes: bool, bootstrap: str) -> None:
     """Delete GROUPs with their offsets. Refused while a member is live. A Consumer is not a member: its next commit
     creates its group again."""
-    confirm(f"forget {', '.join(names)} and where each of them is?", yes)
+    whose = f"group {names[0]} and its" if len(names) == 1 else f"groups {', '.join(names)} and their"
+    confirm(f"delete {whose} offsets?", yes)
     with admin_of(bootstrap) as admin:
         for name in names:
             admin.delete_group(name)

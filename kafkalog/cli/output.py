@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.config import nearest_hint
-from kafkalog.errors import UnknownTopic
+from kafkalog.errors import BrokerUnreachable, UnknownTopic
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kafkalog.records import TopicPartition
 
 _WAIT_TOLD_SECONDS = 1.0
+START_ONE = "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
 
 
 @contextmanager
@@ -47,6 +48,9 @@ def admin_of(bootstrap: str) -> Iterator[Admin]:
         timer.start()
         try:
             admin.describe_cluster()
+        except BrokerUnreachable as error:
+            error.add_note(START_ONE)
+            raise
         finally:
             timer.cancel()
         try:

@@ -192,7 +192,7 @@ def test_local_in_a_folder_that_can_not_be_is_one_sentence(tmp_path: Path, data:
 
 
 @pytest.mark.parametrize(("command", "after"), [("local", 0), ("local", 1), ("zookeeper", 0)])
-def test_a_port_that_is_taken_is_named_with_the_option_that_it_comes_from(command: str, after: int) -> None:
+def test_a_port_that_is_taken_is_named_with_its_option_and_another_port(command: str, after: int) -> None:
     port = free_ports(2)
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", port + after))
@@ -200,7 +200,9 @@ def test_a_port_that_is_taken_is_named_with_the_option_that_it_comes_from(comman
         with running(command, "--port", str(port)) as process:
             _, told = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert told == f"kafkalog: 127.0.0.1:{port + after} is in use by another process (setting --port)\n"
+    sentence, advice = told.removeprefix("kafkalog: ").split("; ")
+    assert sentence == f"127.0.0.1:{port + after} is in use by another process (setting --port)"
+    assert advice == f"to use other ports, give for instance `--port {port + (100 if port <= 65335 else -100)}`\n"
 
 
 def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

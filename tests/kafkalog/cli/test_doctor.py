@@ -141,17 +141,37 @@ def test_doctor_says_of_a_java_that_hangs_that_it_does_not_run(monkeypatch: pyte
 
 
 def test_doctor_tells_that_the_drivers_python_also_reads_and_writes_in_tasks(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     assert {finding.state for finding in doctor.check_workers_python()} == {"ok"}
-    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter-that-is-not-there")
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(other))
     findings = {finding.check: finding for finding in doctor.check_workers_python()}
-    assert findings["planners' python"].state == "failed"
+    assert findings["planners' python"].state == "ok"
     assert findings["executors' python"].state == "warning"
-    assert "jupyter-that-is-not-there" in findings["executors' python"].found
+    assert str(other) in findings["executors' python"].found
     assert "unset PYSPARK_DRIVER_PYTHON" in findings["executors' python"].advice
+
+
+@pytest.mark.parametrize(
+    "name, sentence", [("jupyter", "is not a Python: it does not run"), ("jupyter-that-is-not-there", "was not found")]
+)
+def test_doctor_gives_one_advice_for_a_driver_python_that_is_none(
+    name: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jupyter = tmp_path / "jupyter"  # it takes its first argument for a command of its own
+    jupyter.write_text("#!/bin/sh\necho 'usage: jupyter [subcommand]' >&2\nexit 1\n")
+    jupyter.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(tmp_path / name))
+    [finding] = [finding for finding in doctor.check_workers_python() if finding.state != "ok"]
+    assert (finding.check, finding.state) == ("planners' python", "failed")
+    assert name in finding.found and sentence in finding.found
+    assert finding.advice == "unset PYSPARK_DRIVER_PYTHON"
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,8 @@ def test_a_new_group_gets_its_first_offsets(admin: Admin, made: str, done: Run) 
     zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
     new = made + ".new"
     reset = ["reset", new, "--topic", made, "--to-timestamp", "4000"]
-    assert f"there is no group '{new}'" in done(*reset, code=1)
+    says = done(*reset, code=1)
+    assert f"there is no group '{new}'" in says and says.endswith("; for a new group, give --create\n")
     assert json.loads(done(*reset, "--create", "--json")) == [
         {"topic": made, "partition": 0, "was": None, "is": 4},
         {"topic": made, "partition": 1, "was": None, "is": 0},
@@ -276,7 +277,7 @@ def test_a_live_member_is_not_overwritten_unless_forced(admin: Admin, client: Cl
     says = done("reset", made, "--to", "earliest", code=1)
     assert f"group '{made}' has a live member, me-1 on here" in says and says.count("\n") == 1
     left_ms = int(re.findall(r"lease ends, in (\d+) ms at the latest", says)[0])
-    assert 0 < left_ms <= 10_000 and "kafkalog groups reset --wait" in says
+    assert 0 < left_ms <= 10_000 and "kafkalog groups reset --wait" in says and "--force" in says
     with pytest.raises(GroupIsLive):
         admin.reset_offsets(made, {zero: "earliest"})
     assert admin.committed(made) == {zero: 5}
@@ -348,6 +349,7 @@ def test_an_unknown_group_gets_the_nearest_name(admin: Admin, made: str, done: R
     for arguments in (["describe"], ["reset", "--to", "latest"]):
         says = done(arguments[0], made + "x", *arguments[1:], code=1)
         assert f"there is no group '{made}x'" in says and f"did you mean '{made}'?" in says
+        assert ("--create" in says) == (arguments[0] == "reset")
     assert "'a/b' is not a group name" in done("describe", "a/b", code=1)
 
 
@@ -374,6 +376,16 @@ def test_an_unknown_group_gets_the_nearest_name(admin: Admin, made: str, done: R
 )
 def test_wrong_usage_is_2(arguments: list[str], done: Run) -> None:
     assert "Error: " in done(*arguments, code=2)
+
+
+def test_a_reset_without_a_place_or_with_two_says_what_to_give(done: Run) -> None:
+    assert "say where to: one of --to, --to-offset" in done("reset", "g", code=2)
+    assert "give only one of --to, --to-offset" in done("reset", "g", "--to", "earliest", "--to-offset", "3", code=2)
+
+
+def test_a_deletion_asks_about_the_groups_and_their_offsets(done: Run) -> None:
+    assert "delete group a and its offsets?" in done("delete", "a", code=2)
+    assert "delete groups a, b and their offsets?" in done("delete", "a", "b", code=2)
 
 
 @pytest.mark.parametrize("command", [[], ["list"], ["describe"], ["reset"], ["delete"]], ids=" ".join)

@@ -68,7 +68,8 @@ def test_an_unreachable_cluster_is_one_sentence_with_its_address(
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets it, and it refuses
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        Ran(capfdbinary, *arguments, "--bootstrap", address).fails_with(address)
+        ran = Ran(capfdbinary, *arguments, "--bootstrap", address)
+    ran.fails_with(f"no broker reachable at {address}: connection refused; start a cluster (`kafkalog local`), or give")
 
 
 def test_a_wrong_address_is_one_sentence(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -109,6 +110,24 @@ def test_bootstrap_and_json_may_stand_before_the_command(
     ran = Ran(capfdbinary, "--json", "topics", "create", topic)
     assert (ran.code, ran.out) == (2, "")
     assert "`kafkalog topics create` has no --json: leave it out" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments, command",
+    [(["--bootstrap", "b:1", "local"], "local"), (["log", "dump", "--bootstrap=b:1", "data"], "log dump")],
+)
+def test_bootstrap_is_refused_by_commands_that_ask_no_broker(
+    arguments: list[str], command: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    ran = Ran(capfdbinary, *arguments)
+    assert ran.code == 2
+    assert f"`kafkalog {command}` has no --bootstrap: leave it out, or see `kafkalog {command} --help`" in ran.err
+
+
+def test_local_says_which_ports_it_would_use(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    ran = Ran(capfdbinary, "local", "--port", "65535")
+    assert ran.code == 2
+    assert "1 broker would use the ports 65535 to 65536, and the highest is 65535" in ran.err
 
 
 def test_a_terminal_shows_what_is_waited_for() -> None:
