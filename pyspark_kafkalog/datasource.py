@@ -5,7 +5,7 @@ of any Python data source, and the process of a streaming source has 10 seconds 
 
 When option errors are raised: errors for batch and stream alike at `load()` (with a schema of the user, for which
 Spark does not call the format before that, at the first action); errors of batch or stream only at the first action or
-the query's start; errors of a sink before the first task.
+the query's start; errors of a sink before the first task, a missing topic of the option topic included.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pyspark_kafkalog.write.exactly_once import Messages, Transaction
 from pyspark_kafkalog.write.fingerprint import checkpoint_of
 from pyspark_kafkalog.write.micro_batch import micro_batch_of
 from pyspark_kafkalog.write.options import parse_sink
+from pyspark_kafkalog.write.target import check_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise InvalidArgument(reason="rows can only be added to a topic: write with mode('append')")
         self._options = parse_sink(options)
         self._columns = sink_columns(schema, self._options.topic)
+        check_target(self._options)
         self._write_id = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
@@ -83,6 +85,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._options = parse_sink(options, stream=True)
         self._columns = sink_columns(schema, self._options.topic)
+        check_target(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
         if not self._options.exactly_once:

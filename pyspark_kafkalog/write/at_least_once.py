@@ -36,7 +36,7 @@ def write_rows(
     must not reach the log later.
     """
     key = key_of(options.bootstrap_servers, options.client)
-    producer = _producers.pop(key, None) or _new_producer(options)
+    producer = _producers.pop(key, None) or new_producer(options)
     try:
         unacknowledged: deque[TableDelivery] = deque()
         for batch in batches:
@@ -55,7 +55,8 @@ def write_rows(
     return WriterCommitMessage()
 
 
-def _new_producer(options: SinkOptions) -> Producer:
+def new_producer(options: SinkOptions) -> Producer:
+    """A producer of this write's settings. Raises as the Producer's constructor."""
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
 

@@ -212,7 +212,9 @@ def batch_of(values: list[Any], **more: list[Any]) -> pa.RecordBatch:
 def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
     admin: Admin, at_least_once: dict[str, str], topic: str
 ) -> None:
+    admin.create_topic(topic, partitions=1)
     writer = BatchWriter(VALUES, at_least_once, overwrite=False)
+    admin.delete_topic(topic)
     with pytest.raises(UnknownTopic, match=topic):
         writer.write(iter([batch_of(["v"])]))
     admin.create_topic(topic, partitions=2, config={"max.message.bytes": 10_000})

@@ -22,6 +22,10 @@ def write(rows: DataFrame, options: dict[str, str], **more: str) -> None:
     rows.coalesce(1).write.format("kafkalog").options(**{**options, **more}).mode("append").save()
 
 
+def without_topic(options: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name != "topic"}
+
+
 def run_stream(rows: DataFrame, options: dict[str, str], checkpoint: Path, mode: str = "append", **more: str) -> None:
     """Everything that a stream's sources have, to the sink. Raises what fails the query."""
     writer = rows.writeStream.format("kafkalog").options(**{**options, **more}, checkpointLocation=str(checkpoint))
@@ -205,6 +209,9 @@ def test_a_batch_write_with_a_wrong_option_is_refused_before_any_task(
     [
         ("value string", {"kafka.value.serializer": "x"}, "kafka.value.serializer is not supported"),
         ("value string", {"txnAppId": "a", "txnVersion": "1"}, "txnAppId and txnVersion are for batch writes"),
+        ("value string", {"kafka.acks": "all"}, "acks=all is not supported: there is no replication yet; use acks=1"),
+        ("value string", {"kafkalog.acks": "-1", "delivery": "at-least-once"}, "acks=all is not supported"),
+        ("value string", {"topic": "not.there"}, "there is no topic 'not.there'"),
         ("value bigint", {}, "column 'value' is of type bigint; it must be string or binary"),
         ("body string", {}, "the rows to write need a column 'value'; they have body"),
     ],
@@ -212,11 +219,14 @@ def test_a_batch_write_with_a_wrong_option_is_refused_before_any_task(
 def test_a_streams_wrong_options_and_columns_fail_its_first_batch(
     stream: Callable[[list[Any], str], DataFrame],
     options: dict[str, str],
+    admin: Admin,
+    topic: str,
     tmp_path: Path,
     schema: str,
     more: dict[str, str],
     says: str,
 ) -> None:
+    admin.create_topic(topic)
     with pytest.raises(StreamingQueryException) as raised:
         run_stream(stream([(None,)], schema), options, tmp_path / "checkpoint", **more)
     assert says in str(raised.value)
@@ -281,9 +291,22 @@ def test_spark_refuses_update_mode_for_a_sink_in_python(
 def test_a_topic_that_is_not_there_fails_the_write_and_is_not_made(
     spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, delivery: str
 ) -> None:
-    with pytest.raises(Exception, match=f"there is no topic '{topic}'"):
+    with pytest.raises(AnalysisException, match=f"there is no topic '{topic}'"):  # of the driver, before any task
         write(spark.range(1).selectExpr("'v' AS value"), options, delivery=delivery)
+    named = spark.range(1).selectExpr("'v' AS value", f"'{topic}' AS topic")
+    with pytest.raises(Exception, match=f"there is no topic '{topic}'"):
+        write(named, without_topic(options), delivery=delivery)
     assert topic not in {each.name for each in admin.describe_topics()}
+
+
+@pytest.mark.parametrize("name", ["kafka.acks", "kafkalog.acks"])
+@DELIVERIES
+def test_acks_all_is_refused_before_any_task_as_by_the_producer(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, delivery: str, name: str
+) -> None:
+    admin.create_topic(topic)
+    with pytest.raises(AnalysisException, match="acks=all is not supported: there is no replication yet; use acks=1"):
+        write(spark.range(1).selectExpr("'v' AS value"), options, **{name: "all"}, delivery=delivery)
 
 
 def test_a_thread_writes_once_it_has_an_active_session(

@@ -124,5 +124,5 @@ def test_a_task_that_ends_amid_its_rows_leaves_no_producer_to_the_next(
 
 def test_a_producer_is_as_patient_at_first_as_later(options: dict[str, str]) -> None:
     sink = parse_sink({**options, "kafkalog.retry.timeout.ms": "700", "delivery": "at-least-once"})
-    with at_least_once._new_producer(sink) as producer:
+    with at_least_once.new_producer(sink) as producer:
         assert producer._cluster.settings.bootstrap_timeout_ms == 700

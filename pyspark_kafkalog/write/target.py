@@ -1,0 +1,35 @@
+"""What brokers refuse of a write, found on the driver before the first task: Spark would run the tasks of a write that
+cannot succeed as often as its settings say, and log each failure at length."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from kafkalog.errors import RetriableError
+from pyspark_kafkalog.connections import cluster_of
+from pyspark_kafkalog.write.at_least_once import new_producer
+from pyspark_kafkalog.write.options import SinkOptions
+
+
+def check_target(options: SinkOptions) -> None:
+    """Check acks=all, and that the option topic names a topic. Topics in a column are known only to the tasks.
+
+    An unreachable broker is left to the tasks, which retry; with acks=all it is an error, because exactly-once tasks do
+    not use acks. A stream's writers are made again for each micro-batch: this process's cached topics are used.
+
+    Raises:
+        UnsupportedAcks: acks=all, if the brokers do not offer it: the write would have fewer copies than was asked for.
+        UnknownTopic.
+    """
+    from kafkalog.client.config import parse_producer
+
+    settings = parse_producer(options.client)
+    if settings.acks == "all":
+        new_producer(options).close()  # its constructor asks a broker
+    if options.topic is None:
+        return
+    cluster = cluster_of(options.bootstrap_servers, settings)
+    with suppress(RetriableError):
+        if cluster.fresh_topic(options.topic) is None:
+            cluster.describe(patient=False)  # a new topic may be known to only one of the brokers: all are asked
+        cluster.topic(options.topic, patient=False)
