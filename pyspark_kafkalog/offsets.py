@@ -54,17 +54,17 @@ class InputRange(NamedTuple):
 # --- text and JSON -------------------------------------------------------------------------------------------------
 
 
-def parse_position(option: str, text: str) -> Position:
-    """The value of startingOffsets or endingOffsets: earliest, latest, or JSON with an offset for every partition.
+def parse_position(option: str, text: str, symbols: Mapping[str, int] = SYMBOLS) -> Position:
+    """The value of startingOffsets or endingOffsets: a symbol, or JSON with an offset for every partition.
 
     Raises:
         InvalidArgument: naming the option.
     """
-    symbol = SYMBOLS.get(text.strip().lower())
+    symbol = symbols.get(text.strip().lower())
     if symbol is not None:
         return symbol
     example = '{"topicA": {"0": 23, "1": -1}} (-2 is earliest, -1 latest)'
-    return _by_partition(option, text, f"earliest, latest or {example}", "an offset", example, _offset)
+    return _by_partition(option, text, f"{', '.join(symbols)} or {example}", "an offset", example, _offset)
 
 
 def parse_timestamps(option: str, text: str) -> PartitionOffsets:

@@ -20,7 +20,7 @@ from kafkalog.config import Settings, nearest_hint
 from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.events import get_logger
 from kafkalog.zk.paths import is_valid_name
-from pyspark_kafkalog.offsets import COMMITTED, Position, parse_assignment, parse_position, parse_timestamps
+from pyspark_kafkalog.offsets import COMMITTED, SYMBOLS, Position, parse_assignment, parse_position, parse_timestamps
 from pyspark_kafkalog.times import parse_span_s, parse_timestamp
 
 log = get_logger(__name__)
@@ -179,7 +179,7 @@ def _group(name: str, text: str) -> str:
 
 
 def _start(name: str, text: str) -> Position:
-    return COMMITTED if text.strip().lower() == "committed" else parse_position(name, text)
+    return parse_position(name, text, {**SYMBOLS, "committed": COMMITTED})
 
 
 OPTIONS = (
