@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from kafkalog.errors import InvalidArgument
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.offsets import PartitionOffsets, from_log
@@ -49,7 +50,7 @@ class Lag(NamedTuple):
         return max(sorted(self.partitions), key=self.partitions.__getitem__) if self.partitions_behind else None
 
 
-def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
+def kafkalog_lag(progress: Mapping[str, Any] | None) -> Lag:
     """The lag of a query at a progress, over all of its kafkalog sources.
 
     A partition that two of them read counts with the larger lag. Spark does not report a source's name; one that is
@@ -57,7 +58,14 @@ def kafkalog_lag(progress: Mapping[str, Any]) -> Lag:
 
     Args:
         progress: a `StreamingQueryProgress`, or the dictionary that its JSON holds.
+
+    Raises:
+        InvalidArgument: it is None, as a query's `lastProgress` before its first micro-batch has ended.
     """
+    if progress is None:
+        raise InvalidArgument(
+            reason="the query has no progress yet (lastProgress is None); ask again after its first micro-batch"
+        )
     lags: dict[TopicPartition, int] = {}
     for end, latest in _positions(progress):
         for partition, lag in behind(end, latest).items():

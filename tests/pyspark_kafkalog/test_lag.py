@@ -16,6 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.errors import InvalidArgument
 from pyspark_kafkalog.lag import Lag, LagListener, kafkalog_lag
 from tests.waiting import waited_for
 
@@ -35,6 +36,11 @@ def test_lag_is_the_end_of_the_log_minus_the_end_of_the_batch() -> None:
     assert lag.total == 7
     assert (lag.furthest, lag.partitions_behind) == (T0, 1)
     assert (Lag({T0: 0}).furthest, Lag({}).furthest) == (None, None)
+
+
+def test_a_query_without_progress_has_no_lag_yet() -> None:
+    with pytest.raises(InvalidArgument, match=r"no progress yet \(lastProgress is None\); ask again after its"):
+        kafkalog_lag(None)
 
 
 def test_offsets_may_be_parsed_already() -> None:
