@@ -154,6 +154,13 @@ def spark_session() -> SparkSession:
     return spark
 
 
+def print_lines(console: Console, table: Table) -> None:
+    """Print a table without the spaces that it has at the ends of its lines."""
+    with console.capture() as capture:
+        console.print(table)
+    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
+
+
 def print_table(console: Console, title: str, frame: DataFrame) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name, kind in frame.dtypes:
@@ -161,7 +168,7 @@ def print_table(console: Console, title: str, frame: DataFrame) -> None:
     for row in frame.collect():
         table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
     console.print(f"\n{title}\n")
-    console.print(table)
+    print_lines(console, table)
 
 
 def main() -> None:
@@ -208,7 +215,7 @@ def main() -> None:
         for name, seconds in took:
             times.add_row(name, f"{seconds:.1f}")
         console.print("\nHow long it took\n")
-        console.print(times)
+        print_lines(console, times)
 
 
 if __name__ == "__main__":

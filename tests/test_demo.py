@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
 
 from broker.local import LocalCluster
 from examples import demo
@@ -44,6 +46,15 @@ def published() -> Iterator[LocalCluster]:
         demo.publish(cluster.bootstrap_servers, demo.read_flights(), advance)
         assert sent == FLIGHTS
         yield cluster
+
+
+def test_a_printed_table_has_no_spaces_at_the_ends_of_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("carrier")
+    table.add_column("departures", justify="right")
+    table.add_row("9E", "17416")
+    demo.print_lines(Console(highlight=False), table)
+    assert capsys.readouterr().out == "carrier  departures\n9E            17416\n"
 
 
 def test_every_flight_is_in_the_topic_once_in_order_per_carrier(published: LocalCluster, csv: pd.DataFrame) -> None:
