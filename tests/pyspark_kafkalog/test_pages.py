@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from broker.local import LocalCluster
+from kafkalog import Admin, Producer
 from kafkalog.cli.main import run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,3 +54,27 @@ def test_a_page_shows_what_is_printed(
                     assert run(["--bootstrap", cluster.bootstrap_servers, *arguments]) == 0
             printed = "\n".join(capfd.readouterr().out.rstrip().splitlines())
     assert compared == outputs
+
+
+@pytest.mark.timeout(300)
+def test_each_query_of_a_page_reads_the_whole_topic(spark: SparkSession, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"spark": spark}
+    queries = 0
+    with LocalCluster() as cluster:
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.create_topic("flights", partitions=2)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for number in range(6):
+                producer.send("flights", b"%d" % number, partition=number % 2)
+        text = (DOCS / "how-to/read-a-stream.md").read_text().replace("127.0.0.1:9192", cluster.bootstrap_servers)
+        for language, block in _BLOCK.findall(text):
+            if language == "python":
+                exec(block.replace("/data/", f"{tmp_path}/"), names)
+                query: StreamingQuery = names.pop("query")
+                query.processAllAvailable()
+                query.stop()
+                [folder] = re.findall(r'start\("/data/(.+?)"\)', block)
+                read = spark.read.parquet(str(tmp_path / folder)).collect()
+                assert sorted(row.flight for row in read) == list("012345")
+                queries += 1
+    assert queries == 3
