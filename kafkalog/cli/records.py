@@ -92,7 +92,7 @@ class _Record(NamedTuple):
 @click.option(
     "--null",
     metavar="TEXT",
-    help=f"A key or value equal to this text is null; default: no null, not even the {_NULL} of `consume`.",
+    help=f"A key or value equal to this text is sent as null; by default none is. `consume` prints null as {_NULL}.",
 )
 @click.option(
     "--json",
@@ -129,8 +129,8 @@ def produce(
 ) -> None:
     """Send each line of standard input to TOPIC as a record.
 
-    Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged: to
-    continue, send the input from there. While standard input is a pipe, the first Ctrl-C does not end the command: it
+    Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged; to
+    continue, send the other lines. While standard input is a pipe, the first Ctrl-C does not end the command: it
     sends all lines up to the end of the pipe, because its writer may count them as done. The second ends it at once.
     """
     from kafkalog.client.config import parse_producer
@@ -284,6 +284,8 @@ def _from_json(line: bytes, number: int) -> _Record:
             raise ValueError("it has no value; a tombstone's is null")
         partition, timestamp = _whole_number(told, "partition"), _whole_number(told, "timestamp_us")
         return _Record(_data(told, "value"), _data(told, "key"), partition, timestamp, _headers(told))
+    except json.JSONDecodeError as error:
+        raise _in_line(number, f"it is not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError) as error:
         raise _in_line(number, str(error)) from None
 
@@ -430,8 +432,8 @@ def consume(
 ) -> None:
     """Show the records of TOPICs, one a line, in order per partition.
 
-    A partition that cannot be read, such as a lost one or one whose broker is away, is reported on stderr and skipped;
-    the exit code is then 1.
+    A partition that cannot be read, because it is lost or its broker is away, is skipped and reported on stderr. The
+    exit code is then 1.
     """
     from kafkalog.client.consumer.consumer import Consumer
 

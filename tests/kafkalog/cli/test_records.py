@@ -819,7 +819,7 @@ def test_what_consume_prints_as_json_produce_takes(
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (b"text", "Expecting value"),
+        (b"text", "it is not JSON: Expecting value (column 1)"),
         (b"\xff", "can't decode byte"),
         (b"[1]", "it is no JSON object"),
         (b"[" * 100_000, "maximum recursion depth exceeded"),
