@@ -87,7 +87,7 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host) -> pb.ResetOffset
     else:
         _check_known(request.group, host)
     if not request.force:
-        _check_not_live(request.group, host, " (`kafkalog groups reset --wait` waits for that, --force does not)")
+        _check_not_live(request.group, host, " (`kafkalog groups reset --wait` waits for that; --force resets at once)")
     _commit(request.group, request.offsets, host)
     return pb.ResetOffsetsReply()
 
