@@ -13,13 +13,18 @@ from kafkalog.errors import OutOfThreads
 _Result = TypeVar("_Result")
 
 
-def in_background(call: Callable[[], _Result]) -> Future[_Result]:
+def in_background(call: Callable[[], _Result], on_done: Callable[[Future[_Result]], object]) -> Future[_Result]:
     """Begin a call; the future gets its result or error. The process's end does not wait for it.
+
+    Args:
+        on_done: called with the future when it is done. It is the future's before the thread starts: an interrupt
+            between the two would leave a call whose end nobody learns of.
 
     Raises:
         OutOfThreads: the call was not begun.
     """
     future: Future[_Result] = Future()
+    future.add_done_callback(on_done)
 
     def run() -> None:
         try:

@@ -163,7 +163,7 @@ class Fetcher:
     Args:
         settings: of `ConsumerSettings`.
         restart: called with the lock held when driving was interrupted: sets every source to its next offset.
-        begin: begins a call that may take long.
+        begin: begins a call that may take long; its second argument is called when that is done.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Fetcher:
         cluster: Cluster,
         settings: ConsumerSettings,
         restart: Callable[[], None],
-        begin: Callable[[Callable[[], Any]], Future[Any]] = in_background,
+        begin: Callable[[Callable[[], Any], Callable[[Future[Any]], object]], Future[Any]] = in_background,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -411,8 +411,7 @@ class Fetcher:
         if broker_id in self._links:
             return self._links[broker_id]
         if broker_id not in self._connecting:
-            self._connecting[broker_id] = self._begin(partial(self._cluster.connect_data, broker_id))
-            self._connecting[broker_id].add_done_callback(self._on_done)
+            self._connecting[broker_id] = self._begin(partial(self._cluster.connect_data, broker_id), self._on_done)
         if not self._connecting[broker_id].done():
             return None
         link = self._links[broker_id] = Link(self._connecting.pop(broker_id).result())
@@ -485,10 +484,10 @@ class Fetcher:
                     return
                 with self.lock:
                     names = {source.topic_partition.topic for source in self.sources}
-                self._stale, begun_at = False, time.monotonic()
-                refreshing = self._begin(partial(self._cluster.refresh, sorted(names), patient=False))
-                self._refreshing = begun_at, refreshing
-                refreshing.add_done_callback(self._on_done)
+                begun_at = time.monotonic()
+                refresh = partial(self._cluster.refresh, sorted(names), patient=False)
+                self._refreshing = begun_at, self._begin(refresh, self._on_done)
+                self._stale = False  # last: an interrupt before it has the question asked again
             begun_at, refreshing = self._refreshing
             if not refreshing.done():
                 return

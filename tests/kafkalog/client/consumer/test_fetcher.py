@@ -4,9 +4,12 @@ brokers it is in `test_consumer.py`."""
 from __future__ import annotations
 
 import math
+import select
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +31,7 @@ from kafkalog.net.data import Reply
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
+from tests.interrupts import interrupted_at
 
 TOPIC_ID = b"t" * 16
 
@@ -96,9 +100,10 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
     waiting.close()
 
 
-def at_once(call: Callable[[], Any]) -> Future[Any]:
+def at_once(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> Future[Any]:
     """What else a thread does."""
     future: Future[Any] = Future()
+    future.add_done_callback(on_done)
     try:
         future.set_result(call())
     except KafkalogError as error:
@@ -371,7 +376,7 @@ def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     asked: list[Future[Any]] = []
-    waiting._begin = lambda call: asked.append(Future()) or asked[-1]
+    waiting._begin = lambda call, on_done: asked.append(Future()) or asked[-1]
     clock.now = 1.0
     waiting._refresh()
     clock.now = 2.0
@@ -385,7 +390,7 @@ def test_a_connection_that_is_there_only_after_the_close_is_closed() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     made, closed = Future[Any](), list[bool]()
-    waiting._begin = lambda call: made
+    waiting._begin = lambda call, on_done: made
     waiting._ask_all()
     assert waiting._connecting == {1: made}
     waiting.close()
@@ -824,3 +829,30 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
     assert waiting._links.keys() == {2, 3}, "an answer of the third has come and was not looked at yet"
     assert waiting._troubles.keys() == {1}
     waiting.close()
+
+
+@pytest.mark.parametrize("what", ["connect_data", "refresh"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
+def test_an_interrupt_anywhere_leaves_no_call_whose_end_wakes_nobody(what: str) -> None:
+    """The next read would wait for it for ever."""
+    for place in count():
+        go_on = threading.Event()
+        cluster: Any = Opening(0, 1)
+        setattr(cluster, what, lambda *_, go_on=go_on, **__: go_on.wait(30))
+        waiting = Fetcher(cluster, ConsumerSettings.parse({}), lambda: None)
+        waiting.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
+        waiting._stale = what == "refresh"
+        files = ("client/consumer/fetcher.py", "client/consumer/background.py", "concurrent/futures/_base.py")
+        was_interrupted = interrupted_at(place, waiting._ask_all, *files)
+        calls = list(waiting._connecting.values())
+        if waiting._refreshing is not None:
+            calls.append(waiting._refreshing[1])
+        go_on.set()
+        if calls:
+            assert select.select([waiting._wake_receiver], [], [], 30)[0], f"nobody is woken, {place}"
+        waiting._links.clear()
+        waiting._connecting.clear()
+        waiting.close()
+        if not was_interrupted:
+            break
+    assert calls and place > 5
