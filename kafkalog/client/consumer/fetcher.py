@@ -33,6 +33,7 @@ from kafkalog.errors import (
     OffsetOutOfRange,
     RequestTimedOut,
     RetriableError,
+    UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
 )
@@ -185,7 +186,6 @@ class Fetcher:
         self._refreshed_at = -math.inf  # when metadata was last requested
         # By broker, and for partitions by the directory too: a full disk is one complaint for all its partitions.
         self._complaints: dict[tuple[int, object], Complaint] = {}
-        self._late_error: KafkalogError | None = None
         self._restart = restart
         self._drive_unfinished = False  # a thread is driving, or was interrupted in it
         self._left_at = time.monotonic()  # when the last thread stopped driving
@@ -218,8 +218,8 @@ class Fetcher:
             None after `timeout` seconds without records, or when closed.
 
         Raises:
-            KafkalogError: of a source that cannot continue; or a broker was unreachable, or a partition had no leader,
-                for retry.timeout.ms.
+            KafkalogError: of one of these sources that cannot continue; or its broker was unreachable, or it had no
+                leader, for retry.timeout.ms.
         """
         end = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
@@ -254,14 +254,9 @@ class Fetcher:
                         return None
                     self._driver, self._drive_unfinished = me, True
                 first = False
-                self._drive_guarded(source is None, end)
+                self._forget_idle_time()
+                self._drive(source is None, end)
                 self._drive_unfinished = False
-            except KafkalogError:
-                if self._driver == me:
-                    self._drive_unfinished = False
-                if not self.closed:
-                    raise
-                return None  # `close` ended the wait
             finally:
                 if self._driver == me or self.closed:
                     self._leave(me)
@@ -298,11 +293,11 @@ class Fetcher:
                     self._turn = at
                 return source
             if source.error is not None:
-                source.failure, source.error = source.error, None
-                raise source.failure
-        if self._late_error is not None:
-            error, self._late_error = self._late_error, None
-            raise error
+                error = source.error
+                for each in sources:  # a broker's error is that of all that it leads: it is raised once
+                    if each.error is error:
+                        each.failure, each.error = error, None
+                raise error
         return None
 
     def _is_behind(self) -> bool:
@@ -325,20 +320,13 @@ class Fetcher:
 
     # --- driving: one thread at a time, without the lock except where noted
 
-    def _drive_guarded(self, wait: bool, end: float | None) -> None:
-        """Drive. If no thread waits, an error is kept for the next call."""
-        # Without a driver nothing was retried: such a time counts at most like the longest pause between two tries. For
-        # a source's trouble, see `_Trouble.tried`.
+    def _forget_idle_time(self) -> None:
+        """Without a driver nothing was retried: such a time counts at most like the longest pause between two tries.
+        For a source's trouble, see `_Trouble.tried`."""
         pause = self._settings.retry_backoff_max_ms / 1000
         uncounted = max(0.0, time.monotonic() - self._left_at - pause)
         for trouble in self._troubles.values():
             trouble.forget(uncounted)
-        try:
-            self._drive(wait, end)
-        except KafkalogError as error:
-            if wait:
-                raise
-            self._late_error = error
 
     def _all_troubles(self) -> list[_Trouble]:
         with self.lock:
@@ -346,7 +334,11 @@ class Fetcher:
         return [*self._troubles.values(), *of_sources]
 
     def _drive(self, wait: bool, end: float | None) -> None:
-        """Send the due requests; if `wait`, wait for an answer, a wake, the end, or the next time to check."""
+        """Send the due requests; if `wait`, wait for an answer, a wake, the end, or the next time to check.
+
+        Raises no KafkalogError: a failure is kept as the error of the sources that it concerns, and raised to those who
+        read them, whichever thread drives.
+        """
         looked_at = time.monotonic()
         self._found_error = False
         self._check_deadlines(looked_at)
@@ -387,7 +379,7 @@ class Fetcher:
             self._refresh()
         wanted: dict[int, list[Source]] = {}
         for source in sources:
-            broker_id = self._leader_of(source)
+            broker_id = self._leader_of(source) if source.error is None else None
             if broker_id is not None:
                 wanted.setdefault(broker_id, []).append(source)
         if self._troubles.keys() - wanted.keys():
@@ -403,7 +395,7 @@ class Fetcher:
                 starving = any(not source.arrived for source in some)
                 if not link.count or (starving and link.count < _IN_FLIGHT_MAX):
                     self._ask(broker_id, link, some)
-            except RetriableError as error:
+            except KafkalogError as error:
                 self._failed(broker_id, error)
 
     def _link_to(self, broker_id: int) -> Link[_Asked] | None:
@@ -447,6 +439,10 @@ class Fetcher:
         except LeaderNotAvailable as error:
             source.broker_id = error.facts["broker_id"]
             return self._without_leader(source, error)
+        except UnknownPartition as error:
+            source.error = error
+            self._found_error = True
+            return None
         if source.broker_id != broker_id:
             source.broker_id, source.trouble = broker_id, None
         return broker_id
@@ -493,7 +489,7 @@ class Fetcher:
                 return
             self._refreshing = None
             refreshing.result()
-        except RetriableError as error:
+        except KafkalogError as error:
             self._failed(_ANY_BROKER, error)
         else:
             self._refreshed_at = begun_at
@@ -534,12 +530,9 @@ class Fetcher:
                 raise error_from_wire(header.error)
             link.answered()
             trouble = self._take_in(asked, header.fetch, body)
-        except RetriableError as error:
+        except KafkalogError as error:
             self._drop(broker_id, link)
             trouble = error
-        except KafkalogError:
-            self._drop(broker_id, link)
-            raise
         if trouble is not None:
             self._failed(broker_id, trouble)
         else:
@@ -587,20 +580,35 @@ class Fetcher:
         return trouble is not None and time.monotonic() < trouble.retry_at
 
     def _failed(self, broker_id: int, error: KafkalogError) -> None:
-        """A broker was not reached, or does not lead the partition. Raises the error if that lasts for too long."""
+        """A broker was not reached, or does not lead the partition. If that lasts for too long, or another try is of no
+        use, the error is kept for the sources that it leads."""
         now = time.monotonic()
         trouble = self._troubles.get(broker_id)
         # LeaderNotAvailable came from the cached metadata, which is refreshed when the next try is due.
         self._stale = self._stale or not isinstance(error, LeaderNotAvailable)
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
-        if not trouble.failed(now):
-            self._stale = True
+        is_worth_a_try = isinstance(error, RetriableError) or broker_id == _ANY_BROKER
+        if not (is_worth_a_try and trouble.failed(now)):
             del self._troubles[broker_id]
-            raise error
+            self._give_up(broker_id, error)
+            return
         said = broker_id == _ANY_BROKER and len(self._troubles) > 1  # logged for the broker that caused it
         if not self.closed and not said:  # closed: we ended it
             self._complain(broker_id, error, trouble)
+
+    def _give_up(self, broker_id: int, error: KafkalogError) -> None:
+        """Keep an error for the sources that the broker leads. A failed metadata request is the error of the sources
+        whose topic is not known; the others are fetched by the metadata that is cached."""
+        with self.lock:
+            for source in self.sources:
+                if broker_id == _ANY_BROKER:
+                    waits = self._cluster.known_topic(source.topic_partition.topic) is None
+                else:
+                    waits = source.broker_id == broker_id
+                if waits and source.error is None:
+                    source.error = error
+        self._stale = self._found_error = True
 
     def _source_failed(self, source: Source, error: KafkalogError) -> None:
         """Lock held: one partition cannot be read just now. Keeps its error, to be raised, if that lasts for too

@@ -1109,6 +1109,27 @@ def test_a_broker_restarted_under_a_consumer_and_one_that_stays_away(topic: str)
             assert time.monotonic() - started < 15
 
 
+def test_a_broker_that_stays_away_ends_no_stream_of_another(topic: str) -> None:
+    """Whichever thread finds it: here the only one that reads is that of the healthy broker."""
+    with LocalCluster(2) as own:
+        with Admin(own.bootstrap_servers) as admin:
+            admin.create_topic(topic, partitions=2)
+            [described] = admin.describe_topics([topic])
+        with Consumer(own.bootstrap_servers, retry_timeout_ms=500) as consumer:
+            consumer.assign({TopicPartition(topic, number): "earliest" for number in range(2)})
+            dead, healthy = consumer.streams()
+            assert list(consumer.messages(timeout=0.1)) == []
+            own.brokers[described.partitions[0].leader].kill()
+            assert list(healthy.messages(timeout=2)) == []
+            assert consumer.failures() == {}
+            with pytest.raises(BrokerUnreachable):
+                next(iter(dead))
+            assert list(consumer.failures()) == [dead.topic_partition]
+            with Producer(own.bootstrap_servers) as producer:
+                producer.send(topic, b"x", partition=1)
+            assert next(iter(healthy)).value == b"x"
+
+
 def test_an_error_of_the_brokers_choice_reaches_the_reader_once_it_gets_there(
     cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition
 ) -> None:

@@ -25,6 +25,7 @@ from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     ProtocolError,
+    UnknownPartition,
     UnknownTopicId,
 )
 from kafkalog.net.data import Reply
@@ -95,9 +96,14 @@ def test_a_leader_that_failed_before_another_led_is_tried_as_long_as_one_that_ne
         cluster.leader_id = leader_id
         waiting._ask_all()
     clock.now = 3.6
-    with pytest.raises(BrokerUnreachable, match="broker 1"):
-        waiting._ask_all()
+    assert errors(waiting) == [None, None]
+    waiting._ask_all()
+    assert "broker 1" in str(waiting.sources[0].error)
     waiting.close()
+
+
+def errors(waiting: Fetcher) -> list[type[KafkalogError] | None]:
+    return [None if source.error is None else type(source.error) for source in waiting.sources]
 
 
 def at_once(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> Future[Any]:
@@ -170,13 +176,14 @@ def test_a_link_that_is_lost_while_another_answers_is_not_looked_at_any_more(mon
 def test_who_has_no_time_to_try_again_asks_who_leads_the_next_time_all_the_same() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, retry_timeout_ms=0)
+    waiting._ask_all()
     with pytest.raises(BrokerUnreachable):
-        waiting._ask_all()
+        waiting._ready(waiting.sources)
     asked: list[object] = []
     cluster.refresh = lambda names, patient: asked.append(names)
-    cluster.leader_id = -1
-    with pytest.raises(BrokerUnreachable):
-        waiting._ask_all()
+    cluster.leader_id = 2
+    waiting._ask_all()
+    assert errors(waiting) == [BrokerUnreachable, BrokerUnreachable]
     assert asked == [["t"]]
     waiting.close()
 
@@ -438,20 +445,60 @@ class Answering:
         """Nothing to close."""
 
 
-def test_an_error_that_comes_while_nobody_waits_is_for_who_comes_next() -> None:
+def test_the_error_of_a_broker_is_raised_once_and_for_those_who_read_what_it_leads(clock: Clock) -> None:
+    """Whichever thread drives, and whether or not it waits."""
     cluster: Any = Unreachable()
-    waiting = fetching(cluster)
-    lost = UnknownTopicId(topic_id="74")
-
-    def fail() -> None:
-        raise lost
-
-    waiting._ask_all = fail  # type: ignore[method-assign]
-    waiting._drive_guarded(wait=False, end=None)
+    cluster.leader = lambda topic, number: SimpleNamespace(broker_id=(1, 2, 1)[number])
+    waiting = fetching(cluster, retry_timeout_ms=1000)
+    waiting.sources.append(Source(TopicPartition("t", 2), TOPIC_ID, 0))
+    first, healthy, third = waiting.sources
+    cluster.connect_data = lambda broker_id: Keeping([]) if broker_id == 2 else Unreachable().connect_data(broker_id)
+    for clock.now in (0.0, 1.0):
+        waiting._drive(False, None)
+    assert errors(waiting) == [BrokerUnreachable, None, BrokerUnreachable]
     with waiting.lock:
-        with pytest.raises(UnknownTopicId):
+        assert waiting._ready([healthy]) is None
+        with pytest.raises(BrokerUnreachable) as raised:
             waiting._ready(waiting.sources)
-        assert waiting._ready(waiting.sources) is None, "it is told once"
+        assert first.failure is third.failure is raised.value
+        assert waiting._ready(waiting.sources) is None, "it is raised once"
+    assert healthy.failure is None
+    waiting.close()
+
+
+def test_that_nobody_says_who_leads_is_the_error_of_what_is_not_known(clock: Clock) -> None:
+    cluster: Any = Opening(0, 1)
+    waiting = fetching(cluster, retry_timeout_ms=1000)
+    unknown = Source(TopicPartition("unknown", 0), TOPIC_ID, 0)
+    waiting.sources.append(unknown)
+    known = cluster.known_topic
+    cluster.known_topic = lambda name: known(name) if name == "t" else None
+
+    def refresh(names: object, *, patient: bool) -> None:
+        raise BrokerUnreachable(address="here:1", reason="connection refused")
+
+    cluster.refresh = refresh
+    for clock.now in (0.0, 1.0):
+        waiting._stale = True
+        waiting._ask_all()
+    assert errors(waiting) == [None, None, BrokerUnreachable]
+    assert waiting.sources[0].asked is not None
+    waiting.close()
+
+
+def test_a_partition_that_a_topic_has_not_is_the_error_of_that_one() -> None:
+    cluster: Any = Opening(0)
+
+    def leader(topic: object, number: int) -> SimpleNamespace:
+        if number == 1:
+            raise UnknownPartition(topic="t", partition=1, partitions=1)
+        return SimpleNamespace(broker_id=1)
+
+    cluster.leader = leader
+    waiting = fetching(cluster)
+    waiting._ask_all()
+    assert errors(waiting) == [None, UnknownPartition]
+    assert waiting.sources[0].asked is not None
     waiting.close()
 
 
@@ -594,8 +641,10 @@ def test_an_answer_to_another_request_ends_the_connection() -> None:
     link = asking(waiting, Answering(), [waiting.sources[0]], 60.0)
     link.answered()
     link.began(2, waiting.sources[0].asked)
+    waiting.sources[0].broker_id = 1
+    waiting._receive(1, link)
     with pytest.raises(ProtocolError, match="an answer to a request that was not made"):
-        waiting._receive(1, link)
+        waiting._ready(waiting.sources)
     assert waiting._links == {}
     assert waiting.sources[0].asked is None
     waiting.close()
@@ -844,7 +893,7 @@ def test_an_interrupt_anywhere_leaves_no_call_whose_end_wakes_nobody(what: str) 
         waiting._stale = what == "refresh"
         files = ("client/consumer/fetcher.py", "client/consumer/background.py", "concurrent/futures/_base.py")
         was_interrupted = interrupted_at(place, waiting._ask_all, *files)
-        calls = list(waiting._connecting.values())
+        calls: list[Future[Any]] = list(waiting._connecting.values())
         if waiting._refreshing is not None:
             calls.append(waiting._refreshing[1])
         go_on.set()
