@@ -78,6 +78,11 @@ class Link(Generic[_Request]):
             raise error_from_wire(reply.error)
         raise ProtocolError(address=self.connection.address, reason="an answer to a request that was not made")
 
+    def extend(self, deadline: float) -> None:
+        """Set a later deadline for the oldest request, because its answer is arriving."""
+        correlation_id, request, _ = self._in_flight[0]
+        self._in_flight[0] = correlation_id, request, deadline
+
     def answered(self) -> None:
         """Remove the oldest request, which is answered, from those in flight."""
         self._in_flight.popleft()

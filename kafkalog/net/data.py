@@ -31,6 +31,9 @@ class Reply(NamedTuple):
 class DataConnection:
     """A connection to a broker's data port, after the hello each way. One thread may send while another receives.
 
+    Attributes:
+        received_bytes: how many have been read since the greeting.
+
     Args:
         connect_timeout_ms: for connecting and greeting together.
         request_timeout_ms: after which a send or receive without progress fails.
@@ -45,6 +48,10 @@ class DataConnection:
         self._request_timeout_ms = request_timeout_ms
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
         self._start = self._end = 0
+        self.received_bytes = 0
+        self._header: dataport_pb2.ReplyHeader | None = None  # of the frame whose body is being received
+        self._body = memoryview(b"")
+        self._body_end = 0  # that much of it has come
         self._closed = False
         self._socket = connect(host, port, connect_timeout_ms)
         try:
@@ -86,7 +93,7 @@ class DataConnection:
 
     @property
     def has_buffered(self) -> bool:
-        """Whether bytes of a further frame have been read already."""
+        """Whether bytes of a further frame have been read already, perhaps not all of it."""
         return self._end > self._start
 
     def is_quiet(self) -> bool:
@@ -135,15 +142,39 @@ class DataConnection:
             ProtocolError: the bytes are not a frame.
             KafkalogError: an error that the broker sends before it closes (TooManyConnections).
         """
+        reply = self._receive(0)
+        if reply is None:
+            raise self._timed_out("a request")
+        return reply
+
+    def receive_now(self) -> Reply | None:
+        """The next frame if it has arrived whole; None otherwise. What has arrived of it is kept for the next call.
+
+        Raises:
+            KafkalogError: as `receive`, but not RequestTimedOut.
+        """
+        return self._receive(socket.MSG_DONTWAIT)
+
+    def _receive(self, flag: int) -> Reply | None:
+        """The next frame; None if there is no more to read: at once with MSG_DONTWAIT, else after the request
+        timeout."""
         try:
-            header_length, body_length = self._frame_lengths()
-            self._fill(PREFIX_SIZE + header_length)
-            header = self._take_header(header_length)
-            return Reply(header, self._receive_body(body_length) if body_length else None)
+            if self._header is None:
+                header_length, body_length = self._frame_lengths(flag)
+                self._fill(PREFIX_SIZE + header_length, flag)
+                header = self._take_header(header_length)
+                if not body_length:
+                    return Reply(header, None)
+                self._begin_body(body_length)
+                self._header = header
+            self._fill_body(flag or socket.MSG_WAITALL)
         except BlockingIOError:
-            raise self._timed_out("a request") from None
+            return None
         except (OSError, ValueError) as error:
             raise self._gone(error) from None
+        reply = Reply(self._header, self._body)
+        self._header, self._body, self._body_end = None, memoryview(b""), 0
+        return reply
 
     def receive_some(self) -> list[dataport_pb2.ReplyHeader]:
         """Wait for a frame; returns its header, and those of all others that arrived whole. For frames without
@@ -156,8 +187,8 @@ class DataConnection:
             headers.append(self._take_header(header_length))
         return headers
 
-    def _frame_lengths(self) -> tuple[int, int]:
-        self._fill(PREFIX_SIZE)
+    def _frame_lengths(self, flag: int) -> tuple[int, int]:
+        self._fill(PREFIX_SIZE, flag)
         header_length, body_length = PREFIX.unpack_from(self._buffer, self._start)
         if header_length > HEADER_LENGTH_MAX or body_length > BODY_LENGTH_MAX:
             reason = f"a frame with a header of {header_length} and a body of {body_length} bytes is not valid here"
@@ -173,7 +204,7 @@ class DataConnection:
         except Exception:  # protobuf's DecodeError, whose module is an implementation's own
             raise ProtocolError(address=self.address, reason="a frame's header is not readable") from None
 
-    def _fill(self, wanted: int) -> None:
+    def _fill(self, wanted: int, flag: int) -> None:
         """Read until at least that many bytes are in the buffer."""
         while self._end - self._start < wanted:
             if self._start:
@@ -184,24 +215,28 @@ class DataConnection:
                 larger = memoryview(bytearray(wanted))
                 larger[: self._end] = self._buffer[: self._end]
                 self._buffer = larger
-            count = self._socket.recv_into(self._buffer[self._end :])
+            count = self._socket.recv_into(self._buffer[self._end :], 0, flag)
             if not count:
                 raise ConnectionResetError("it closed the connection")
             self._end += count
+            self.received_bytes += count
 
-    def _receive_body(self, length: int) -> memoryview:
+    def _begin_body(self, length: int) -> None:
+        """Allocate a body, and copy what is in the buffer of it."""
         import pyarrow as pa  # clients that only append do not need it; its pool reuses pages
 
-        body = memoryview(pa.allocate_buffer(length)).cast("B")
-        got = min(length, self._end - self._start)
-        body[:got] = self._buffer[self._start : self._start + got]
-        self._start += got
-        while got < length:
-            count = self._socket.recv_into(body[got:], 0, socket.MSG_WAITALL)
+        self._body = memoryview(pa.allocate_buffer(length)).cast("B")
+        self._body_end = min(length, self._end - self._start)
+        self._body[: self._body_end] = self._buffer[self._start : self._start + self._body_end]
+        self._start += self._body_end
+
+    def _fill_body(self, flag: int) -> None:
+        while self._body_end < len(self._body):
+            count = self._socket.recv_into(self._body[self._body_end :], 0, flag)
             if not count:
                 raise ConnectionResetError("it closed the connection")
-            got += count
-        return body
+            self._body_end += count
+            self.received_bytes += count
 
     def _timed_out(self, what: str) -> RequestTimedOut:
         return RequestTimedOut(what=what, address=self.address, timeout_ms=self._request_timeout_ms)

@@ -354,8 +354,7 @@ class Fetcher:
             until.append(end)
         for broker_id, link in list(self._links.items()):
             if link.count:
-                if link.connection.has_buffered:
-                    self._receive(broker_id, link)
+                if link.connection.has_buffered and self._receive(broker_id, link):
                     return
                 by_fd[link.connection.fileno()] = broker_id, link
                 poller.register(link.connection.fileno(), select.POLLIN)
@@ -520,11 +519,22 @@ class Fetcher:
             self._drop(broker_id, link)
             raise
 
-    def _receive(self, broker_id: int, link: Link[_Asked]) -> None:
-        """Receive an answer, and send the next request before the answer is used."""
+    def _receive(self, broker_id: int, link: Link[_Asked]) -> bool:
+        """Receive an answer, and send the next request before the answer is used. Of an answer that has not arrived
+        whole the connection keeps what has: the other brokers' partitions do not wait for the rest.
+
+        Returns:
+            Whether there was an answer, or the connection failed.
+        """
         trouble: KafkalogError | None
+        before = link.connection.received_bytes
         try:
-            header, body = link.connection.receive()
+            reply = link.connection.receive_now()
+            if reply is None:
+                if link.connection.received_bytes > before:
+                    link.extend(time.monotonic() + self._settings.request_timeout_ms / 1000)
+                return False
+            header, body = reply
             asked = link.request_of(header)
             if header.HasField("error"):
                 raise error_from_wire(header.error)
@@ -538,6 +548,7 @@ class Fetcher:
         else:
             self._troubles.pop(broker_id, None)
             self._ask_all()
+        return True
 
     def _take_in(self, asked: _Asked, reply: pb.FetchReply, body: memoryview | None) -> KafkalogError | None:
         """Give each source its part of an answer. Returns an error if metadata is to be refreshed before a retry."""
@@ -634,7 +645,7 @@ class Fetcher:
     def _check_deadlines(self, now: float) -> None:
         """Give up connections with an overdue answer. An answer that has arrived and was not read is not overdue."""
         for broker_id, link in list(self._links.items()):
-            if link.deadline <= now and link.connection.is_quiet():
+            if link.deadline <= now and not self._receive(broker_id, link) and link.deadline <= now:
                 self._drop(broker_id, link)
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
                 self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))

@@ -35,6 +35,17 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     assert link.count == 0
 
 
+def test_an_answer_that_is_arriving_is_overdue_later() -> None:
+    link, _ = make()
+    for deadline in (1.0, 2.0):
+        link.began(link.next_id(), "a", deadline)
+    link.extend(5.0)
+    assert link.deadline == 5.0
+    assert link.request_of(pb.ReplyHeader(correlation_id=1)) == "a"
+    link.answered()
+    assert link.deadline == 2.0
+
+
 def test_an_error_of_a_request_is_raised_to_its_caller() -> None:
     link, _ = make()
     link.began(link.next_id(), "a")

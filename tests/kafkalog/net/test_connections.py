@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import queue
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -232,6 +234,52 @@ def test_frames_of_every_size_come_whole_whatever_the_pieces() -> None:
         connection.close()
 
 
+def test_a_frame_is_received_in_pieces_without_a_wait_for_the_next() -> None:
+    """Whichever place it stops at: amid its lengths, its header or its body."""
+    bodies = [b"x" * 100, b"", b"y" * 200_000]
+    frames = []
+    for number, body in enumerate(bodies, 1):
+        frames.append(frame_start(pb.ReplyHeader(correlation_id=number).SerializeToString(), len(body)) + body)
+    stream = b"".join(frames)
+    with sockets() as (broker, connection):
+        received: list[tuple[int, bytes]] = []
+        sent = 0
+        for end in (3, 9, 11, 60, *range(100, 200, 7), 1000, 150_000, len(stream)):
+            assert connection.receive_now() is None, "nothing has come since"
+            broker.sendall(stream[sent:end])
+            before, sent = connection.received_bytes, end
+            while connection.received_bytes < end:
+                assert select.select([connection], [], [], 30)[0]
+                while (reply := connection.receive_now()) is not None:
+                    received.append((reply.header.correlation_id, bytes(reply.body or b"")))
+            assert connection.received_bytes - before > 0
+        assert received == list(enumerate(bodies, 1))
+        assert not connection.has_buffered
+        broker.sendall(frames[0][:50])
+        assert select.select([connection], [], [], 30)[0]
+        assert connection.receive_now() is None
+        broker.shutdown(socket.SHUT_RDWR)
+        assert select.select([connection], [], [], 30)[0]
+        with pytest.raises(BrokerUnreachable, match="it closed the connection"):
+            connection.receive_now()
+
+
+@contextmanager
+def sockets() -> Iterator[tuple[socket.socket, DataConnection]]:
+    """A broker's end of a connection, and a client's."""
+    accepted: queue.Queue[socket.socket] = queue.Queue()
+
+    def talk(each: socket.socket) -> None:
+        greet_and(b"")(each)
+        accepted.put(each.dup())
+
+    with server(talk) as port:
+        connection = connect(port, timeout_ms=20_000)
+        with closing(accepted.get(timeout=20)) as broker:
+            yield broker, connection
+        connection.close()
+
+
 def test_a_broker_that_is_full_says_so() -> None:
     with LocalCluster(settings={"max.connections": 1}) as small:
         port = small.brokers[0].data_port
@@ -344,7 +392,7 @@ def test_a_header_that_came_with_others_is_handed_out_with_them_unless_it_has_a_
 
     with server(greet_and(frame(1) + frame(2) + frame(3, b"body") + frame(4))) as port:
         connection = connect(port, timeout_ms=20_000)
-        connection._fill(len(frame(1) * 4) + 4)
+        connection._fill(len(frame(1) * 4) + 4, 0)
         assert [header.correlation_id for header in connection.receive_some()] == [1, 2]
         assert not connection.is_quiet(), "an answer came that nobody took"
         header, body = connection.receive()
@@ -352,7 +400,7 @@ def test_a_header_that_came_with_others_is_handed_out_with_them_unless_it_has_a_
         connection.close()
     with server(greet_and(frame(1) + frame(2))) as port:
         connection = connect(port, timeout_ms=20_000)
-        connection._fill(len(frame(1) * 2))
+        connection._fill(len(frame(1) * 2), 0)
         assert [header.correlation_id for header in connection.receive_some()] == [1, 2]
         assert not connection.has_buffered, "who looks at the socket next would not see the last one"
         connection.close()
@@ -553,7 +601,7 @@ def test_a_connection_is_quiet_while_nothing_has_come_and_it_is_open() -> None:
     with server(greet_and(frame + frame)) as port:
         connected = connect(port, 30_000)
         assert connected.receive().header.correlation_id == 1
-        connected._fill(len(frame))  # the second is read already
+        connected._fill(len(frame), 0)  # the second is read already
         assert connected.has_buffered
         assert not connected.is_quiet()
         connected.close()

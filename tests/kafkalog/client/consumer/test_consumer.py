@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.consumer import consumer as consumer_module
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer import partition_fetch
@@ -37,7 +39,7 @@ from kafkalog.errors import (
 from kafkalog.net.data import DataConnection
 from tests.damage import flip
 from tests.interrupts import interrupted_at
-from tests.proxy import proxied
+from tests.proxy import DataPortProxy, ProxiedCluster, proxied
 from tests.threads import join_all
 from tests.waiting import suspend, waited_for
 
@@ -1042,13 +1044,42 @@ def test_closing_interrupts_the_wait_for_the_rest_of_an_answer(cluster: LocalClu
         assert ended == [[]]
 
 
+def test_a_broker_that_stops_amid_an_answer_holds_up_no_other(topic: str) -> None:
+    with LocalCluster(2) as own:
+        with Admin(own.bootstrap_servers) as admin:
+            admin.create_topic(topic, partitions=2)
+            [described] = admin.describe_topics([topic])
+        stopping = own.brokers[described.partitions[0].leader]
+
+        class OneProxied(ProxiedCluster):
+            def connect_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
+                is_stopping = broker_id == described.partitions[0].leader
+                return (ProxiedCluster if is_stopping else Cluster).connect_data(self, broker_id, known)
+
+        proxy = DataPortProxy(stopping.data_port)
+        with closing(proxy), closing(OneProxied(own.bootstrap_servers)) as behind, Consumer(behind) as consumer:
+            behind.data_port = proxy.port
+            with Producer(own.bootstrap_servers) as producer:
+                producer.send(topic, b"x" * 100_000, partition=0)
+                proxy.hold_answers_after(50_000)
+                consumer.assign({TopicPartition(topic, number): "earliest" for number in range(2)})
+                messages = consumer.messages(timeout=15)  # before the request timeout of 30 s
+                for number in range(3):
+                    producer.send(topic, b"%d" % number, partition=1)
+                    producer.flush()
+                    assert next(messages).value == b"%d" % number
+                    assert proxy.is_holding.wait(30)
+                proxy.cut()
+                assert [len(message.value or b"") for message in consumer.messages(1, timeout=30)] == [100_000]
+
+
 def test_time_in_which_nobody_reads_is_not_counted_against_retries(
     cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_passed = 0.0
     passing = SimpleNamespace(monotonic=lambda: time.monotonic() + time_passed)
     monkeypatch.setattr(fetcher_module, "time", passing)
-    received = DataConnection.receive
+    received = DataConnection.receive_now
     failures = 0
 
     def failing(connection: DataConnection) -> Any:
@@ -1058,13 +1089,13 @@ def test_time_in_which_nobody_reads_is_not_counted_against_retries(
 
     with Consumer(cluster.bootstrap_servers, retry_timeout_ms=60_000) as consumer:
         consumer.assign({filled: "earliest"})
-        monkeypatch.setattr(DataConnection, "receive", failing)
+        monkeypatch.setattr(DataConnection, "receive_now", failing)
         for _ in range(3):
             before = failures
             while failures == before:
                 assert list(consumer.messages(timeout=0.02)) == []
             time_passed += 3600
-        monkeypatch.setattr(DataConnection, "receive", received)
+        monkeypatch.setattr(DataConnection, "receive_now", received)
         assert numbers(consumer.messages(max_messages=100, timeout=30)) == list(range(100))
 
 

@@ -160,9 +160,10 @@ def test_a_link_that_is_lost_while_another_answers_is_not_looked_at_any_more(mon
         waiting._links[broker_id] = link
         link.began(link.next_id(), fetcher_module._Asked())
 
-    def receive(broker_id: int, link: Link[Any]) -> None:
+    def receive(broker_id: int, link: Link[Any]) -> bool:
         received.append(broker_id)
         waiting._drop(3 - broker_id, waiting._links[3 - broker_id])
+        return True
 
     poller = SimpleNamespace(register=lambda *_: None, poll=lambda timeout_ms: [(91, 1), (92, 1)])
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
@@ -277,7 +278,12 @@ def test_a_wake_wakes_once_and_keeps_no_answer_from_being_received() -> None:
     waiting = fetching(cluster)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     received: list[int] = []
-    waiting._receive = lambda broker_id, link: received.append(broker_id)  # type: ignore[method-assign]
+
+    def receive(broker_id: int, link: Link[Any]) -> bool:
+        received.append(broker_id)
+        return True
+
+    waiting._receive = receive  # type: ignore[method-assign]
     answers, broker = socket.socketpair()
     with answers, broker:
         connection: Any = SimpleNamespace(has_buffered=False, fileno=answers.fileno, close=lambda: None)
@@ -298,7 +304,12 @@ def test_an_answer_that_was_read_with_the_one_before_is_not_waited_for(monkeypat
     waiting = fetching(cluster)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     received: list[int] = []
-    waiting._receive = lambda broker_id, link: received.append(broker_id)  # type: ignore[method-assign]
+
+    def receive(broker_id: int, link: Link[Any]) -> bool:
+        received.append(broker_id)
+        return True
+
+    waiting._receive = receive  # type: ignore[method-assign]
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: Registers(), POLLIN=1))
     asking(waiting, SimpleNamespace(has_buffered=True, fileno=lambda: 99, close=lambda: None), [], math.inf)
     waiting._drive(True, None)
@@ -437,8 +448,9 @@ class Answering:
     """A connection that answers the first request, with nothing."""
 
     address = "here:1"
+    received_bytes = 0
 
-    def receive(self) -> Reply:
+    def receive_now(self) -> Reply:
         return Reply(pb.ReplyHeader(correlation_id=1, fetch=pb.FetchReply()), None)
 
     def close(self) -> None:
@@ -858,20 +870,19 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
-    quiet = {1: True, 2: False, 3: False}
+    answers = {1: 0, 2: 0, 3: 1}
     for broker_id, deadline in ((1, 1.0), (2, 60.0), (3, 0.5)):
         connection: Any = SimpleNamespace(
             address=f"here:{broker_id}",
             has_buffered=False,
             fileno=lambda broker_id=broker_id: 90 + broker_id,
             close=lambda: None,
-            is_quiet=lambda broker_id=broker_id: quiet[broker_id],
         )
         link: Link[Any] = Link(connection)
         waiting._links[broker_id] = link
         link.began(link.next_id(), fetcher_module._Asked(), deadline)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
-    waiting._receive = lambda broker_id, link: None  # type: ignore[method-assign]
+    waiting._receive = lambda broker_id, link: bool(answers[broker_id])  # type: ignore[method-assign]
     for clock.now in (0.9, 1.0):
         assert 1 in waiting._links
         waiting._drive(wait, None)
@@ -905,3 +916,30 @@ def test_an_interrupt_anywhere_leaves_no_call_whose_end_wakes_nobody(what: str) 
         if not was_interrupted:
             break
     assert calls and place > 5
+
+
+class Trickling(Answering):
+    """A connection on which a piece of an answer comes each time that it is looked at, while there are any."""
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = pieces
+
+    def receive_now(self) -> Any:
+        if self._pieces:
+            self._pieces -= 1
+            self.received_bytes += 1
+
+
+def test_an_answer_that_comes_in_pieces_is_overdue_once_no_piece_comes(clock: Clock) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, request_timeout_ms=1000)
+    link = asking(waiting, Trickling(2), waiting.sources, 1.0)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    for clock.now in (1.0, 2.0):
+        waiting._drive(False, None)
+        assert waiting._links == {1: link} and waiting._troubles == {}
+    assert link.deadline == 3.0
+    clock.now = 3.0
+    waiting._drive(False, None)
+    assert waiting._links == {} and waiting._troubles.keys() == {1}
+    waiting.close()
