@@ -381,8 +381,8 @@ class Fetcher:
             broker_id = self._leader_of(source) if source.error is None else None
             if broker_id is not None:
                 wanted.setdefault(broker_id, []).append(source)
-        if self._troubles.keys() - wanted.keys():
-            self._forget_troubles_of_others()
+        if (self._troubles.keys() | self._connecting.keys()) - wanted.keys():
+            self._forget_others()
         for broker_id, some in wanted.items():
             if self._is_paused(broker_id):
                 continue
@@ -411,13 +411,15 @@ class Fetcher:
     def _on_done(self, _: Future[Any]) -> None:
         self.wake()
 
-    def _forget_troubles_of_others(self) -> None:
-        """Forget the retry times of brokers that lead no source which can continue: each would wake the driver for
-        nothing."""
+    def _forget_others(self) -> None:
+        """Forget the retry times of brokers that lead none of the sources, because each would wake the driving thread,
+        and new connections to them, because they would be old when such a broker leads again."""
         with self.lock:
             leaders = {source.broker_id for source in self.sources if source.error is None}
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
             del self._troubles[broker_id]
+        for broker_id in self._connecting.keys() - leaders:
+            self._connecting.pop(broker_id).add_done_callback(_close_made)
 
     def _leader_of(self, source: Source) -> int | None:
         """The broker to ask; None while metadata is being fetched, or if there is no leader: then the source or its

@@ -943,3 +943,28 @@ def test_an_answer_that_comes_in_pieces_is_overdue_once_no_piece_comes(clock: Cl
     waiting._drive(False, None)
     assert waiting._links == {} and waiting._troubles.keys() == {1}
     waiting.close()
+
+
+def test_a_connection_that_nobody_needs_any_more_is_closed_and_its_failure_is_forgotten() -> None:
+    """The partition moved before it was there. When it moves back, it is connected to anew."""
+    futures: dict[int, Future[Any]] = {}
+    closed: list[int] = []
+    cluster: Any = Unreachable()
+    cluster.connect_data = lambda broker_id: broker_id
+    waiting = fetching(cluster)
+
+    def begin(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> Future[Any]:
+        futures[call()] = Future()
+        return futures[call()]
+
+    waiting._begin = begin
+    for cluster.leader_id in (1, 2, 3):
+        waiting._ask_all()
+        assert list(waiting._connecting) == [cluster.leader_id]
+    futures[1].set_result(SimpleNamespace(close=lambda: closed.append(1)))
+    futures[2].set_exception(BrokerUnreachable(address="broker 2", reason="connection refused"))
+    assert closed == [1]
+    cluster.leader_id = 2
+    waiting._ask_all()
+    assert waiting._troubles == {}
+    waiting.close()
