@@ -264,12 +264,16 @@ class Consumer:
             NoCommittedOffset: for "committed", with committed.fallback=error.
         """
         self._check_open()
-        offsets = self._resolved(arguments.by_partition("starts", starts))
-        cursors = {}
-        for partition, offset in offsets.items():
-            topic = self._cluster.topic(partition.topic)
-            topic.partition(partition.partition)
-            cursors[partition] = _Cursor(Source(partition, topic.topic_id, offset))
+        wanted = arguments.by_partition("starts", starts)
+        names = {partition.topic for partition in wanted}
+        # Not from the cache: a topic may have been created again since, and then has another id.
+        topics = {topic.name: topic for topic in self._cluster.describe_topics(names)} if names else {}
+        for partition in wanted:
+            topics[partition.topic].partition(partition.partition)
+        cursors = {
+            partition: _Cursor(Source(partition, topics[partition.topic].topic_id, offset))
+            for partition, offset in self._resolved(wanted).items()
+        }
         with self._fetcher.lock:
             for cursor in self._cursors.values():
                 cursor.settle()

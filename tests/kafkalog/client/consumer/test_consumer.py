@@ -666,6 +666,17 @@ def test_a_topic_created_again_is_not_taken_for_the_old_one(
         next(consumer.messages(timeout=30))
 
 
+@pytest.mark.parametrize("start", [0, "earliest"])
+def test_a_topic_created_again_is_read_once_it_is_assigned_again(
+    cluster: LocalCluster, admin: Admin, consumer: Consumer, filled: TopicPartition, start: int | str
+) -> None:
+    consumer.assign({filled: 0})
+    assert len(list(consumer.messages(max_messages=100, timeout=30))) == 100
+    make_anew(cluster, admin, filled.topic, 5)
+    consumer.assign({filled: start})
+    assert numbers(consumer.messages(max_messages=5, timeout=30)) == list(range(5))
+
+
 @pytest.mark.parametrize("done", ["position", "message", "offsets"])
 def test_a_topic_created_again_gets_no_offset_of_the_old_one(
     cluster: LocalCluster, admin: Admin, grouped: Consumer, filled: TopicPartition, done: str
