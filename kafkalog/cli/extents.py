@@ -30,16 +30,14 @@ def extent_rows(
     """
     from kafkalog.client.groups import lag
 
-    failed: dict[TopicPartition, KafkalogError] = {}
     wanted = list(partitions)
-    starts = admin.list_offsets(dict.fromkeys(wanted, "earliest"), failed)
-    ends = admin.list_offsets(dict.fromkeys(wanted, "latest"), failed)
+    served, failed = readable(admin, wanted)
     rows = {}
     for partition in wanted:
         error = failed.get(partition)
         start = end = size = None
-        if error is None:
-            start, end, size = starts[partition].offset, ends[partition].offset, ends[partition].size_bytes
+        if partition in served:
+            start, end, size = served[partition]
         row: dict[str, Any] = {
             "partition": partition.partition,
             "start_offset": start,
@@ -82,6 +80,8 @@ def readable(
 ) -> tuple[dict[TopicPartition, PartitionExtent], dict[TopicPartition, KafkalogError]]:
     """The extents of the served partitions, and the errors of the others."""
     wanted = list(partitions)
+    if not wanted:
+        return {}, {}
     names = sorted({partition.topic for partition in wanted})
     until = time.monotonic() + _OPENING_SECONDS
     while True:

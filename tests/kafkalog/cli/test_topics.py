@@ -7,18 +7,14 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.cli import topics
-from kafkalog.cli.extents import extent_rows
-from kafkalog.client.admin import ListedOffset
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
-from kafkalog.errors import KafkalogError, PartitionLost
 from tests.kafkalog.cli.command_line import Ran, feed, running
 from tests.waiting import waited_for
 
@@ -195,25 +191,22 @@ def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
         assert (ran.code, ran.out, ran.err.count("is lost")) == (1, "", 3)
 
 
-def test_a_partition_that_is_lost_between_two_looks_has_a_row_with_its_error() -> None:
-    kept, lost = TopicPartition("t", 0), TopicPartition("t", 1)
-    error = PartitionLost(partition=lost, reason="its folder is gone", broker_id=0, topic="t", number=1)
-
-    def list_offsets(
-        wanted: dict[TopicPartition, str], failed: dict[TopicPartition, KafkalogError]
-    ) -> dict[TopicPartition, ListedOffset]:
-        if "latest" in wanted.values():
-            failed[lost] = error
-        return {partition: ListedOffset(5, None, 100) for partition in wanted if partition not in failed}
-
-    rows, failed = extent_rows(
-        cast(Admin, SimpleNamespace(list_offsets=list_offsets)), [kept, lost], {kept: 5, lost: 5}
-    )
-    assert failed == {lost: error}
-    assert [(row["end_offset"], row["lag"], row["error"]) for row in rows.values()] == [
-        (5, 0, None),
-        (None, None, str(error)),
-    ]
+def test_a_broker_that_is_away_hides_no_other_ones_offsets(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with LocalCluster(2) as own, Admin(own.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=2)
+        admin.commit("readers", {TopicPartition(topic, number): 0 for number in range(2)})
+        leaders = [partition.leader for partition in admin.describe_topics([topic])[0].partitions]
+        own.brokers[leaders[0]].kill()
+        other = own.brokers[leaders[1]].address
+        for command in (["offsets", topic], ["groups", "describe", "readers"]):
+            ran = Ran(capfdbinary, *command, "--json", "--bootstrap", other)
+            told = json.loads(ran.out)
+            rows = told if isinstance(told, list) else told["partitions"]
+            assert [row["end_offset"] for row in rows] == [None, 0]
+            assert rows[1]["error"] is None and f"broker {leaders[0]}" in rows[0]["error"]
+            assert ran.code == 1 and ran.err.count("\n") == 1
 
 
 def test_offsets_tell_start_end_and_a_groups_lag(
