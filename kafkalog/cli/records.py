@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import io
 import json
 import os
 import re
@@ -15,8 +16,9 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _COUNT_EVERY = 1000
 _COMMIT_EVERY = 10_000
+_COMMIT_SECONDS = 1.0
 _IDLE_SECONDS = 0.2
 _NULL = "\\N"
 """Text for null in plain lines, as in SQL databases' text files."""
@@ -130,8 +133,10 @@ def produce(
     """Send each line of standard input to TOPIC as a record.
 
     Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged; to
-    continue, send the other lines. While standard input is a pipe, the first Ctrl-C does not end the command: it
-    sends all lines up to the end of the pipe, because its writer may count them as done. The second ends it at once.
+    continue, send the other lines. While standard input is a pipe, the first Ctrl-C, SIGTERM or SIGHUP does not
+    end the command: it sends all lines up to the end of the pipe, because its writer may count them as done. The second
+    ends it at once. After a failure it sends no more lines: if they come from `kafkalog consume --group`, move the
+    group back by at least the lines that are not acknowledged, with `kafkalog groups reset GROUP --shift-by -N`.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -194,25 +199,37 @@ def produce(
 
 
 @contextmanager
-def _reading_a_pipe_to_its_end() -> Iterator[None]:
-    """While standard input is a pipe, ignore the first Ctrl-C: all commands of a pipeline get it, and it is meant for
-    those that write into the pipe. The second interrupts."""
-    before = signal.getsignal(signal.SIGINT)
+def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
+    """Have the signals that end a command (Ctrl-C, SIGTERM, SIGHUP) call a handler. Yields those that do."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or before is not signal.default_int_handler or not _is_pipe(sys.stdin):
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ours = [each for each in ending if in_main_thread and signal.getsignal(each) is signal.default_int_handler]
+    try:
+        for each in ours:
+            signal.signal(each, handler)
+        yield ours
+    finally:
+        for each in ours:
+            signal.signal(each, signal.default_int_handler)
+
+
+@contextmanager
+def _reading_a_pipe_to_its_end() -> Iterator[None]:
+    """While standard input is a pipe: the first signal to end, which all commands of a pipeline get, is left to those
+    that write into it. The second interrupts, unless it is SIGHUP: a terminal that closes sends several."""
+    if not _is_pipe(sys.stdin):
         yield
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        # Not by click: the signal may interrupt a write to the same buffer.
-        os.write(2, b"kafkalog: reading what is in the pipe to its end; another Ctrl-C ends at once\n")
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.default_int_handler)
+        with suppress(OSError):  # the terminal is closed
+            # Not by click: the signal may have come amid a write to the same buffer.
+            os.write(2, b"kafkalog: reading what is in the pipe to its end; another Ctrl-C ends at once\n")
 
-    signal.signal(signal.SIGINT, first)
-    try:
+    with _signals_to(first) as ours:
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _is_pipe(stream: TextIO) -> bool:
@@ -396,8 +413,10 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--group",
     callback=not_empty,
     help="Continue at this group's committed offsets, and commit the records that were shown. Takes precedence over "
-    "--from-beginning; cannot be combined with --offset or --timestamp. Records written into a pipe count as shown: "
-    "`kafkalog produce` reads all of them, also after Ctrl-C; another reader that ends before loses the rest.",
+    "--from-beginning; cannot be combined with --offset or --timestamp. Several commands with the same group each show "
+    "all records. Records written into a pipe count as shown: `kafkalog produce` reads all of them, also after Ctrl-C. "
+    "A reader that fails or ends before loses the rest: move the group back with `kafkalog groups reset GROUP "
+    "--shift-by -N`.",
 )
 @click.option(
     "--format",
@@ -456,7 +475,8 @@ def consume(
             say_failure(partition, error)
         ends = {partition: extent.end_offset for partition, extent in extents.items()}
         showing = _Showing(consumer, as_line, ends, exit_at_end, commits=bool(group), from_beginning=from_beginning)
-        showing.show(max_messages)
+        with _signals_to(showing.interrupt):
+            showing.show(max_messages)
     if failed or showing.has_failed:
         raise click.exceptions.Exit(1)
 
@@ -489,8 +509,14 @@ class _Showing:
         self._stops_at_end = stops_at_end
         self._commits = commits
         self._from_beginning = from_beginning
-        self._out = sys.stdout.buffer
+        # With PYTHONUNBUFFERED it is raw: a write that a signal interrupts would end amid the line.
+        out = sys.stdout.buffer
+        is_raw = isinstance(out, io.RawIOBase)
+        self._out = open(out.fileno(), "wb", closefd=False) if is_raw else out  # noqa: SIM115
         self._shown = self._committed = 0
+        self._commit_due = 0.0
+        self._interrupts = 0
+        self._is_writing = False
         self.has_failed = False
         # What was written, not what was handed out: Ctrl-C may come between the two. Also the start offset of
         # partitions without a record shown, or the next run would start at their ends.
@@ -503,27 +529,61 @@ class _Showing:
         consumer = self._consumer
         try:
             self._commit()
-            while consumer.assignment() and (max_messages is None or self._shown < max_messages):
+            waits = False
+            while (
+                consumer.assignment() and not self._interrupts and (max_messages is None or self._shown < max_messages)
+            ):
+                before = self._shown
                 try:
-                    self._show_some(None if max_messages is None else max_messages - self._shown)
+                    if waits:
+                        self._show_some(1, _IDLE_SECONDS)
+                    else:
+                        self._show_some(None if max_messages is None else max_messages - before, 0.0)
                 except KafkalogError as error:
                     self._leave_out(error)
-                self._out.flush()
-                if self._shown > self._committed:
+                self._flush()
+                was_idle, waits = waits, self._shown == before
+                if self._shown > self._committed and ((was_idle and waits) or time.monotonic() >= self._commit_due):
                     self._commit()
-        except KeyboardInterrupt:  # the normal end
             self._commit()
+        except KeyboardInterrupt:  # the normal end, unless it is the second
+            if self._interrupts > 1:
+                raise
+            self._commit()
+        except KafkalogError:
+            with suppress(KafkalogError):
+                self._commit()
+            raise
 
-    def _show_some(self, left: int | None) -> None:
-        """Show records until none comes for a while."""
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler: the first lets a line be written whole, which the reader would take for a record. The
+        second ends at once, also if the reader does not read."""
+        self._interrupts += 1
+        if self._interrupts > 1:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+        elif self._is_writing:
+            return
+        raise KeyboardInterrupt
+
+    def _flush(self) -> None:
+        self._is_writing = True
+        self._out.flush()
+        self._is_writing = False
+
+    def _show_some(self, left: int | None, timeout: float) -> None:
+        """Show the records that have arrived, or arrive within a timeout after each."""
         consumer, offsets, ends = self._consumer, self._offsets, self._ends
-        for message in consumer.messages(max_messages=left, timeout=_IDLE_SECONDS):
-            self._out.write(self._as_line(message))
-            partition = TopicPartition(message.topic, message.partition)
+        for message in consumer.messages(max_messages=left, timeout=timeout):
+            line, partition = self._as_line(message), TopicPartition(message.topic, message.partition)
+            self._is_writing = True
+            self._out.write(line)
             offsets[partition] = message.offset + 1
             self._shown += 1
-            if self._shown - self._committed >= _COMMIT_EVERY:
+            self._is_writing = False
+            if self._shown - self._committed >= _COMMIT_EVERY or time.monotonic() >= self._commit_due:
                 self._commit()
+            if self._interrupts:
+                return
             if self._stops_at_end and offsets[partition] >= ends[partition]:
                 consumer.unassign([partition])
                 if not consumer.assignment():
@@ -532,14 +592,14 @@ class _Showing:
     def _commit(self) -> None:
         """Commit what is shown. A group that is to start at the ends, and was shown nothing, gets no offsets: the next
         call may choose another start."""
-        self._out.flush()
+        self._flush()
         if self._commits and self._offsets and (self._shown or self._from_beginning):
             self._consumer.commit(self._offsets)
-        self._committed = self._shown
+        self._committed, self._commit_due = self._shown, time.monotonic() + _COMMIT_SECONDS
 
     def _leave_out(self, error: KafkalogError) -> None:
         """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
-        self._out.flush()
+        self._flush()
         found = self._consumer.failures()
         if not found or isinstance(error, UnknownTopic | UnknownTopicId):
             raise error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
 import itertools
 import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -509,7 +512,9 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
             process.stdin.flush()
             while admin.list_offsets({where: "latest"})[where].offset != 2000:  # the rest lingers
                 assert process.poll() is None
-            process.send_signal(number)
+            process.send_signal(number)  # the first is left to who writes into the pipe
+            assert b"reading what is in the pipe" in process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 1
             told = process.stderr.read().strip().decode()
         sent = admin.list_offsets({where: "latest"})[where].offset or 0
@@ -517,9 +522,10 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
         assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_ctrl_c_leaves_nothing_in_a_pipe_that_whoever_wrote_it_counts_as_done(
-    cluster: LocalCluster, topic: str, is_patient: bool
+    cluster: LocalCluster, topic: str, is_patient: bool, number: signal.Signals
 ) -> None:
     where = TopicPartition(topic, 0)
     command = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
@@ -531,8 +537,10 @@ def test_ctrl_c_leaves_nothing_in_a_pipe_that_whoever_wrote_it_counts_as_done(
         process.stdin.write(b"before\n")
         process.stdin.flush()
         waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert b"another Ctrl-C ends at once" in process.stderr.readline()
+        if number == signal.SIGHUP:
+            process.send_signal(number)  # a terminal that closes sends several
         process.stdin.write(b"after\n" * 20_000)  # more than a pipe holds
         process.stdin.flush()
         if is_patient:
@@ -544,6 +552,69 @@ def test_ctrl_c_leaves_nothing_in_a_pipe_that_whoever_wrote_it_counts_as_done(
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 1
             assert b"kafkalog: interrupted; the first " in process.stderr.read()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupt_cuts_no_line_and_a_second_one_ends_at_once(
+    cluster: LocalCluster, topic: str, again: bool, unbuffered: str
+) -> None:
+    """The reader would take what is there of the line for a record."""
+    value = b"x" * 100_000
+    with Producer(cluster.bootstrap_servers) as producer:
+        for _ in range(20):
+            producer.send(topic, value, partition=0)
+    command = [*KAFKALOG, "consume", topic, "--from-beginning", "--bootstrap", cluster.bootstrap_servers]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([*command, "--group", topic], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        waited_for(lambda: bytes_in(pipe) == 65_536)  # it is full, amid a line
+        process.send_signal(signal.SIGINT)
+        if again:
+            waited_for(lambda: not pending_signals(process.pid))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 1
+            return
+        lines = process.stdout.read().split(b"\n")
+        assert process.wait(60) == 0
+    assert lines.pop() == b"" and set(lines) == {value}
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(topic)[TopicPartition(topic, 0)] == len(lines)
+
+
+def bytes_in(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def pending_signals(process_id: int) -> int:
+    """Those of a process that it has not received, as a mask."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return sum(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
+
+
+def test_records_that_come_steadily_are_written_and_committed_in_time(cluster: LocalCluster, topic: str) -> None:
+    """Each sooner than the command has waited for one: it never finds that none comes."""
+    where = TopicPartition(topic, 0)
+    stopped = threading.Event()
+
+    def send() -> None:
+        with Producer(cluster.bootstrap_servers) as producer:
+            while not stopped.wait(0.05):
+                producer.send(topic, b"x", partition=0)
+                producer.flush()
+
+    sending = threading.Thread(target=send)
+    command = ["consume", topic, "--group", topic, "--from-beginning", "--bootstrap", cluster.bootstrap_servers]
+    with running(*command) as process, Admin(cluster.bootstrap_servers) as admin:
+        sending.start()
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 30)[0]
+            waited_for(lambda: admin.committed(topic).get(where, 0) > 0)
+        finally:
+            stopped.set()
+            sending.join()
 
 
 def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, topic: str) -> None:
