@@ -186,12 +186,13 @@ class Staging:
         try:
             file.size = self._disk.size(fd)
             self._files[file.number] = file
-            end = FILE_START.size
+            end = min(FILE_START.size, file.size)
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 skipped = found.position - FRAME_SIZE > end
                 self.may_lack_sets |= skipped or (found.kind == PREPARED and found.fault is not None)
                 end = found.position + found.length
                 self._replay(file, found)
+            self.may_lack_sets |= end < file.size  # torn by a stop, or damaged
         except UnreadableFile as error:
             self.may_lack_sets = True
             del self._files[file.number]  # the file is kept: it may be needed

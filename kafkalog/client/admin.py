@@ -454,6 +454,9 @@ class Admin:
             OffsetOutOfRange: an offset is past the end.
         """
         wanted = arguments.offsets("before", before)
+        # A request may be made twice: "all readable" would then take along what came in between.
+        ends = self.list_offsets({partition: "latest" for partition, offset in wanted.items() if offset == -1})
+        wanted = {**wanted, **{partition: found.offset or 0 for partition, found in ends.items()}}
         return {partition: self._delete_before(partition, offset) for partition, offset in wanted.items()}
 
     def _delete_before(self, partition: TopicPartition, offset: int) -> int:

@@ -193,7 +193,9 @@ class Cluster:
         """
         if not patient:
             return self._call_once(method, request, broker_id, True)
-        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable))
+        # A call that is not repeatable may be half done when a broker answers it with another retriable error.
+        retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
+        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
         """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.
@@ -230,7 +232,9 @@ class Cluster:
             for call in calls.values():
                 call.cancel()
 
-    def retrying(self, attempt: Callable[[], _Answer]) -> _Answer:
+    def retrying(
+        self, attempt: Callable[[], _Answer], retried: tuple[type[KafkalogError], ...] = (RetriableError,)
+    ) -> _Answer:
         """Call `attempt` until it succeeds, fails for good, or `retry.timeout.ms` is over.
 
         Every `RetriableError` is retried, except those in `OUT_OF_DATE`.
@@ -245,7 +249,7 @@ class Cluster:
                 raise error.cause from None
             except OUT_OF_DATE:
                 raise
-            except RetriableError as error:
+            except retried as error:
                 limit_ms = settings.retry_timeout_ms if self._ever_answered else settings.bootstrap_timeout_ms
                 if self._stopped.is_set():
                     raise Closed(what="client") from None

@@ -76,7 +76,10 @@ def _look(
     found: dict[TopicPartition, RecordAt | int | KafkalogError] = {}
     left = list(fetches)
     while left:  # batches that did not fit into one answer are requested again
-        for partition, taken in _fetch(cluster, broker_id, left[:_BATCHES_AT_ONCE], max_bytes).items():
+        answers = _fetch(cluster, broker_id, left[:_BATCHES_AT_ONCE], max_bytes)
+        if not answers:
+            break  # nothing follows yet
+        for partition, taken in answers.items():
             found[partition] = _first_record(taken, batches[partition].timestamp_us, partition)
         left = [fetch for fetch in left if fetch.topic_partition not in found]
     return found
@@ -134,7 +137,7 @@ def _fetch(
             for fetch, answer, data in zip(fetches, answers, split_body(reply.fetch, body), strict=True)
             if (taken := _taken(fetch, answer, data)) is not None
         }
-        if not found:
+        if not found and max_bytes == 1:  # each asked for a batch that the broker has named
             raise ProtocolError(address=link.connection.address, reason="an answer without a batch")
     except BaseException:
         link.lose()

@@ -458,7 +458,7 @@ def test_nothing_is_staged_any_more_once_the_directory_has_closed_the_log(direct
     partition.close()
 
 
-@pytest.mark.parametrize("damaged", ["the file's start", "the record of the set"])
+@pytest.mark.parametrize("damaged", ["the file's start", "the frame of the set", "the record of the set"])
 def test_half_a_batch_whose_set_is_lost_is_not_taken_for_the_whole(directory: LogDirectory, damaged: str) -> None:
     partition = open_partition(directory)
     batches = [batch(number) for number in range(3)]
@@ -467,7 +467,7 @@ def test_half_a_batch_whose_set_is_lost_is_not_taken_for_the_whole(directory: Lo
     (file,) = staged_files(partition)
     directory.close(clean=False)
     data = bytearray(file.read_bytes())
-    position = 0 if damaged == "the file's start" else len(data) - 40
+    position = {"the file's start": 0, "the frame of the set": data.rindex(b"KLSF")}.get(damaged, len(data) - 40)
     data[position : position + 8] = bytes(8)
     file.write_bytes(data)
     with contextlib.closing(LogDirectory(directory.path, clock=ManualClock())) as again:

@@ -17,6 +17,7 @@ from kafkalog.errors import (
     BrokerNotAsked,
     BrokerUnreachable,
     Closed,
+    DiskFull,
     KafkalogError,
     NotLeader,
     RequestTimedOut,
@@ -490,6 +491,21 @@ def test_an_error_that_needs_newer_metadata_is_raised_at_once(error: KafkalogErr
     with pytest.raises(type(error)):
         cluster.retrying(attempt)
     cluster.close()
+
+
+def test_a_call_that_must_not_be_made_twice_is_not_repeated_after_an_answer(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def full(*_: Any) -> None:
+        calls.append("")
+        raise DiskFull(directory="/data", reason="full")
+
+    monkeypatch.setattr(connected, "_call_at", full)
+    with pytest.raises(DiskFull):
+        connected.call("RecoverPartitions", None, repeatable=False)
+    assert len(calls) == 1
 
 
 def test_a_start_that_is_given_up_soon_is_not_logged_while_it_lasts(

@@ -314,6 +314,21 @@ def test_a_batch_that_the_log_ends_before_by_now_is_out_of_range_and_no_lack_of_
     assert timestamps._taken(PartitionFetch(WHERE, bytes(16), 6), answer, memoryview(b"")) is None
 
 
+def test_an_append_amid_the_look_at_what_follows_is_no_error(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked.append([100, 300, 200])
+    asked.admin.delete_records({asked.place(): 2})
+    taken = timestamps._taken
+
+    def before_the_append(fetch: Any, answer: Any, data: Any) -> Any:
+        if fetch.offset == 3:
+            assert not len(data)
+            answer.end_offset = 4  # it came after the read, and before the end was asked for
+        return taken(fetch, answer, data)
+
+    monkeypatch.setattr(timestamps, "_taken", before_the_append)
+    assert asked.find(250) == (None, None)
+
+
 def test_an_answer_without_a_batch_is_none(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that leaves out what is there would be asked for ever."""
     asked.append([100, 300, 200])
