@@ -40,6 +40,9 @@ _ORDER = (
 """Of --help: starting a cluster, using it, looking for what is wrong. Other commands come after these."""
 
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 @functools.cache
 def _contributed() -> dict[str, EntryPoint]:
     """Commands of other packages by name. Finding them takes 5 ms, and 15 ms for the import of a library."""
@@ -106,7 +109,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # click turns a KeyboardInterrupt into an Abort; the notes are on the KeyboardInterrupt.
         return _failed(None, _with_notes(interrupt.__cause__ or interrupt, "interrupted"))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:  # standard output goes to a full disk
+        if error.errno in _UNWRITABLE and not error.filename:  # standard output goes to a full disk
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return _failed(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:

@@ -557,7 +557,10 @@ class _Showing:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler: the first lets a line be written whole, which the reader would take for a record. The
-        second ends at once, also if the reader does not read."""
+        second ends at once, also if the reader does not read. A closing terminal sends SIGHUP several times, and after
+        a Ctrl-C too, so that is never the second."""
+        if self._interrupts and number == signal.SIGHUP:
+            return
         self._interrupts += 1
         if self._interrupts > 1:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
@@ -591,9 +594,10 @@ class _Showing:
 
     def _commit(self) -> None:
         """Commit what is shown. A group that is to start at the ends, and was shown nothing, gets no offsets: the next
-        call may choose another start."""
+        call may choose another start. Nothing is committed twice: the group may have been reset meanwhile."""
         self._flush()
-        if self._commits and self._offsets and (self._shown or self._from_beginning):
+        is_new = self._shown > self._committed or not self._commit_due
+        if self._commits and self._offsets and is_new and (self._shown or self._from_beginning):
             self._consumer.commit(self._offsets)
         self._committed, self._commit_due = self._shown, time.monotonic() + _COMMIT_SECONDS
 

@@ -571,6 +571,8 @@ def test_an_interrupt_cuts_no_line_and_a_second_one_ends_at_once(
         pipe = process.stdout.fileno()
         waited_for(lambda: bytes_in(pipe) == 65_536)  # it is full, amid a line
         process.send_signal(signal.SIGINT)
+        waited_for(lambda: not pending_signals(process.pid))
+        process.send_signal(signal.SIGHUP)  # a terminal that is closed sends it too, more than once
         if again:
             waited_for(lambda: not pending_signals(process.pid))
             process.send_signal(signal.SIGINT)
@@ -591,6 +593,23 @@ def pending_signals(process_id: int) -> int:
     """Those of a process that it has not received, as a mask."""
     status = Path(f"/proc/{process_id}/status").read_text()
     return sum(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
+
+
+def test_a_consume_that_ends_does_not_undo_a_reset(cluster: LocalCluster, topic: str) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for _ in range(3):
+            producer.send(topic, b"x", partition=0)
+    where = TopicPartition(topic, 0)
+    command = [*KAFKALOG, "consume", topic, "--from-beginning", "--bootstrap", cluster.bootstrap_servers]
+    with (
+        subprocess.Popen([*command, "--group", topic], stdout=subprocess.PIPE) as process,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        waited_for(lambda: admin.committed(topic).get(where) == 3)
+        admin.reset_offsets(topic, {where: 1})
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert admin.committed(topic)[where] == 1
 
 
 def test_records_that_come_steadily_are_written_and_committed_in_time(cluster: LocalCluster, topic: str) -> None:
