@@ -213,7 +213,7 @@ def test_a_topic_created_again_while_its_query_was_stopped_fails_it_or_is_read_f
     topic = live.topic(3, 2)
     end = ran(live, topic)
     made_anew(live, topic, 5, 5)
-    says = f"topic '{topic}' was deleted and created again: the group spark-{topic} was at offset 3 of {topic}-0 in the"
+    says = f"topic '{topic}' was deleted and created again: group spark-{topic} has offset 3 of {topic}-0 in the"
     strict = live.stream(subscribe=topic)
     with pytest.raises(DataLost, match=says):
         strict.latestOffset(end, EVERYTHING)

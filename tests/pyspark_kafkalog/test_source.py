@@ -282,7 +282,7 @@ def test_records_gone_before_they_were_read_fail_the_stream(
     admin.delete_topic(topic)
     assert f"topic '{topic}', which the stream reads, was deleted" in reading.fail()
     admin.create_topic(topic)
-    assert f"topic '{topic}' was deleted and created again: the group spark-{topic} was at offset 10" in reading.fail()
+    assert f"topic '{topic}' was deleted and created again: group spark-{topic} has offset 10" in reading.fail()
 
 
 def test_what_a_stream_can_not_be_told_gets_one_sentence(stream: Callable[..., Stream], topic: str) -> None:

@@ -265,6 +265,7 @@ class Consumer:
         """
         self._check_open()
         wanted = arguments.by_partition("starts", starts)
+        _check_starts(wanted)
         names = {partition.topic for partition in wanted}
         # Not from the cache: a topic may have been created again since, and then has another id.
         topics = {topic.name: topic for topic in self._cluster.describe_topics(names)} if names else {}
@@ -315,6 +316,7 @@ class Consumer:
         """Continue elsewhere in a partition; `where` as in `assign`. Fetched records of it are dropped."""
         self._check_open()
         cursor = self._cursor(partition)
+        _check_starts({partition: where})
         [offset] = self._resolved({cursor.source.topic_partition: where}).values()
         with self._fetcher.lock:
             cursor.seek(offset)
@@ -342,14 +344,6 @@ class Consumer:
     def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
         """The offset of each start, looked up where it is symbolic."""
         wanted = dict(starts)
-        for partition, start in wanted.items():
-            if isinstance(start, AtTimestamp) or (isinstance(start, str) and start in _STARTS):
-                continue
-            if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-                raise InvalidArgument(
-                    reason=f"{start!r} is not a start in {partition}: give 'earliest', 'latest', 'committed', an "
-                    "offset from 0, or AtTimestamp(us)"
-                )
         from_group = [partition for partition, start in wanted.items() if start == "committed"]
         if from_group:
             wanted |= self._committed_or_fallback(from_group)
@@ -612,3 +606,14 @@ def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
         )
     last = batch.slice(batch.num_rows - 1).select(["topic", "partition", "offset"]).to_pylist()
     return {TopicPartition(each["topic"], each["partition"]): each["offset"] + 1 for each in last}
+
+
+def _check_starts(starts: Mapping[TopicPartition, Any]) -> None:
+    for partition, start in starts.items():
+        if isinstance(start, AtTimestamp) or (isinstance(start, str) and start in _STARTS):
+            continue
+        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+            raise InvalidArgument(
+                reason=f"{start!r} is not a start in {partition}: give 'earliest', 'latest', 'committed', an "
+                "offset from 0, or AtTimestamp(us)"
+            )
