@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from examples import run_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.timeout(600)  # Spark starts cold, perhaps on a busy machine
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]  # Spark starts cold, perhaps on a busy machine
 
 
 def test_readmes_ten_lines_run() -> None:

@@ -18,6 +18,8 @@ from tests.full_disk import FULL_DISK
 from tests.kafkalog.cli.command_line import KAFKALOG, running
 from tests.waiting import waited_for
 
+pytestmark = pytest.mark.java
+
 
 def pid_of(process: subprocess.Popen[str], what: str) -> int:
     """Of the broker or ZooKeeper of a `kafkalog local`: the one with that in its command line."""
