@@ -476,16 +476,19 @@ def test_produce_counts_at_its_end_and_shows_a_bar_on_a_terminal_only(topic: str
 def test_once_the_pipe_is_read_an_interrupt_does_what_it_did_before(
     monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
-    before = signal.getsignal(signal.SIGINT)
+    others = signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's, when a test before this one started it
     reading, writing = os.pipe()
-    with open(reading) as stdin, open(writing, "w"):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        with records._reading_a_pipe_to_its_end():
-            assert signal.getsignal(signal.SIGINT) is not before
-            if is_interrupted:
-                signal.raise_signal(signal.SIGINT)
-                assert signal.getsignal(signal.SIGINT) is before
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        with open(reading) as stdin, open(writing, "w"):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            with records._reading_a_pipe_to_its_end():
+                assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+                if is_interrupted:
+                    signal.raise_signal(signal.SIGINT)
+                    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, others)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
