@@ -147,7 +147,9 @@ class Partition:
             view = self._reader.view
             if self._applier.hidden is hidden and self._flush_rule is rule:
                 break
-        end = _flushed_end(view, rule)
+        end = view.end_offset
+        if rule.flushed_only:
+            end = max(view.flushed_offset, min(rule.shown_offset, end))
         from_offset = hidden.from_offset
         return view, end if from_offset is None or end <= from_offset else max(view.start_offset, from_offset)
 
@@ -370,10 +372,3 @@ class Partition:
         self.wake_waiters()
         self._staging.close()
         self._applier.close()
-
-
-def _flushed_end(view: View, rule: _FlushRule) -> int:
-    """The offset up to which readers see a view, apart from hidden batches."""
-    if not rule.flushed_only:
-        return view.end_offset
-    return max(view.flushed_offset, min(rule.shown_offset, view.end_offset))

@@ -102,7 +102,9 @@ def readable(
                 served[partition] = extent
         if not is_opening or time.monotonic() >= until:
             return served, failed
-        time.sleep(_LOOK_SECONDS)  # a broker announces to no client that it has opened a log
+        # A log that is being opened is served within moments, but brokers do not notify clients of that. This looks
+        # again for _OPENING_SECONDS at most, while its broker is live; Ctrl-C ends it at once.
+        time.sleep(_LOOK_SECONDS)
 
 
 def totals(

@@ -161,34 +161,35 @@ def produce(
             acknowledged.add(number)
 
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
-    with admin_of(bootstrap) as admin:
-        admin.describe_topics([topic])  # a wrong name fails before the first line is typed
     number = 0
     try:
-        with (
-            _reading_a_pipe_to_its_end(),
-            progress("records sent", watched=watched) as advance,
-            Producer(bootstrap, **config) as producer,
-        ):
-            for number, line in enumerate(sys.stdin.buffer, 1):
-                record = record_of(line.removesuffix(b"\n"), number)
-                try:
-                    producer.send(
-                        topic,
-                        record.value,
-                        record.key,
-                        partition=record.partition if partition is None else partition,
-                        timestamp_us=record.timestamp_us,
-                        headers=record.headers + added,
-                        on_delivery=functools.partial(delivered, number),
-                    )
-                except _OF_THE_RECORD as error:
-                    raise _in_line(number, error) from None
-                if number % _COUNT_EVERY == 0:
-                    advance(_COUNT_EVERY)
-                if failures:
-                    break
-            producer.flush()
+        # The pipe first: its writer may end, and count its lines as done, while this waits for a broker.
+        with _reading_a_pipe_to_its_end():
+            with admin_of(bootstrap) as admin:
+                admin.describe_topics([topic])  # a wrong name fails before the first line is typed
+            with (
+                progress("records sent", watched=watched) as advance,
+                Producer(bootstrap, **config) as producer,
+            ):
+                for number, line in enumerate(sys.stdin.buffer, 1):
+                    record = record_of(line.removesuffix(b"\n"), number)
+                    try:
+                        producer.send(
+                            topic,
+                            record.value,
+                            record.key,
+                            partition=record.partition if partition is None else partition,
+                            timestamp_us=record.timestamp_us,
+                            headers=record.headers + added,
+                            on_delivery=functools.partial(delivered, number),
+                        )
+                    except _OF_THE_RECORD as error:
+                        raise _in_line(number, error) from None
+                    if number % _COUNT_EVERY == 0:
+                        advance(_COUNT_EVERY)
+                    if failures:
+                        break
+                producer.flush()
         if failures:
             raise failures[0]
     except (Exception, KeyboardInterrupt) as error:  # the producer is closed: no further line is acknowledged

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from kafkalog.errors import RetriableError
 from pyspark_kafkalog.connections import cluster_of
-from pyspark_kafkalog.write.at_least_once import new_producer
 from pyspark_kafkalog.write.options import SinkOptions
 
 
@@ -22,13 +21,14 @@ def check_target(options: SinkOptions) -> None:
         UnknownTopic.
     """
     from kafkalog.client.config import parse_producer
+    from kafkalog.client.producer.producer import check_acks_all
 
     settings = parse_producer(options.client)
+    cluster = cluster_of(options.bootstrap_servers, settings)
     if settings.acks == "all":
-        new_producer(options).close()  # its constructor asks a broker
+        check_acks_all(cluster)
     if options.topic is None:
         return
-    cluster = cluster_of(options.bootstrap_servers, settings)
     with suppress(RetriableError):
         if cluster.fresh_topic(options.topic) is None:
             cluster.describe(patient=False)  # a new topic may be known to only one of the brokers: all are asked

@@ -152,7 +152,7 @@ class Producer:
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         if self._acks == -1:
-            self._check_acks_all()
+            check_acks_all(self._cluster)
         after_fork(self, Producer._after_fork_in_child)
         _open.add(self)
 
@@ -651,14 +651,6 @@ class Producer:
                 self._identity = Identity(reply.producer_id, reply.producer_epoch)
             return self._identity
 
-    def _check_acks_all(self) -> None:
-        """Ask a broker, by an empty append, whether it offers acks=all. Raises UnsupportedAcks."""
-        request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
-        reply: dataport_pb2.AppendReply = self._cluster.call("Append", request)
-        for each in reply.partitions:
-            if each.HasField("error"):
-                raise error_from_wire(each.error)
-
     def _after_fork_in_child(self) -> None:
         """Start empty: the parent continues to send its records; the child has neither its threads nor its
         connections."""
@@ -667,6 +659,15 @@ class Producer:
         self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
         for sender in self._senders.values():
             sender.abandon()
+
+
+def check_acks_all(cluster: Cluster) -> None:
+    """Ask a broker, by an empty append, whether it offers acks=all. Raises UnsupportedAcks."""
+    request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
+    reply: dataport_pb2.AppendReply = cluster.call("Append", request)
+    for each in reply.partitions:
+        if each.HasField("error"):
+            raise error_from_wire(each.error)
 
 
 _open: weakref.WeakSet[Producer] = weakref.WeakSet()

@@ -47,6 +47,7 @@ from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import DataPortClient, a_batch, fetch_frame
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.kafkalog.zk.expiry import expire
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 TRANSACTION = "spark-stream-1"
@@ -356,7 +357,7 @@ def test_a_small_apply_is_answered_in_time_while_the_resolver_applies_to_its_par
         assert answer.progress > 0
     finally:
         gate.may_go_on.set()
-        resolving.join()
+        join_all([resolving], 60)
     waited_for(lambda: not small.asked("Apply").partitions[0].unfinished)
     assert values_in(broker, topic) == [b"resolved", b"small"]
 
@@ -412,11 +413,10 @@ def test_a_stop_waits_for_nothing_that_the_resolver_applies(
     stopping = threading.Thread(target=in_doubt.stop)
     stopping.start()
     try:
-        stopping.join(20)
-        assert not stopping.is_alive()
+        join_all([stopping], 20)
     finally:
         gate.may_go_on.set()
-        stopping.join()
+        join_all([stopping], 60)
     assert write.apply() == [1]
 
 

@@ -273,10 +273,8 @@ def is_drained(waiting: Fetcher) -> bool:
         return True
 
 
-def test_a_wake_wakes_once_and_keeps_no_answer_from_being_received() -> None:
-    cluster: Any = Unreachable()
-    waiting = fetching(cluster)
-    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+def receiving(waiting: Fetcher) -> list[int]:
+    """The brokers whose answers are taken, as they will be."""
     received: list[int] = []
 
     def receive(broker_id: int, link: Link[Any]) -> bool:
@@ -284,6 +282,14 @@ def test_a_wake_wakes_once_and_keeps_no_answer_from_being_received() -> None:
         return True
 
     waiting._receive = receive  # type: ignore[method-assign]
+    return received
+
+
+def test_a_wake_wakes_once_and_keeps_no_answer_from_being_received() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    received = receiving(waiting)
     answers, broker = socket.socketpair()
     with answers, broker:
         connection: Any = SimpleNamespace(has_buffered=False, fileno=answers.fileno, close=lambda: None)
@@ -303,13 +309,7 @@ def test_an_answer_that_was_read_with_the_one_before_is_not_waited_for(monkeypat
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
-    received: list[int] = []
-
-    def receive(broker_id: int, link: Link[Any]) -> bool:
-        received.append(broker_id)
-        return True
-
-    waiting._receive = receive  # type: ignore[method-assign]
+    received = receiving(waiting)
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=lambda: Registers(), POLLIN=1))
     asking(waiting, SimpleNamespace(has_buffered=True, fileno=lambda: 99, close=lambda: None), [], math.inf)
     waiting._drive(True, None)
