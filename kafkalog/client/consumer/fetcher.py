@@ -177,10 +177,11 @@ class Fetcher:
         self._cluster = cluster
         self._settings = settings
         self._begin = begin
-        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next seven
+        self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next eight
         self._connecting: dict[int, Future[DataConnection]] = {}  # by broker; those that nobody has taken yet
         self._refreshing: tuple[float, Future[None]] | None = None  # a metadata request in flight, and since when
         self._troubles: dict[int, _Trouble] = {}
+        self._given_up: dict[int, KafkalogError] = {}  # by broker, the error of its sources; until it answers
         self._stale = False
         self._found_error = False  # a source failed for good meanwhile: the thread that waits for it has to check
         self._refreshed_at = -math.inf  # when metadata was last requested
@@ -503,7 +504,6 @@ class Fetcher:
         fetch.max_wait_ms = settings.fetch_max_wait_ms
         fetch.min_bytes = settings.fetch_min_bytes
         fetch.max_bytes = settings.fetch_max_bytes
-        timeout = (settings.fetch_max_wait_ms + settings.request_timeout_ms) / 1000
         asked = _Asked()
         now = time.monotonic()
         with self.lock:
@@ -514,7 +514,7 @@ class Fetcher:
                 if source.trouble is not None:
                     source.trouble.tried(now)
                 asked.sources.append(source)
-        link.began(header.correlation_id, asked, now + timeout)
+        link.began(header.correlation_id, asked, self._deadline())
         try:
             link.connection.send([frame_start(header.SerializeToString(), 0)])
         except KafkalogError:
@@ -541,6 +541,8 @@ class Fetcher:
             if header.HasField("error"):
                 raise error_from_wire(header.error)
             link.answered()
+            if link.count:  # the broker begins the next one only now
+                link.extend(self._deadline())
             trouble = self._take_in(asked, header.fetch, body)
         except KafkalogError as error:
             self._drop(broker_id, link)
@@ -549,8 +551,23 @@ class Fetcher:
             self._failed(broker_id, trouble)
         else:
             self._troubles.pop(broker_id, None)
+            if broker_id in self._given_up:
+                self._forget_given_up(broker_id)
             self._ask_all()
         return True
+
+    def _deadline(self) -> float:
+        """Of a fetch that a broker begins now."""
+        return time.monotonic() + (self._settings.fetch_max_wait_ms + self._settings.request_timeout_ms) / 1000
+
+    def _forget_given_up(self, broker_id: int) -> None:
+        """A broker that was given up answers: drop its error where no thread has read it. Such a partition's thread was
+        busy with records, and would stop for nothing."""
+        error = self._given_up.pop(broker_id)
+        with self.lock:
+            for source in self.sources:
+                if source.error is error:
+                    source.error = None
 
     def _take_in(self, asked: _Asked, reply: pb.FetchReply, body: memoryview | None) -> KafkalogError | None:
         """Give each source its part of an answer. Returns an error if metadata is to be refreshed before a retry."""
@@ -621,6 +638,7 @@ class Fetcher:
                     waits = source.broker_id == broker_id
                 if waits and source.error is None:
                     source.error = error
+        self._given_up[broker_id] = error
         self._stale = self._found_error = True
 
     def _source_failed(self, source: Source, error: KafkalogError) -> None:

@@ -945,6 +945,41 @@ def test_an_answer_that_comes_in_pieces_is_overdue_once_no_piece_comes(clock: Cl
     waiting.close()
 
 
+def test_a_request_behind_a_slow_answer_has_its_time_from_that_answer_on(clock: Clock) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, request_timeout_ms=1000, fetch_max_wait_ms=500)
+    link = asking(waiting, Answering(), [], 9.0)
+    link.began(link.next_id(), fetcher_module._Asked(), 1.5)
+    waiting._ask_all = lambda: None  # type: ignore[method-assign]
+    clock.now = 8.0
+    waiting._receive(1, link)
+    assert (link.count, link.deadline) == (1, 9.5)
+    waiting.close()
+
+
+def test_a_broker_that_answers_again_is_no_error_for_those_who_did_not_read_meanwhile(clock: Clock) -> None:
+    """Each partition is read by a thread of its own; one of them was busy with its records."""
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, retry_timeout_ms=1000)
+    reading, busy = waiting.sources
+    for clock.now in (0.0, 1.0):
+        waiting._drive(False, None)
+    assert errors(waiting) == [BrokerUnreachable, BrokerUnreachable]
+    with pytest.raises(BrokerUnreachable), waiting.lock:
+        waiting._ready([reading])
+    assert errors(waiting) == [None, BrokerUnreachable]
+    asked: list[list[int]] = []
+    link = asking(waiting, Keeping(asked), [], 60.0)
+    waiting._receive(1, link)
+    assert errors(waiting) == [None, None]
+    assert asked == [[0, 1]]
+    busy.error = UnknownPartition(topic="t", partition=1, partitions=1)
+    asking(waiting, Keeping(asked), [], 60.0)
+    waiting._receive(1, waiting._links[1])
+    assert errors(waiting) == [None, UnknownPartition], "its own error"
+    waiting.close()
+
+
 def test_a_connection_that_nobody_needs_any_more_is_closed_and_its_failure_is_forgotten() -> None:
     """The partition moved before it was there. When it moves back, it is connected to anew."""
     futures: dict[int, Future[Any]] = {}
