@@ -49,6 +49,7 @@ LAYERS = {
 }
 """A module may import what stands in its own row or above it."""
 
+
 FORBIDDEN = {
     "kafkalog": ("broker", "pyspark_kafkalog", "pyspark"),
     "broker": ("kafkalog.client", "kafkalog.cli", "pyspark_kafkalog", "pyspark"),
@@ -117,6 +118,12 @@ def row_of(module: str) -> int | None:
 
 def within(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(name + ".") for name in names)
+
+
+def test_the_architecture_page_has_the_layers() -> None:
+    page = " ".join((ROOT / "docs" / "ARCHITECTURE.md").read_text().split())
+    for package, rows in LAYERS.items():
+        assert f" {package}: {' < '.join(map(', '.join, rows))} " in page
 
 
 @pytest.mark.parametrize("module", MODULES)
