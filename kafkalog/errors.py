@@ -160,6 +160,8 @@ class CorruptBatch(KafkalogError):
 
     def _sentence(self) -> str:
         sentence = super()._sentence()
+        if self.facts.keys() == {"partition", "reason"}:
+            sentence = "corrupt batch for {partition}: {reason}".format_map(self.facts)
         if "end_offset" in self.facts:
             sentence += f"; reading can go on at offset {self.facts['end_offset']}"
         return sentence

@@ -3,9 +3,12 @@
 Imports only pyspark's base class and `sentences.py` at module level: `pyspark_*` packages are imported at the first use
 of any Python data source, and the process of a streaming source has 10 seconds to start, imports included.
 
-When option errors are raised: errors for batch and stream alike at `load()` (with a schema of the user, for which
-Spark does not call the format before that, at the first action); errors of batch or stream only at the first action or
-the query's start; errors of a sink before the first task, a missing topic of the option topic included.
+When wrong options are reported:
+
+- Options of batch and stream alike: at `load()`. With a schema given by the user, at the first action, because Spark
+  does not call the format before.
+- Options of batch only or stream only: at the first action or the query's start.
+- Options of the sink, and a missing topic that the option topic names: before the first task.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reading: a batch's and a stream's readers, as Spark calls them: `read` in the tasks, the other methods on the driver.
-`read/batch.py` plans a batch, `read/stream.py` has what a stream remembers.
+`read/batch_query.py` plans a batch, `read/stream.py` has what a stream remembers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafkalog.errors import InvalidArgument
 from kafkalog.events import get_logger
 from pyspark_kafkalog.columns import check_projection
 from pyspark_kafkalog.offsets import check_batch_bounds, from_log, to_log
-from pyspark_kafkalog.read.batch import planned_batch
+from pyspark_kafkalog.read.batch_query import planned_batch
 from pyspark_kafkalog.read.options import parse_source
 from pyspark_kafkalog.read.partition_reader import read_ranges
 from pyspark_kafkalog.read.stream import NO_LIMIT, StreamSession

@@ -212,7 +212,7 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
             raise BatchTooLarge(size=header.length, partition=label, limit=limit)
         fault = _producer_fault(header, staged)
         if fault:
-            raise CorruptBatch(partition=label, offset="?", reason=fault)
+            raise CorruptBatch(partition=label, reason=fault)
         if header.codec == 0:
             _BODIES.check(header, batch, label)
         elif header.record_count > limit // _RECORD_MIN:
@@ -223,7 +223,7 @@ def checked(data: memoryview, partition: Partition, *, staged: bool = False) -> 
     if length < len(data):
         whole = read_header(data, length, label).length
         reason = f"only {len(data) - length} of its {whole} bytes were sent"
-        raise CorruptBatch(partition=label, offset="?", reason=reason)
+        raise CorruptBatch(partition=label, reason=reason)
     return batches
 
 

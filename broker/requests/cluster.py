@@ -1,4 +1,4 @@
-"""The cluster's brokers, and the status of this broker."""
+"""The cluster as its brokers know it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Connection:
 
     Args:
         sock: accepted, non-blocking; closed at the end.
-        turns: has an item for each connection that may parse and check at once. Hundreds that wait for the
+        parse_permits: has an item for each connection that may parse and check at once. Hundreds that wait for the
             interpreter's lock wake up every few milliseconds to request it, and each holds its objects: 900 took 20 s
             and 90 MB more.
         on_end: called from this connection's thread when it has ended.
@@ -120,7 +120,7 @@ class Connection:
         settings: BrokerSettings,
         clock: Clock,
         pools: MemoryPools,
-        turns: SimpleQueue[int],
+        parse_permits: SimpleQueue[int],
         on_end: Callable[[Connection], None],
     ) -> None:
         self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: other threads iterate over it
@@ -129,13 +129,13 @@ class Connection:
         self._host = host
         self._settings = settings
         self._clock = clock
-        self._turns = turns
+        self._parse_permits = parse_permits
         self._on_end = on_end
         self._intake = Intake(sock, settings, clock, pools, self.wake)
         self._pending: deque[appends.Call | _Fetch | _Refusal | _Reply] = deque()
         self._pending_bytes = 0  # held by _pending, and by appends that are taken and not written yet
         self._waiter = waits.Waiter(self.wake)
-        self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and its turn is yet to come
+        self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and not handled yet
         self._out: list[bytes] = []
         self._last_request = clock.monotonic()
         self._end_of_input = False  # the peer sends no more, or we read no more: answer the pending requests, then end
@@ -235,7 +235,7 @@ class Connection:
 
     def _serve(self) -> None:
         while True:
-            took_all = self._take_turn()
+            took_all = self._take_requests()
             if self._stopping:
                 self._end_of_input = True
             self._answer()
@@ -296,20 +296,20 @@ class Connection:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _take_turn(self) -> bool:
+    def _take_requests(self) -> bool:
         """Take every whole frame: write the appends, queue the requests to be answered. Returns False if some were
         left.
 
-        Parsing and checking needs a turn, because it uses the processor. Writing does not hold a turn, because it waits
+        Parsing and checking needs a permit, because it uses the processor. Writing holds none, because it waits
         for logs and their disks: when it did, a few producers of one stalled log stopped the whole port.
         """
         is_more = len(self._intake) >= frames.PREFIX_SIZE
         while is_more:
-            turn = self._turns.get()
+            permit = self._parse_permits.get()
             try:
                 write, is_more = self._take_frames()
             finally:
-                self._turns.put(turn)
+                self._parse_permits.put(permit)
             if write is not None:
                 write()
         return len(self._intake) < frames.PREFIX_SIZE or self._has_room

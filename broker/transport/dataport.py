@@ -29,7 +29,7 @@ from kafkalog.wire import frames
 log = get_logger(__name__)
 
 _BACKLOG = 512
-_TURNS = 8
+_PARSING_MAX = 8
 _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
 _RETRY_ACCEPT_MS = 200
@@ -61,9 +61,9 @@ class DataPort:
             bodies=MemoryPool(max(settings.queued_max_request_bytes, largest_frame)),
             read_ahead=MemoryPool(settings.queued_max_request_bytes // 4),
         )
-        self._turns: SimpleQueue[int] = SimpleQueue()
-        for turn in range(_TURNS):
-            self._turns.put(turn)
+        self._parse_permits: SimpleQueue[int] = SimpleQueue()
+        for permit in range(_PARSING_MAX):
+            self._parse_permits.put(permit)
         self._lock = threading.Lock()  # guards _connections, _closed_counters, _refused_count
         self._connections: set[Connection] = set()
         self._closed_counters: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class DataPort:
             self._settings,
             self._clock,
             self._pools,
-            self._turns,
+            self._parse_permits,
             self._connection_ended,
         )
         with self._lock:

@@ -210,7 +210,7 @@ def check_workers_python() -> Iterator[Finding]:
         if findings[0].state == "failed":
             return  # it is to be unset: how it differs from the workers' does not matter
         found = f"tasks that read or write run {planners}, all others {workers}, on every executor"
-        yield Finding("executors' python", "warning", found, "unset PYSPARK_DRIVER_PYTHON, but if this is meant")
+        yield Finding("executors' python", "warning", found, "unset PYSPARK_DRIVER_PYTHON, unless it is on purpose")
 
 
 def _check_python(check: str, named: str, advice: str) -> Iterator[Finding]:
@@ -296,7 +296,7 @@ def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Fi
         with Admin(bootstrap, **_STATUS_TIMEOUTS) as admin:
             status = admin.describe_broker(broker_id)
     except KafkalogError as error:
-        yield Finding(f"broker {broker_id}", "failed", str(error), "look whether it hangs; its log may say more")
+        yield Finding(f"broker {broker_id}", "failed", str(error), "check whether it hangs; its log may say more")
         return
     yield from _status_findings(status, zookeeper)
 

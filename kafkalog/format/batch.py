@@ -167,7 +167,7 @@ def header_at(data: bytes | bytearray | memoryview, position: int = 0) -> BatchH
     return header
 
 
-def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: str = "a request") -> BatchHeader:
+def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: str = "a partition") -> BatchHeader:
     """As `header_at`, but raises if there is no valid header.
 
     Raises:
@@ -175,7 +175,7 @@ def read_header(data: bytes | bytearray | memoryview, position: int = 0, where: 
     """
     header = header_at(data, position)
     if header is None:
-        raise CorruptBatch(partition=where, offset="?", reason=_header_fault(data, position))
+        raise CorruptBatch(partition=where, reason=_header_fault(data, position))
     return header
 
 
@@ -231,7 +231,7 @@ def damage_end(header: BatchHeader, data: bytes | bytearray | memoryview, positi
 
 
 def iter_batches(
-    data: memoryview, where: str = "a request", *, is_stamped: bool = True
+    data: memoryview, where: str = "a partition", *, is_stamped: bool = True
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
     """(header, bytes) of the whole batches in a row of them, each checked. A cut last batch is left out, because a
     fetch may end with one. For batches in memory; `broker/storage/scan.py:scan` walks over a file, and past damage.
@@ -253,7 +253,7 @@ def iter_batches(
         fault = body_fault(header, batch)
         if fault:
             if not is_stamped:
-                raise CorruptBatch(partition=where, offset="?", reason=fault)
+                raise CorruptBatch(partition=where, reason=fault)
             end_offset = damage_end(header, data, position)
             known = {} if end_offset is None else {"end_offset": end_offset}
             raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault, **known)

@@ -2,9 +2,9 @@
 
 Spark asks the sources of a query one after the other, each in a process of its own, and does not report the other
 sources. So each writes down when it was last asked and when it last answered, in a file in the machine's temporary
-directory, and reads those of the others that the same process started: one driver's. Another source that was asked and
-answered since this one last answered is of the same query, for as long as the two were never busy at the same time:
-those of one query never are, and those of different queries soon are when they wait for records.
+directory, and reads the files of the other sources that the same driver started. A source that was asked and answered
+after this one last answered counts as one of the same query, until both are seen busy at the same time: sources of one
+query never are, and sources of different queries soon are, when they wait for records.
 
 It is only a hint for how long to wait: a file that cannot be written or read counts as if there were no other source. A
 source that Spark ended leaves its file behind; the next one to start removes it.

@@ -1,8 +1,9 @@
 """Cutting offset ranges into input splits: minPartitions and maxRecordsPerPartition by the algorithm of Spark's Kafka
 connector, and packing several ranges into one split for maxInputPartitions. Pure.
 
-A batch's ranges are bound late: where they are cut, only the first piece's start and the last one's end stay symbols. A
-partition that had no record then is not left out for that: it rides along with another, for the plan may be run again.
+The ranges of a batch query are bound late: if a range is cut, the start of its first piece and the end of its last one
+stay symbolic. A partition that had no record when the plan was made is added to another split, because it may have
+records when Spark runs the plan again.
 """
 
 from __future__ import annotations

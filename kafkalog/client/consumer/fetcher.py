@@ -194,7 +194,7 @@ class Fetcher:
         self._let_go_of = False
         self._on_closed: Callable[[], None] | None = None
         self.sources: list[Source] = []
-        self._turn = 0
+        self._next_source = 0
         self._renew()
 
     def _renew(self) -> None:
@@ -287,11 +287,11 @@ class Fetcher:
         """Lock held: a source with records or an error; the last one again while it has any."""
         count = len(sources)
         for step in range(count):
-            at = (self._turn + step) % count
+            at = (self._next_source + step) % count
             source = sources[at]
             if source.arrived:
                 if sources is self.sources:
-                    self._turn = at
+                    self._next_source = at
                 return source
             if source.error is not None:
                 error = source.error

@@ -34,7 +34,7 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
 
-_TURN_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
+_PASS_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -171,14 +171,14 @@ class Sender:
         self._accumulator.own_threads.add(threading.get_ident())
         while True:
             try:
-                if not self._turn():
+                if not self._send_due():
                     return
             except Exception as error:  # a defect of ours: raised to the callers that wait, and logged
                 log.exception("producer_sender_failed", broker_id=self.broker_id)
                 self._fail_everything(InternalError.of(error))
 
-    def _turn(self) -> bool:
-        """Wait for work and do it; returns whether there is a next turn."""
+    def _send_due(self) -> bool:
+        """Wait for work and do it; returns whether there is a next pass."""
         with self._accumulator.lock:
             if self._stopping:  # checked before taking batches, whose outcome would be lost
                 return False
@@ -224,10 +224,10 @@ class Sender:
                 if not queue.is_held(now):
                     in_need.append(queue)
             else:
-                while size < _TURN_BYTES and (batches := queue.take(now, self._request_bytes)):
+                while size < _PASS_BYTES and (batches := queue.take(now, self._request_bytes)):
                     size += sum(batch.size for batch in batches)
                     requests += _requests(queue, batches)
-                if size >= _TURN_BYTES:
+                if size >= _PASS_BYTES:
                     self._active[queue] = self._active.pop(queue)  # to the end: the others come first next time
                     break
             if queue.is_idle:

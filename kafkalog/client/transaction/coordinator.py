@@ -52,13 +52,14 @@ from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 log = get_logger(__name__)
 
 RUNS_KEPT = 20
-"""Of those that a decision names."""
+"""How many earlier runs of its query a decision names at most."""
 _ASKED_FOR_SECONDS = BATCH_WRITE_KEPT_SECONDS / 2
-"""How long after its prepare began a decision may be asked for. After that the request could succeed twice: its first
-decision may be done and forgotten, so that the version it names exists again; or the sets were given up by raising the
-version of an empty decision, which was forgotten since. A stream that has decided before has a version that stays."""
+"""A decision may be requested only this long after its prepare began. Later the request could succeed twice, because
+the version that it names may exist a second time: the first decision was done and forgotten; or the sets were given up
+by raising the version of an empty decision, and that was forgotten. A stream that has decided before has a version that
+stays."""
 _FENCE_SECONDS = 5.0
-"""How long a commit that is given up tries to find out whether it is decided, and to see to it that it is not."""
+"""How long a commit that is given up tries to find out whether it is decided, and to prevent that it will be."""
 
 _OUTCOME_SENTENCES = {
     "yes": "it is decided: its rows are or will be in the topic, do not write them again; "

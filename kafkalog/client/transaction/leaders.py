@@ -32,7 +32,7 @@ from kafkalog.wire.frames import error_from_wire
 log = get_logger(__name__)
 
 _THREADS = 8
-_TURN_SECONDS = 5.0
+_ROUND_SECONDS = 5.0
 """How long a leader that works is asked again before those that failed are."""
 _PLACES_MAX = 256
 _WEIGHT_MAX = 10_000
@@ -99,7 +99,7 @@ class Patience:
             self._check(error, pause)
 
     def works(self, what: str, address: str) -> None:
-        """Report that something is not finished yet. Not a failure: logged only after a whole turn without progress.
+        """Report that something is not finished yet. Not a failure: logged only after a whole round without progress.
 
         Raises:
             OutOfPatience: when the time is up, with the last error of a place that keeps failing, else NoProgress.
@@ -107,7 +107,7 @@ class Patience:
         with self._lock:
             idle = self._clock() - self._since
             error = next(iter(self._stuck.values()), NoProgress(what=what, address=address, seconds=round(idle)))
-            self._check(error, is_said=idle > _TURN_SECONDS)
+            self._check(error, is_said=idle > _ROUND_SECONDS)
 
     def _check(self, error: KafkalogError, pause: float = 0.0, is_said: bool = True) -> None:
         until = self._since + self._seconds
@@ -129,7 +129,7 @@ class Place(NamedTuple):
         return TopicPartition(self.topic, self.partition)
 
 
-class _Turn:
+class _LeaderRound:
     """The requests to one leader in a round, and its answers. `waiting`: the places without an answer, in order."""
 
     def __init__(
@@ -197,15 +197,15 @@ class Leaders:
         backoff = self._cluster.settings.backoff()
         while True:
             failures: dict[Place, KafkalogError] = {}
-            turns = [
-                _Turn(method, broker_id, asked, request, weight)
+            rounds = [
+                _LeaderRound(method, broker_id, asked, request, weight)
                 for broker_id, asked in self._by_leader(waiting, failures).items()
             ]
-            self.each(turns, lambda turn: self._take(turn, patience))
-            unfinished = [place for turn in turns for place in turn.waiting]
-            for turn in turns:
-                answers.update(turn.answers)
-                failures.update(turn.failures)
+            self.each(rounds, lambda asking: self._take(asking, patience))
+            unfinished = [place for asking in rounds for place in asking.waiting]
+            for asking in rounds:
+                answers.update(asking.answers)
+                failures.update(asking.failures)
             failed = [place for place, error in failures.items() if not self._settled(place, error, settle)]
             waiting = [*failed, *unfinished]
             if not waiting:
@@ -217,31 +217,31 @@ class Leaders:
             self._cluster.pause(backoff.next())
             self._refresh({place.topic for place in failed})
 
-    def _take(self, turn: _Turn, patience: Patience) -> None:
+    def _take(self, asking: _LeaderRound, patience: Patience) -> None:
         """Ask a leader for its places, repeatedly for a while for those it is working on. Raises OutOfPatience."""
-        until = time.monotonic() + _TURN_SECONDS
-        while turn.waiting:
-            asked = turn.next_places()
+        until = time.monotonic() + _ROUND_SECONDS
+        while asking.waiting:
+            asked = asking.next_places()
             try:
-                reply = self._call(turn.method, turn.broker_id, turn.request(asked))
+                reply = self._call(asking.method, asking.broker_id, asking.request(asked))
             except KafkalogError as error:
-                turn.failures.update(dict.fromkeys(turn.waiting, error))  # tried once a round, not once a request
-                turn.waiting.clear()
+                asking.failures.update(dict.fromkeys(asking.waiting, error))  # tried once a round, not once a request
+                asking.waiting.clear()
                 return
             for place, answer in zip(asked, reply.partitions, strict=True):
                 if answer.unfinished:
                     patience.saw(place, answer)
                     continue
-                del turn.waiting[place]
+                del asking.waiting[place]
                 if answer.HasField("error"):
                     patience.saw(place, answer)
-                    turn.failures[place] = error_from_wire(answer.error)
+                    asking.failures[place] = error_from_wire(answer.error)
                 else:
-                    patience.finished(turn.method, place)
-                    turn.answers[place] = answer
-            if turn.waiting:
-                what = f"{turn.method} of {next(iter(turn.waiting)).label}"
-                patience.works(what, f"broker {turn.broker_id}")
+                    patience.finished(asking.method, place)
+                    asking.answers[place] = answer
+            if asking.waiting:
+                what = f"{asking.method} of {next(iter(asking.waiting)).label}"
+                patience.works(what, f"broker {asking.broker_id}")
                 if time.monotonic() > until:
                     return
 

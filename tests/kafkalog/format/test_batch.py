@@ -169,7 +169,6 @@ def test_header_that_lies_under_right_checksums_is_refused(fields: dict[str, int
     with pytest.raises(CorruptBatch) as caught:
         check_batch(forged(**fields), "t-0")
     assert reason in str(caught.value)
-    assert str(caught.value).startswith("corrupt batch in t-0 at ")
 
 
 def test_largest_length_is_still_aligned() -> None:
@@ -211,8 +210,8 @@ def test_damage_in_a_row_of_batches_names_where_to_continue_if_offsets_are_known
     assert (caught.value.facts["offset"], caught.value.facts["end_offset"]) == (12, 14)
     with pytest.raises(CorruptBatch) as caught:
         list(iter_batches(row, "t-0", is_stamped=False))
-    assert caught.value.facts["offset"] == "?"
-    assert "end_offset" not in caught.value.facts
+    assert caught.value.facts.keys() == {"partition", "reason"}
+    assert str(caught.value).startswith("corrupt batch for t-0: ")
 
 
 @given(lengths=st.lists(st.integers(0, 300), max_size=6), cut=st.integers(0, 400))

@@ -340,7 +340,7 @@ def test_a_sender_that_stops_takes_out_nothing_that_nobody_is_told_of(senders: S
         batch.add_callback(0, lambda error, metadata: told.append(error))
         sender.has_work(queue, 0.0)
         sender.stop()
-    assert not sender._turn()
+    assert not sender._send_due()
     closed = Closed(what="producer")
     with senders.accumulator.lock:
         called = senders.accumulator.finish([(each, closed) for each in queue.clear()])
@@ -542,7 +542,7 @@ def test_the_thread_that_reads_acks_closes_its_connection_and_is_the_producers_n
 def test_a_partition_that_has_more_than_a_turn_takes_lets_the_others_go_next(
     senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TURN_BYTES", 1)
+    monkeypatch.setattr(module, "_PASS_BYTES", 1)
     sender = senders.make(Part())
     full, other = senders.queue("full"), senders.queue("other")
     with senders.accumulator.lock:
@@ -583,7 +583,7 @@ def test_what_was_told_of_the_topics_grows_old(senders: Senders) -> None:
             sender._refresh_at = sender._refresh_at if due is None else due
             senders.add(queue, b"x")
             sender.has_work(queue, 0.0)
-        sender._turn()
+        sender._send_due()
         assert len(asked) == times
 
 

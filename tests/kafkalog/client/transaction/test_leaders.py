@@ -293,7 +293,7 @@ def test_a_place_whose_leader_failed_is_asked_for_at_the_one_that_leads_then() -
 
 
 def test_pauses_double_while_something_fails_and_restart_once_all_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaders, "_TURN_SECONDS", -1.0)  # a round for each answer
+    monkeypatch.setattr(leaders, "_ROUND_SECONDS", -1.0)  # a round for each answer
     now = Now()
     script = Script(lambda method, broker_id, request: applied(request), now)
     first = script.settings.retry_backoff_ms / 1000
@@ -318,7 +318,7 @@ def test_a_leader_that_is_away_is_tried_once_a_round_however_many_requests_its_p
 
 
 def test_a_leader_that_works_for_long_keeps_no_other_from_being_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaders, "_TURN_SECONDS", -1.0)
+    monkeypatch.setattr(leaders, "_ROUND_SECONDS", -1.0)
     now = Now()
     tries = 0
     progress = itertools.count(1)
