@@ -1,24 +1,28 @@
-"""How much of each transaction's last batch is in a log, so that an apply can continue where it stopped. No I/O.
+"""Apply progress: how much of each transaction's last transaction batch is in a log. With it, an apply that was
+interrupted continues where it stopped. No I/O.
 
-A transaction's progress is a function of the log: the headers of its record batches name the transaction's batch, the
-part, and the number within the part. A newer batch of a transaction begins a new progress; record batches of an older
-one do not change it. Progress has all record batches of the batch that are in the log, as ranges of numbers for each
-part, because a lost machine may leave holes in unsynced data.
+The progress of a transaction is a function of the log. The header of each of its record batches has the id of the
+transaction batch, the part, and the number within the part. A newer transaction batch starts a new progress; record
+batches of an older one do not change it. Progress covers all record batches of the transaction batch in the log. It
+stores them as ranges of numbers for each part, because a lost machine may leave holes in unsynced data.
 
-Progress is kept for longer than its record batches, which retention may delete, so it is saved with the producers'
-state (`producer_state.py`). While a set of its batch is prepared here, progress is needed: an apply may come, also a
-second time, and only the progress prevents that it appends twice. Without a set an apply appends nothing; progress then
-only lets a late apply succeed. So progress is never forgotten while a set of its transaction is prepared, nor before
-the drop of the last set is durable: a power cut would bring the set back. Otherwise it is forgotten
-`DONE_PROGRESS_KEPT_US` after the last append if the transaction is done and will have no other batch;
-`PROGRESS_KEPT_US` after it if that is not known; and the oldest first if there are more than `PROGRESS_MAX`.
+Retention may delete the record batches before the progress. So progress is saved with the producers' state
+(`producer_state.py`). Progress is needed while a set of its transaction is prepared here: an apply may arrive, also a
+second time, and only the progress prevents a second append. Without a prepared set an apply appends nothing; progress
+then only lets a late apply succeed. So progress is not forgotten while a set of its transaction is prepared. Nor is it
+forgotten before the drop of the last set is durable, because a power cut would restore that set. Otherwise progress is
+forgotten
+
+- `DONE_PROGRESS_KEPT_US` after the last append, if the transaction is done and will have no other transaction batch;
+- `PROGRESS_KEPT_US` after the last append, if that is not known;
+- the oldest first, if there are more than `PROGRESS_MAX`.
 
 Saved form, little-endian:
 
     u32 count
     for each transaction:  i64 producer_id, i64 batch_id, i64 start_offset, i64 end_offset, i64 last_append_us,
                            i32 first_part, i32 first_number, u32 first_crc, u32 range_count
-    for each range:        i32 part, i32 first, i32 end        batches [first, end) of the part stand in the log
+    for each range:        i32 part, i32 first, i32 end        batches [first, end) of the part are in the log
 """
 
 from __future__ import annotations
@@ -39,15 +43,17 @@ assert (_COUNT.size, _PROGRESS.size, _RANGE.size) == (4, 56, 12)
 
 
 class Progress:
-    """What of one batch of a transaction stands in a log.
+    """The record batches of one transaction batch that are in a log.
 
     Attributes:
-        batch_id: the transaction's batch.
-        start_offset: of the first of its record batches.
-        first: that one's part, number within the part, and checksum: it identifies the set of the batch, where several
-            coordinators prepared one of the same number.
-        end_offset: after the last of them.
-        last_append_us: when that was appended.
+        batch_id: the id of the transaction batch.
+        start_offset: base offset of the first record batch.
+        first: part, number within the part, and checksum of the first record batch. They identify the prepared set if
+            several coordinators prepared a transaction batch of the same id.
+        end_offset: end offset of the last record batch.
+        last_append_us: append time of the last record batch.
+        snapshots: number of snapshots taken before this object was made. If more have been taken since, one of them
+            contains this object, which is then copied before a change.
     """
 
     __slots__ = ("_ranges", "batch_id", "end_offset", "first", "last_append_us", "snapshots", "start_offset")
@@ -57,7 +63,7 @@ class Progress:
         self.first = first
         self.start_offset = self.end_offset = start_offset
         self.last_append_us = 0
-        self.snapshots = snapshots  # taken when this was made; with more, one of them holds it
+        self.snapshots = snapshots
         self._ranges: dict[int, list[list[int]]] = {}
 
     def copy(self, snapshots: int) -> Progress:
@@ -67,7 +73,7 @@ class Progress:
         return other
 
     def add(self, part: int, first: int, end: int) -> None:
-        """Take in batches [first, end) of a part."""
+        """Add batches [first, end) of a part."""
         ranges = self._ranges.setdefault(part, [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
@@ -75,11 +81,11 @@ class Progress:
             ranges.append([first, end])
 
     def has(self, part: int, number: int) -> bool:
-        """Whether a batch of a part stands in the log."""
+        """Whether the batch of this number within a part is in the log."""
         return any(first <= number < end for first, end in self._ranges.get(part, ()))
 
     def has_all(self, parts: Iterable[tuple[int, int]]) -> bool:
-        """Whether all of these (part, number of batches) do."""
+        """Whether all batches of some parts are in the log. Each part is given as (part, number of its batches)."""
         return all(self._count(part) == batches for part, batches in parts)
 
     def _count(self, part: int) -> int:
@@ -100,13 +106,13 @@ class Progress:
 
 
 class ApplyProgressSnapshot:
-    """The progress of all transactions as it was; see `ProducersSnapshot`."""
+    """The progress of all transactions at one moment; see `ProducersSnapshot`."""
 
     def __init__(self, progress: list[tuple[int, Progress]]) -> None:
         self._progress = progress
 
     def encode(self) -> Sequence[bytes]:
-        """The saved form, in pieces."""
+        """The saved form, as buffers to be joined."""
         return [_COUNT.pack(len(self._progress)), *(progress.encode(number) for number, progress in self._progress)]
 
 
@@ -122,11 +128,12 @@ class ApplyProgress:
         return len(self._by_id)
 
     def get(self, producer_id: int) -> Progress | None:
-        """To be looked at under the log's lock, or as it was: it is not changed once a snapshot was taken."""
+        """A transaction's progress, or None. Its next append changes the object in place, unless a snapshot contains
+        it."""
         return self._by_id.get(producer_id)
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
-        """Take in a batch of a transaction that was appended at an offset."""
+        """Add a record batch of a transaction, appended at `base_offset`."""
         assert header.transaction_batch_id != NO_TRANSACTION
         progress = self._by_id.get(header.producer_id)
         if progress is None or progress.batch_id < header.transaction_batch_id:
@@ -144,13 +151,17 @@ class ApplyProgress:
         progress.last_append_us = append_us
 
     def done(self, producer_id: int, batch_id: int) -> None:
-        """A transaction's batch is done, and there will be no other."""
+        """Note that a transaction batch is done and that its transaction will have no other."""
         progress = self._by_id.get(producer_id)
         if progress is not None and progress.batch_id <= batch_id:
             self._done.add(producer_id)
 
     def silent(self, now_us: int, keep: Collection[int]) -> list[int]:
-        """Whose progress is old enough to be forgotten, or the oldest of too many, but for some producers'."""
+        """Producer ids whose progress may be forgotten, by age or because there are more than `PROGRESS_MAX`.
+
+        Args:
+            keep: producer ids that are left out.
+        """
         by_age = sorted(
             (progress.last_append_us, number) for number, progress in self._by_id.items() if number not in keep
         )
@@ -163,7 +174,7 @@ class ApplyProgress:
         ]
 
     def forget_silent(self, now_us: int, keep: Collection[int]) -> int:
-        """Forget the progress of those that are `silent`; returns how many."""
+        """Forget the progress of all producer ids that `silent` returns; returns their number."""
         silent = self.silent(now_us, keep)
         for number in silent:
             del self._by_id[number]
@@ -179,7 +190,8 @@ class ApplyProgress:
         return ApplyProgressSnapshot(list(self._by_id.items()))
 
     def load(self, data: bytes, at: int) -> None:
-        """Become what was saved at a place in some bytes whose checksum was checked."""
+        """Replace the progress of all transactions by the saved form at `data[at:]`. The caller has checked the
+        checksum."""
         by_id: dict[int, Progress] = {}
         (count,) = _COUNT.unpack_from(data, at)
         at += _COUNT.size

@@ -1,13 +1,13 @@
-"""Small files that are written atomically: written under another name, synced, renamed. A data directory has two of
-them: `meta` (its broker and cluster) and, in each partition's folder, `checkpoint`.
+"""Small files that are written atomically: written under another name, synced, renamed. A data directory has two kinds:
+`meta` (its broker and cluster) and, in each partition's folder, `checkpoint`.
 
-A sealed document is one JSON object on a line, with the CRC-32C of the JSON before it, and the same line again:
+A sealed document is one line, written twice: the CRC-32C of a JSON object, then the object:
 
     789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
     789211b2 {"partition": "flights-0", "recovery_point": 120, "recovery_position": 4096, "start_offset": 0}
 
-The copy with a matching checksum is used, so damage to one copy costs nothing. If both are damaged, the document counts
-as missing. Knows no log.
+The first copy with a matching checksum is used, so damage to one copy loses nothing. If both are damaged, the document
+counts as missing. This module does not know the log.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from broker.storage.disk import Disk, write_all
 
 CHECKPOINT_NAME = "checkpoint"
 TEMPORARY = ".tmp"
-"""Ending of a file that is being written; what is left of one after a crash is removed."""
+"""Suffix of a file while it is written. A start removes such files, which a crash may leave."""
 
 
 class Checkpoint(NamedTuple):
-    """What a partition's folder says of its log.
+    """The checkpoint of a partition's log.
 
-    `start_offset`: no earlier record is to be read. `recovery_point`: everything before it was synced, so what is
-    missing or wrong there is damage and not a write cut short. `recovery_position`: where that is in the segment that
-    holds the record before it; -1 if that is not known.
+    Attributes:
+        start_offset: the first offset that may be read.
+        recovery_point: all records before this offset were synced. So if one is missing or wrong, that is damage, not
+            an incomplete write.
+        recovery_position: position of the recovery point in the segment that contains the record before it; -1 if not
+            known.
     """
 
     start_offset: int = 0
@@ -39,27 +42,28 @@ class Checkpoint(NamedTuple):
 
     @property
     def synced_offset(self) -> int:
-        """Everything before it was synced, or is not to be read any more."""
+        """Every record before this offset was synced, or may not be read any more."""
         return max(self.start_offset, self.recovery_point)
 
     def places_in(self, base_offset: int) -> frozenset[tuple[int, int]]:
-        """(position, offset) of the recovery point, if its position is known and it may be in the segment that begins
-        at an offset: it is in the segment of the record before it."""
+        """(position, offset) of the recovery point, if its position is known and may be in the segment that begins at
+        `base_offset`. The position is in the segment that contains the record before the recovery point."""
         if self.recovery_position < 0 or self.recovery_point <= base_offset:
             return frozenset()
         return frozenset({(self.recovery_position, self.recovery_point)})
 
 
 def seal(facts: dict[str, Any]) -> bytes:
+    """Encode a sealed document; see the module's docstring for its format."""
     text = json.dumps(facts, sort_keys=True)
     line = f"{crc32c(text.encode()):08x} {text}\n"
     return (line + line).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any] | None:
-    """The facts of a sealed document, or None if neither copy is whole."""
+    """Decode a sealed document; None if neither copy is intact."""
     half = len(data) // 2
-    # By halves, for the byte that ends the first line may be the damaged one; by lines, for the end may be missing.
+    # Try halves, because the newline between the copies may be damaged. Try lines, because the end may be missing.
     for line in (data[:half], data[half:], *data.split(b"\n", 1)):
         checksum, text = line[:8], line[9:].rstrip(b"\n")
         if checksum == b"%08x" % crc32c(text):
@@ -73,11 +77,11 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def write_atomic(disk: Disk, path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put a file in another's place.
+    """Write a file, atomically replacing one of that name.
 
     Args:
-        durable: when this returns, the new content is durable. Without, either content may be there after
-            one, or a torn one: for files that carry a checksum and can be made again.
+        durable: the new content is durable when this returns. If false, a power cut may leave the old content, the new
+            content, or a torn file: only for files that have a checksum and can be rebuilt.
     """
     beside = path.with_name(path.name + TEMPORARY)
     try:
@@ -97,7 +101,7 @@ def write_atomic(disk: Disk, path: Path, data: bytes, *, durable: bool = True) -
 
 
 def read_whole(disk: Disk, path: Path) -> bytes | None:
-    """A file's bytes, or None if there is no such file."""
+    """All bytes of a file, or None if the file does not exist."""
     try:
         fd = disk.open(path)
     except FileNotFoundError:
@@ -109,18 +113,18 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def write_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint, label: str, *, durable: bool = True) -> None:
-    """Put a folder's checkpoint in the place of its last one.
+    """Write a folder's checkpoint, atomically replacing the last one.
 
     Args:
-        label: the partition's name, such as `flights-0`: the folder's own has the topic's id, and without a broker
-            nothing else names the topic.
+        label: the partition's name, such as `flights-0`. The folder's name contains only the topic's id, and offline
+            tools have no other source of the topic's name.
     """
     facts = {**checkpoint._asdict(), "partition": label}
     write_atomic(disk, folder / CHECKPOINT_NAME, seal(facts), durable=durable)
 
 
 def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
-    """The folder's checkpoint; None if it has none or a damaged one."""
+    """A folder's checkpoint; None if it is missing or damaged."""
     facts = unseal(read_whole(disk, folder / CHECKPOINT_NAME) or b"")
     if facts is None:
         return None
@@ -131,6 +135,6 @@ def read_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
 
 
 def read_label(disk: Disk, folder: Path) -> str | None:
-    """The name of the partition that the folder is of; None if its checkpoint is missing or damaged."""
+    """The partition's name from a folder's checkpoint; None if the checkpoint is missing or damaged."""
     name = (unseal(read_whole(disk, folder / CHECKPOINT_NAME) or b"") or {}).get("partition")
     return name if isinstance(name, str) else None

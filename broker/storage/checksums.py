@@ -1,9 +1,8 @@
-"""CRC-32C of any stretch of some bytes, in about the same time however long it is. Pure: reads through a function.
+"""CRC-32C of any range of a file. The time hardly depends on the length of the range. Pure: reads through a function.
 
-The checksum of bytes that follow on others is that of both together, less that of the first shifted by the length of
-the second: crc(b) = crc(ab) ^ crc(a) * x^(8 * len(b)), a product of polynomials modulo that of CRC-32C. It is zlib's
-`crc32_combine`, backwards. So the bytes are read once, from an origin on and as far as anybody asked, and the checksum
-up to every 1 KiB is kept.
+If `ab` is `a` followed by `b`, then crc(b) = crc(ab) ^ crc(a) * x^(8 * len(b)): a product of polynomials, modulo the
+polynomial of CRC-32C. This is zlib's `crc32_combine`, solved for the second part. So the bytes are read only once, from
+an origin up to the furthest end requested, and the checksum from the origin to every 1 KiB is kept.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ _POLYNOMIAL = 0x82F63B78  # bit 31 is x^0
 
 
 class Checksums:
-    """Of the bytes from an origin on.
+    """The checksums of all ranges that start at or after an origin.
 
     Args:
         read: (position, length) -> that many bytes; fewer only at the end.
+        origin: position of the first byte.
     """
 
     def __init__(self, read: Callable[[int, int], bytes | memoryview], origin: int) -> None:
         self._read = read
         self._origin = origin
-        self._up_to = array("I", [0])  # from the origin to every step
+        self._up_to = array("I", [0])  # checksum from the origin to each step
 
     def of(self, start: int, end: int) -> int | None:
-        """CRC-32C of bytes [start, end); None if they are not all there."""
+        """CRC-32C of bytes [start, end); None if not all of them exist."""
         assert self._origin <= start <= end
         both, first = self._from_origin(end), self._from_origin(start)
         return None if both is None or first is None else both ^ _shifted(first, end - start)
@@ -52,7 +52,7 @@ class Checksums:
 
 
 def _shifted(crc: int, length: int) -> int:
-    """What is left of a checksum behind so many more bytes."""
+    """crc * x^(8 * length): the contribution of a checksum after `length` more bytes."""
     power = 0
     while length:
         if length & 1:
@@ -63,6 +63,7 @@ def _shifted(crc: int, length: int) -> int:
 
 
 def _times(one: int, other: int) -> int:
+    """The product of two polynomials, modulo the polynomial of CRC-32C."""
     product, bit = 0, 1 << 31
     while bit:
         if one & bit:

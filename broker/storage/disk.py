@@ -1,8 +1,9 @@
 """The file system, as the log uses it: the one module of the broker that opens, writes or syncs a file of the log.
 
-Every method is one step that can fail, or at which the machine can stop; the crash tests subclass `Disk` and do both at
-each step. Calls raise OSError as the system does; `storage_error` converts it to an error of kafkalog. A created,
-renamed or unlinked name is durable only after `sync_dir`, bytes only after `sync`. Knows no format.
+Every method of `Disk` is one step that can fail, or at which the machine can stop. The crash tests subclass `Disk` and
+simulate both at each step. Methods raise the system's OSError; `storage_error` converts it to an error of kafkalog. A
+created, renamed or unlinked name is durable only after `sync_dir`, written bytes only after `sync`. This module knows
+no file format.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _OF_A_NAME = (
     errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY
 )  # fmt: skip
-_READ_MAX = 1 << 30  # one pread gives at most 2 GiB - 4 KiB
+_READ_MAX = 1 << 30  # one pread returns at most 2 GiB - 4 KiB
 _WRITE_MAX = 1 << 20
-"""Bytes of one write call. Larger ones were measured to take up to ten times as long for each byte: the kernel has to
-find all the memory at once."""
+"""Maximum bytes of one write call. Larger calls took up to ten times as long for each byte when measured: the kernel
+has to find all the memory at once."""
 
 
 class Disk:
     """The machine's disk. Paths are absolute; file descriptors are close-on-exec."""
 
     def create(self, path: Path) -> int:
-        """A new file for reading and writing; raises FileExistsError if the name is taken."""
+        """Create a file and open it for reading and writing. Raises FileExistsError if the name is taken."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
     def open(self, path: Path, *, write: bool = False) -> int:
@@ -46,11 +47,11 @@ class Disk:
         return os.fstat(fd).st_size
 
     def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        """One vectored write; returns how many bytes it took, which may be fewer than given."""
+        """Make one vectored write; returns the number of bytes written, which may be fewer than given."""
         return os.pwritev(fd, _of_one_call(buffers), position)
 
     def read(self, fd: int, length: int, position: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Read `length` bytes; fewer only at the end of the file."""
         if length <= _READ_MAX:
             return os.pread(fd, length, position)
         parts = []
@@ -61,7 +62,7 @@ class Disk:
         return b"".join(parts)
 
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Fill a buffer; fewer bytes only at the end of the file."""
+        """Fill a buffer; returns the number of bytes read, fewer than its length only at the end of the file."""
         filled = 0
         while filled < len(buffer) and (got := os.preadv(fd, [buffer[filled:]], position + filled)):
             filled += got
@@ -71,7 +72,7 @@ class Disk:
         os.ftruncate(fd, length)
 
     def sync(self, fd: int) -> None:
-        """fdatasync: the bytes of a file and its size."""
+        """fdatasync: make the bytes of a file and its size durable."""
         os.fdatasync(fd)
 
     def sync_dir(self, path: Path) -> None:
@@ -82,7 +83,7 @@ class Disk:
             os.close(fd)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or folder another name, over what has that name."""
+        """Rename a file or folder. A file that has the new name is replaced, and so is an empty folder."""
         os.replace(old, new)
 
     def unlink(self, path: Path) -> None:
@@ -92,7 +93,7 @@ class Disk:
         os.mkdir(path)
 
     def make_dirs(self, path: Path) -> None:
-        """A folder and those above it, where they are missing; their names are durable."""
+        """Make a folder and its missing parents, and make their names durable."""
         missing = [each for each in (path, *path.parents) if not each.exists()]
         os.makedirs(path, exist_ok=True)
         for each in missing:
@@ -102,11 +103,11 @@ class Disk:
         os.rmdir(path)
 
     def names(self, path: Path) -> list[str]:
-        """What stands in a folder, sorted."""
+        """The names in a folder, sorted."""
         return sorted(os.listdir(path))
 
     def stands_at(self, fd: int, path: Path) -> bool:
-        """Whether an open file is what a path names; not so once it was removed, moved or replaced."""
+        """Whether a path still names an open file: false once the file was removed, moved or replaced."""
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +115,8 @@ class Disk:
         return os.path.samestat(found, os.fstat(fd))
 
     def lock(self, path: Path) -> int | None:
-        """A descriptor that holds the lock of a file (made if missing), or None if another process holds it."""
+        """Lock a file, which is created if missing. Returns a descriptor that holds the lock, or None if another
+        process holds it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,26 +126,30 @@ class Disk:
         return fd
 
     def identity(self, fd: int) -> str:
-        """Names an open file among all that this machine has had since it was booted, whatever path led to it."""
+        """A text that identifies an open file on this machine until the next boot, whatever path it was opened by."""
         stat = os.fstat(fd)
         return f"{_boot_id()}:{stat.st_dev}:{stat.st_ino}"
 
 
 def _boot_id() -> str:
-    """Another one after every boot; containers have that of their host, whose locks they share."""
+    """The kernel's boot id, which changes with every boot. A container has the boot id of its host, whose file locks it
+    shares."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class TruncateFailed(Exception):
-    """What a failed append left could not be cut off again."""
+    """An append failed, and so did the removal of the bytes that it wrote."""
 
 
 def append_all(disk: Disk, fd: int, buffers: Sequence[Buffer], end: int) -> None:
-    """Write all of some buffers at a file's end, or nothing: what a failed write left is cut off again.
+    """Write all buffers at the end of a file, or nothing: after a failed write the file is cut to its old end.
+
+    Args:
+        end: the file's size before the append.
 
     Raises:
         OSError: nothing was appended.
-        TruncateFailed: something may have been.
+        TruncateFailed: some bytes may have been appended.
     """
     try:
         write_all(disk, fd, buffers, end)
@@ -156,7 +162,7 @@ def append_all(disk: Disk, fd: int, buffers: Sequence[Buffer], end: int) -> None
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all of some buffers, whatever a single write takes."""
+    """Write all buffers, with as many write calls as needed."""
     while buffers:
         wrote = disk.write(fd, buffers, position)
         position += wrote
@@ -164,7 +170,7 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
 
 
 def _of_one_call(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The first of some buffers: as many and as much as one call is given."""
+    """The first buffers, up to `_WRITE_MAX` bytes and `_BUFFERS_MAX` buffers: the input of one write call."""
     left = _WRITE_MAX
     for number, buffer in enumerate(buffers):
         length = len(buffer)
@@ -176,7 +182,7 @@ def _of_one_call(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 def _after(buffers: Sequence[Buffer], wrote: int) -> Sequence[Buffer]:
-    """What of some buffers stands after their first `wrote` bytes."""
+    """The buffers without their first `wrote` bytes."""
     for number, buffer in enumerate(buffers):
         if wrote < len(buffer):
             return [memoryview(buffer)[wrote:], *buffers[number + 1 :]]
@@ -185,29 +191,31 @@ def _after(buffers: Sequence[Buffer], wrote: int) -> Sequence[Buffer]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it only lacks space, so that the same write may succeed later."""
+    """Whether the disk had no space or the quota was reached: the same write may succeed later."""
     return error.errno in _FULL
 
 
 def passes(error: OSError) -> bool:
-    """Whether nothing was done, and the same may succeed later: no space, or nothing left to open a file with. A lack
-    of memory is that only where a name was to be opened (`filename`): of a read, write or sync it is a failure."""
+    """Whether the step did nothing and may succeed later: there was no space, descriptor or memory.
+
+    A lack of memory counts only if the step was to open a name (`filename`). In a read, write or sync it is a failure.
+    """
     return is_full(error) or error.errno in _NO_DESCRIPTOR or (error.errno == errno.ENOMEM and bool(error.filename))
 
 
 def is_of_a_name(error: OSError) -> bool:
-    """Whether it is about one name alone: rights to it, its absence, or what else stands there. The disk can be
-    believed."""
+    """Whether the error concerns one name only: permission, a missing name, or another file of that name. The disk
+    itself has not failed."""
     return error.errno in _OF_A_NAME and bool(error.filename)
 
 
 def is_missing(error: OSError) -> bool:
-    """Whether a name was not there that should have been."""
+    """Whether a name that was to be used does not exist."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR) and bool(error.filename)
 
 
 def storage_error(directory: Path, error: OSError, doing: str) -> DiskFull | StorageFailed:
-    """Our error for the system's."""
+    """Convert an OSError to an error of kafkalog: DiskFull, OutOfFiles (a DiskFull), or StorageFailed."""
     if is_full(error):
         return DiskFull(directory=str(directory))
     if passes(error):

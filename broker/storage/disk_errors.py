@@ -1,9 +1,11 @@
-"""The consequence of a failed disk step: a refusal that may be retried, or the loss of a partition, or the end of its
-directory.
+"""The consequence of a failed disk step: an error that may be retried, the loss of a partition, or the failure of the
+data directory.
 
-A failed read, write or fdatasync takes the whole directory out of service: the page cache may differ from the disk. A
-step that lacks space, a descriptor or memory fails alone, and so does one that concerns a single name. If a file is
-missing, somebody may have removed the partition's folder: then only that partition is lost, which is detected later.
+- A failed read, write or fdatasync takes the whole directory out of service, because the page cache may differ from the
+  disk.
+- A step that lacks space, a descriptor or memory fails alone. So does a step whose error concerns a single name.
+- If a file is missing, somebody may have removed the partition's folder. Then only that partition is lost. A check that
+  runs later decides this.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ _FULL_LOGGED_EVERY_SECONDS = 60.0
 
 
 class DirectoryHealth:
-    """Whether a data directory serves. Thread-safe.
+    """Whether a data directory is in service. Thread-safe.
 
     Attributes:
-        failed: why it is out of service; None while it serves.
-        on_failed: called once with the error that took it out of service. May be called with a log's locks held: it
-            has to be done elsewhere.
+        failed: the error that took the directory out of service; None while it is in service.
+        on_failed: called once, with that error. The caller may hold a log's locks, so the work must be done in another
+            thread.
         on_doubt: called with a partition's label and an error when one of its files is missing. It must start a check
-            elsewhere, because the caller may hold locks: if nobody removed the partition, call `fail` with the error.
+            in another thread, because the caller may hold a log's locks. If nobody removed the partition, the check
+            must call `fail` with the error.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -40,7 +43,7 @@ class DirectoryHealth:
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
         self.on_doubt: Callable[[str, StorageFailed], None] = lambda label, error: None
         self._clock = clock
-        self._lock = threading.Lock()  # guards what is set below, and `failed`; after all other locks
+        self._lock = threading.Lock()  # guards the attributes below, and `failed`; taken after all other locks
         self._full_at = float("-inf")
         self._full_logged_at: dict[str, float] = {}  # by event
 
@@ -60,12 +63,12 @@ class DirectoryHealth:
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk had no room for something in the last minute."""
+        """Whether a step lacked disk space in the last minute."""
         return self._clock.monotonic() - self._full_at < _FULL_LOGGED_EVERY_SECONDS
 
     def log_full(self, error: DiskFull, label: str) -> None:
-        """Log that there was no room for something of a partition, or nothing left to open its file with; each at most
-        once a minute, however often it is tried."""
+        """Log that a step of a partition lacked disk space, or a descriptor or memory. Each of these two events is
+        logged at most once a minute, however often steps are retried."""
         now = self._clock.monotonic()
         event = "out_of_files" if isinstance(error, OutOfFiles) else "disk_full"
         with self._lock:
@@ -78,7 +81,12 @@ class DirectoryHealth:
 
 
 class DiskErrors:
-    """The judge of one partition's errors, shared by all that it keeps in its folder; `label` names the partition."""
+    """Decides the consequence of disk errors in one partition's folder.
+
+    Args:
+        health: of the data directory.
+        label: the partition's name for errors and events.
+    """
 
     def __init__(self, health: DirectoryHealth, label: str) -> None:
         self.check = health.check
@@ -86,10 +94,17 @@ class DiskErrors:
         self._label = label
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
-        """The disk can no longer be believed: take the directory out of service.
+        """Take the directory out of service, because the page cache may differ from the disk.
 
-        Where a file is missing, somebody may have removed the partition's folder, as `rm` does. That is found out by a
-        thread of its own, for the caller holds locks; until then the log is as good as closed.
+        If a file is missing, somebody may have removed the partition's folder, for instance with `rm`. The caller may
+        hold locks, so `on_doubt` starts a check in another thread.
+
+        Args:
+            doing: the step that failed, for the error's text.
+
+        Raises:
+            Closed: a file is missing, and the check has been started.
+            StorageFailed: in all other cases.
         """
         reason = f"{doing} for {self._label}: {getattr(error, 'strerror', None) or error}"
         failed = StorageFailed(directory=str(self.health.path), reason=reason)
@@ -100,15 +115,17 @@ class DiskErrors:
         raise failed from error
 
     def refuse(self, error: OSError, doing: str) -> NoReturn:
-        """DiskFull, after which all goes on, if the error `passes`; any other takes the directory out of service."""
+        """Raise DiskFull if the error is temporary (`passes`): the directory stays in service. Otherwise `fail`."""
         if passes(error):
             raise storage_error(self.health.path, error, f"{doing} for {self._label}") from error
         self.fail(error, doing)
 
     def refuse_to_open(self, error: OSError, doing: str) -> NoReturn:
-        """As `refuse`, where a log is opened, made or deleted, or a segment of it: FileRefused if it is about one name,
-        which concerns this log alone. A sync that failed must not be tried again: it would succeed, and the bytes not
-        be on the disk."""
+        """Raise FileRefused if the error concerns one name, and so only this log. Otherwise `refuse`.
+
+        For steps that open, make or delete a log or a segment. A FileRefused may be retried. The error of a failed sync
+        names no file and so never becomes one: a retried sync would succeed although the bytes are not on the disk.
+        """
         if is_of_a_name(error):
             reason = f"{doing} for {self._label}: {error.strerror}: {error.filename}"
             raise FileRefused(directory=str(self.health.path), reason=reason) from error

@@ -1,7 +1,8 @@
-"""The threads that flush the logs of one data directory: at once, or within a time. Knows tasks, not what they flush.
+"""The threads that flush the logs of one data directory, at once or within a given time. Knows tasks, not what they
+flush.
 
-Four threads do it, for group commit: the file system joins their fdatasyncs of several partitions into one journal
-commit. A fifth waits for those flushes that are due later.
+Four threads flush, for group commit: the file system joins their fdatasyncs of several partitions into one journal
+commit. A fifth thread waits for the flushes that are due later.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ log = get_logger(__name__)
 _THREADS = 4
 _FULL_RETRY_SECONDS = 1.0
 WAIT_SECONDS_MAX = 86_400.0
-"""Of one wait: the system takes no longer one than some weeks, and settings may be any number of milliseconds."""
+"""Maximum duration of one wait. The system accepts at most some weeks, but settings may be any number of
+milliseconds."""
 
 
 @dataclass(order=True, slots=True)
 class _Deadline:
-    """When a task is due. `task` None: it is not any more."""
+    """When a task is due. `task` is None if the deadline was cancelled."""
 
     at: float
     ticket: int
@@ -37,11 +39,11 @@ class _Deadline:
 
 @dataclass(eq=False, slots=True)
 class FlushTask:
-    """Something of a partition that is flushed in the background.
+    """A flush of one partition's log, or of its staged parts, in the background.
 
     Attributes:
-        label: the partition, as errors and events name it.
-        flush: does it; what fails with DiskFull is tried again a second later.
+        label: the partition's name for errors and events.
+        flush: does the flush. If it raises DiskFull, it is called again a second later.
     """
 
     label: str
@@ -49,10 +51,10 @@ class FlushTask:
 
 
 class Flusher:
-    """Thread-safe. What is asked for before `start` is done then.
+    """Runs flush tasks in its threads. Thread-safe. Tasks submitted before `start` run after it.
 
     Attributes:
-        soon: have a task done by the next thread that is free.
+        soon: submit a task to the next free thread.
     """
 
     def __init__(self, health: DirectoryHealth, clock: Clock) -> None:
@@ -60,9 +62,9 @@ class Flusher:
         self._clock = clock
         self._due: queue.SimpleQueue[FlushTask | None] = queue.SimpleQueue()
         self.soon: Callable[[FlushTask], None] = self._due.put
-        self._changed = threading.Condition()  # guards all below; after any log's locks
+        self._changed = threading.Condition()  # guards the attributes below; taken after any log's locks
         self._timed: dict[FlushTask, _Deadline] = {}
-        self._deadlines: list[_Deadline] = []  # a heap: those of _timed, and some without a task that passed early
+        self._deadlines: list[_Deadline] = []  # a heap: those in _timed, and cancelled ones
         self._ticket = itertools.count()
         self._stopping = False
         self._threads: list[threading.Thread] = []
@@ -76,7 +78,7 @@ class Flusher:
             thread.start()
 
     def stop(self) -> None:
-        """Do what is due, and end the threads. What is due later is left undone."""
+        """Run the submitted tasks, and end the threads. Tasks that are due later do not run."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -86,7 +88,7 @@ class Flusher:
             thread.join()
 
     def within(self, task: FlushTask, seconds: float) -> None:
-        """Have a task done that much later, or earlier if that was asked for already."""
+        """Submit a task after a delay. If it is already due earlier, the earlier deadline stays."""
         deadline = self._clock.monotonic() + seconds
         with self._changed:
             known = self._timed.get(task)
@@ -100,7 +102,7 @@ class Flusher:
                 self._changed.notify_all()
 
     def cancel(self, task: FlushTask) -> None:
-        """Forget what `within` asked for: the task was done, or there is nothing to flush any more."""
+        """Cancel the deadline that `within` set for a task: it has run, or there is nothing to flush any more."""
         with self._changed:
             known = self._timed.pop(task, None)
             if known is not None:
@@ -111,7 +113,7 @@ class Flusher:
             try:
                 task.flush()
             except (StorageFailed, Closed):
-                pass  # the failure was reported, and a closed log is flushed
+                pass  # a failure is already logged, and a closed log needs no flush
             except DiskFull as full:
                 self._health.log_full(full, task.label)
                 self.within(task, _FULL_RETRY_SECONDS)
@@ -123,12 +125,12 @@ class Flusher:
             while not self._stopping:
                 try:
                     self._changed.wait(self._take_due())
-                except Exception:  # every topic's flush.ms hangs on this thread
+                except Exception:  # flush.ms of every topic depends on this thread
                     log.exception("flush_timer_failed")
                     self._changed.wait(1.0)
 
     def _take_due(self) -> float | None:
-        """Hand on the tasks whose time has come; the seconds until the next one's."""
+        """Submit the tasks that are due. Returns the seconds until the next deadline, or None if there is none."""
         now = self._clock.monotonic()
         while self._deadlines and (self._deadlines[0].task is None or self._deadlines[0].at <= now):
             due = heapq.heappop(self._deadlines).task

@@ -1,19 +1,20 @@
-"""A segment's sparse index: offset -> position, and timestamp -> where to start looking. No I/O.
+"""A segment's sparse index: offset -> position, and timestamp -> position where a search starts. No I/O.
 
-One entry for every `index.interval.bytes` of log, each for the start of a batch: its offset, its position, and the
-greatest timestamp of all batches of the segment before it, a running maximum, so that the entries are sorted by it
-and the first record at or after a timestamp is never before the last entry with a smaller maximum.
+There is about one entry for every `index.interval.bytes` of log. Each entry is for the start of a batch. It has the
+batch's base offset, its position, and the greatest timestamp of all earlier batches of the segment. This running
+maximum sorts the entries. So the first record at or after a timestamp is never before the last entry with a smaller
+maximum.
 
-Saved form (`%020d.index`), little-endian, a fixed part, the damaged ranges, then entries:
+Saved form (`%020d.index`), little-endian: a fixed part, the damaged ranges, the entries.
 
      0  4s   "KLIX"
      4  u32  version                 1
-     8  i64  base_offset             of the segment, as its name says
-    16  i64  covered                 bytes of the segment that this file describes, from its start
-    24  i64  end_offset              of what is covered
-    32  i64  max_timestamp_us        of all batches covered
+     8  i64  base_offset             of the segment, as in its name
+    16  i64  covered                 bytes that this file describes, from the segment's start
+    24  i64  end_offset              of the covered bytes
+    32  i64  max_timestamp_us        of all covered batches
     40  i64  first_append_us         append time of the first batch, -1 if there is none
-    48  i64  last_append_us
+    48  i64  last_append_us          append time of the last batch, -1 if there is none
     56  i32  leader_epoch            of the last batch
     60  u32  damage_count
     64  u32  entry_count
@@ -21,7 +22,8 @@ Saved form (`%020d.index`), little-endian, a fixed part, the damaged ranges, the
     72  4 x i64 for each damaged range: start_offset, end_offset, position, end_position
         3 x i64 for each entry:         offset, position, max_before_us
 
-Only synced bytes are ever described; with fewer bytes than `covered` in the segment, or any doubt, it is built anew.
+A saved index describes only synced bytes. It is rebuilt if it is damaged, or if the segment has fewer bytes than
+`covered`.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ _DAMAGE = struct.Struct("<4q")
 _MAGIC = b"KLIX"
 _VERSION = 1
 NO_TIME = -(1 << 63)
-"""Before every timestamp: the maximum of none."""
-assert sys.byteorder == "little", "entries are written as they stand in memory"
+"""The maximum of no timestamps: less than every timestamp."""
+assert sys.byteorder == "little", "entries are written as they are in memory"
 
 
 class Damage(NamedTuple):
@@ -57,8 +59,8 @@ class Damage(NamedTuple):
 
 
 def united(damaged: Iterable[Damage]) -> tuple[Damage, ...]:
-    """Damaged ranges in order, those that overlap as one: damage that was found before may have grown since. Ranges
-    that only touch stay apart."""
+    """Sort damaged ranges, and merge those that overlap: known damage may have grown. Ranges that only touch are not
+    merged."""
     found: list[Damage] = []
     for each in sorted({*damaged}):
         last = found[-1] if found else None
@@ -72,7 +74,12 @@ def united(damaged: Iterable[Damage]) -> tuple[Damage, ...]:
 
 
 class Index:
-    """The entries. One writer; readers need no lock: an entry counts only once its offset is there, put last."""
+    """The entries of one segment's index. One thread writes. Readers need no lock: `add` writes the offset last, and
+    readers use only entries that have an offset.
+
+    Attributes:
+        next_position: the next batch at or after this position gets an entry.
+    """
 
     def __init__(self, base_offset: int, interval_bytes: int) -> None:
         self.interval_bytes = interval_bytes
@@ -80,7 +87,6 @@ class Index:
         self.positions = array("q", [0])
         self.max_before_us = array("q", [NO_TIME])
         self.next_position = interval_bytes
-        """A batch at or after this position gets an entry."""
 
     def add(self, offset: int, position: int, max_before_us: int) -> None:
         self.positions.append(position)
@@ -89,20 +95,20 @@ class Index:
         self.next_position = position + self.interval_bytes
 
     def before(self, offset: int) -> tuple[int, int]:
-        """(position, offset) of the last entry at or before an offset, the segment's start at least."""
+        """(position, offset) of the last entry at or before an offset, or else of the segment's start."""
         entry = max(bisect_right(self.offsets, offset) - 1, 0)
         return self.positions[entry], self.offsets[entry]
 
     def before_time(self, timestamp_us: int) -> tuple[int, int]:
-        """(position, offset) from which on the first record at or after a timestamp is found."""
+        """(position, offset) of an entry. The first record at or after the timestamp is not before it."""
         entry = max(bisect_left(self.max_before_us, timestamp_us, hi=len(self.offsets)) - 1, 0)
         return self.positions[entry], self.offsets[entry]
 
     def around(self, position: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """(position, offset) of the last entry at or before a position, and of the one behind it if there is one."""
-        behind = bisect_right(self.positions, position, hi=len(self.offsets))
-        before = self.positions[behind - 1], self.offsets[behind - 1]
-        return before, (self.positions[behind], self.offsets[behind]) if behind < len(self.offsets) else None
+        """(position, offset) of the last entry at or before a position, and of the entry after it, if there is one."""
+        after = bisect_right(self.positions, position, hi=len(self.offsets))
+        before = self.positions[after - 1], self.offsets[after - 1]
+        return before, (self.positions[after], self.offsets[after]) if after < len(self.offsets) else None
 
     def at_or_after(self, offset: int) -> tuple[int, int] | None:
         """(position, offset) of the first entry at or after an offset."""
@@ -110,7 +116,7 @@ class Index:
         return (self.positions[entry], self.offsets[entry]) if entry < len(self.offsets) else None
 
     def cut(self, offset: int) -> None:
-        """Forget the entries at and after an offset, the first excepted."""
+        """Remove the entries at or after an offset, except the first entry."""
         keep = max(bisect_left(self.offsets, offset), 1)
         for entries in (self.offsets, self.positions, self.max_before_us):
             del entries[keep:]
@@ -118,14 +124,14 @@ class Index:
 
 
 def places(index: Index, damaged: Iterable[Damage], from_position: int = 0) -> set[tuple[int, int]]:
-    """(position, offset) of where batches start, as far as an index has them from a position on, and known damage."""
+    """Known starts of batches as (position, offset): the index entries from a position on, and the ends of damage."""
     entry = bisect_left(index.positions, from_position, hi=len(index.offsets))
     entries = zip(index.positions[entry:], index.offsets[entry:], strict=False)
     return {*entries, *((damage.end_position, damage.end_offset) for damage in damaged)}
 
 
 class Summary(NamedTuple):
-    """What a saved index says of its segment beside the entries; the fields of the module's table."""
+    """A saved index without its entries. The module's docstring describes the fields."""
 
     base_offset: int
     covered: int
@@ -138,7 +144,7 @@ class Summary(NamedTuple):
 
 
 def encode_index(index: Index, summary: Summary) -> bytes:
-    """The saved form; entries behind `summary.covered` are left out."""
+    """Encode the saved form, without entries at or after `summary.covered`. It always has the first entry."""
     count = bisect_left(index.positions, summary.covered, hi=len(index.offsets)) or 1
     entries = array("q", bytes(24 * count))
     entries[0::3] = index.offsets[:count]
@@ -156,7 +162,7 @@ def encode_index(index: Index, summary: Summary) -> bytes:
 
 
 def decode_index(data: bytes, base_offset: int, interval_bytes: int) -> tuple[Index, Summary] | None:
-    """An index and its summary from their saved form; None if it is damaged or another segment's."""
+    """Decode a saved index; None if it is damaged, or of another segment."""
     if len(data) < FIXED_SIZE:
         return None
     magic, version, base, covered, end, newest, first, last, epoch, damage_count, count, crc = _FIXED.unpack_from(data)

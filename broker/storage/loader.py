@@ -1,10 +1,14 @@
-"""Opens a partition's folder at a start: its segments with their indexes, damage, and the state of its producers.
+"""Opens a partition's folder at a start: the segments with their indexes, the damage, the state of the producers.
 
-A segment has the offsets from its name to the next segment's name, so missing records are detected. Every segment
-before one named `.log` was synced, and is opened by its saved index. Of the last `.log` segment, the bytes that its
-saved index does not cover are read (`scan.py`) and synced. Segments named `.next` follow it if a roll was not synced
-yet. Each belongs to the log if the one before it ends where it begins, and then becomes the last one. From the first
-gap on they are removed, because nothing in them was acknowledged as durable. After a clean stop nothing has to be read.
+A segment has the offsets [base offset in its name, base offset of the next segment), so missing records are detected.
+
+- Every segment before one named `.log` was synced. It is opened by its saved index.
+- Of the last `.log` segment, the bytes that its saved index does not cover are read (`scan.py`) and synced.
+- Segments named `.next` come after it if a roll was not synced yet. Such a segment belongs to the log if it begins
+  where the segment before it ends. It then becomes the last segment. From the first gap on, these segments are removed,
+  because nothing in them was acknowledged as durable.
+
+After a clean stop no batch has to be read.
 """
 
 from __future__ import annotations
@@ -24,12 +28,18 @@ from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 
-_ANY_INTERVAL = 1 << 16  # for an index that gets no more entries
+_ANY_INTERVAL = 1 << 16  # the index of an empty log that is closed at once gets no entries
 
 
 class Opened(NamedTuple):
-    """A folder's content: segments whose deletion a stop interrupted, the log's segments, the current checkpoint, and
-    the offset up to which the saved state describes the log."""
+    """An opened folder.
+
+    Attributes:
+        deleted: segments whose deletion a stop interrupted.
+        segments: the log's segments.
+        checkpoint: the current checkpoint.
+        saved_offset: the saved index and the saved state of the producers describe the log up to this offset.
+    """
 
     deleted: list[Segment]
     segments: list[Segment]
@@ -40,8 +50,13 @@ class Opened(NamedTuple):
 def open_folder(
     disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers, errors: DiskErrors
 ) -> Opened:
-    """Open the segments of a folder, the last one for appending; makes the first one if there is none. Brings the
-    producers' state to the log's end. Raises OSError; StorageFailed, with the directory out of service."""
+    """Open the segments of a folder, the last one for appending. If there is none, create the first one. Bring the
+    state of the producers to the log's end.
+
+    Raises:
+        OSError: the log cannot be opened.
+        StorageFailed: the directory is out of service from now on.
+    """
     names = disk.names(folder)
     for name in names:
         if name.endswith(TEMPORARY):
@@ -62,8 +77,8 @@ def open_folder(
     indexed_offset = checkpoint.synced_offset
     fresh = not segments
     try:
-        for segment, behind in itertools.pairwise(segments):
-            _open_closed(segment, behind.base_offset, checkpoint, label)
+        for segment, after in itertools.pairwise(segments):
+            _open_closed(segment, after.base_offset, checkpoint, label)
         if segments:
             indexed_offset = _open_end(disk, folder, segments, unsynced, checkpoint, label, errors)
         else:
@@ -71,11 +86,12 @@ def open_folder(
             segments[0].create()
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
         found = Checkpoint(start_offset, segments[-1].end_offset, segments[-1].size)
-        # A new log loses nothing with its checkpoint; this saves a sync for each of a topic's thousands of partitions.
+        # The checkpoint of a new log need not be durable: without it, a start determines the same. This saves one sync
+        # for each partition, and a topic may have thousands.
         durable = not fresh or found != Checkpoint(0, 0, 0)
         saved = found != stored and _unless_full(lambda: write_checkpoint(disk, folder, found, label, durable=durable))
         if fresh and not (saved and durable):
-            disk.sync_dir(folder)  # for the segment's name
+            disk.sync_dir(folder)  # makes the segment's name durable
         producers_at = open_producers(disk, folder, segments, producers, label)
     except BaseException:
         for segment in [*segments, *unsynced]:
@@ -85,7 +101,7 @@ def open_folder(
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
-    """Make the first files of a log that starts at an offset, in an empty folder. Durable."""
+    """Create the files of an empty log that starts at an offset, in an empty folder. They are durable afterwards."""
     segment = Segment(disk, folder, start_offset, _ANY_INTERVAL)
     segment.create()
     segment.close()
@@ -93,7 +109,7 @@ def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> N
 
 
 def _unless_full(save: Callable[[], None]) -> bool:
-    """Save the result of opening. Returns False if the disk is full: then the next start determines it again."""
+    """Save a result of opening. Returns False if the disk is full: the next start then determines the result again."""
     try:
         save()
     except OSError as error:
@@ -104,8 +120,8 @@ def _unless_full(save: Callable[[], None]) -> bool:
 
 
 def _without_deleted(segments: list[Segment], start_offset: int) -> tuple[list[Segment], list[Segment]]:
-    """The segments whose deletion a stop interrupted (the written start offset decides), and the others."""
-    old = sum(behind.base_offset <= start_offset for behind in segments[1:])
+    """Split the segments into those before the start offset, whose deletion a stop interrupted, and the others."""
+    old = sum(after.base_offset <= start_offset for after in segments[1:])
     return segments[:old], segments[old:]
 
 
@@ -119,7 +135,7 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
     if described and segment.size == size:
         if segment.end_offset == next_segment:
             return
-        # The segments between were lost, with their names.
+        # The segments between the two were lost, and their names with them.
         segment.damaged += (Damage(segment.end_offset, next_segment, size, size),)
         segment.end_offset = next_segment
     else:
@@ -133,8 +149,8 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
 
 
 def _proven(disk: Disk, folder: Path, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """The segments up to the last one whose name proves that all before it was synced, and the later ones. A log begins
-    with its first segment, whatever its name."""
+    """Split the segments after the last one named `.log`, which proves that all earlier segments were synced. Earlier
+    segments that are named `.next` are renamed. The first segment is always in the first part, whatever its name."""
     count = max((number + 1 for number, segment in enumerate(segments) if not segment.is_next), default=1)
     unnamed = [segment for segment in segments[:count] if segment.is_next]
     for segment in unnamed:
@@ -153,8 +169,9 @@ def _open_end(
     label: str,
     errors: DiskErrors,
 ) -> int:
-    """Open the last segment, and add later ones that follow it without a gap, or a new one if its tail is damaged.
-    Returns the offset up to which the last one was described."""
+    """Open the last segment. Append the unsynced segments to `segments` up to the first gap, and delete the others. If
+    the log's tail is damaged, append a new segment. Returns the offset up to which the saved index described the last
+    segment."""
     indexed_offset, tail_damaged = _open_last(
         segments[-1], checkpoint, unsynced[0].base_offset if unsynced else None, label, errors
     )
@@ -165,17 +182,17 @@ def _open_end(
         _unless_full(segments[-1].save_index)
         segments[-1].close()
         segments.append(segment)
-        behind = unsynced[0].base_offset if unsynced else None
-        indexed_offset, tail_damaged = _open_last(segment, checkpoint, behind, label, errors)
+        after = unsynced[0].base_offset if unsynced else None
+        indexed_offset, tail_damaged = _open_last(segment, checkpoint, after, label, errors)
     if unsynced:
         for segment in reversed(unsynced):
             log.warning("unsynced_segment_dropped", partition=label, base_offset=segment.base_offset)
             segment.delete()
         unsynced.clear()
-        disk.sync_dir(folder)  # before an append, after which a removed segment could seem to follow
+        disk.sync_dir(folder)  # before an append: a restored segment could then seem to continue the log
     if tail_damaged:
-        # The place of the next batch is unknown, and the offsets of the damage stay used: a new segment, named by the
-        # first free offset, keeps that.
+        # The position of the next batch is unknown, and the offsets of the damage must not be given out again. The name
+        # of a new segment, which is the first free offset, records both.
         segment = segments[-1]
         _unless_full(segment.save_index)
         segment.close()
@@ -185,15 +202,17 @@ def _open_end(
 
 
 def _open_last(
-    segment: Segment, checkpoint: Checkpoint, behind: int | None, label: str, errors: DiskErrors
+    segment: Segment, checkpoint: Checkpoint, next_segment: int | None, label: str, errors: DiskErrors
 ) -> tuple[int, bool]:
-    """Open a segment that may be torn; returns the offset up to which it was described, and whether its tail is
-    damaged.
+    """Open a segment for appending, and cut its torn tail.
 
     Args:
-        behind: where the unsynced segment after it begins.
+        next_segment: base offset of the unsynced segment after it; None if there is none.
+
+    Returns:
+        (offset up to which the saved index described the segment, whether the segment's tail is damaged).
     """
-    synced = checkpoint.synced_offset if behind is None else min(checkpoint.synced_offset, behind)
+    synced = checkpoint.synced_offset if next_segment is None else min(checkpoint.synced_offset, next_segment)
     segment.open_for_append()
     size = segment.size
     if not segment.load_index():
@@ -209,8 +228,8 @@ def _open_last(
         if found.torn_bytes:
             segment.cut(found.end_position)
         elif described < size:
-            segment.sync()  # a killed process leaves bytes that only the page cache has
-    except OSError as error:  # any error: a second try must not trust the page cache
+            segment.sync()  # a killed process may leave bytes that are only in the page cache
+    except OSError as error:  # any error: a second attempt could not trust the page cache
         errors.fail(error, "fdatasync of what was recovered")
     if found.damaged:
         _unless_full(segment.save_index)
@@ -246,15 +265,17 @@ def snapshot_path(folder: Path, offset: int) -> Path:
 
 
 def snapshot_offsets(disk: Disk, folder: Path) -> list[int]:
-    """The offsets of the saved producer states, newest first."""
+    """The offsets of the producers' saved states, newest first."""
     found = (base_offset_of(name, PRODUCERS_SUFFIX) for name in disk.names(folder))
     return sorted((offset for offset in found if offset is not None), reverse=True)
 
 
 def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers: Producers, label: str) -> int:
-    """Bring the producers' state to the log's end: the newest good snapshot, then the batches after it.
+    """Bring the state of the producers to the log's end: load the newest good snapshot, then replay the batches after
+    it. Snapshots that are damaged or beyond the log's end are deleted on the way.
 
-    Returns the snapshot's offset, or the log's start if there is none.
+    Returns:
+        The snapshot's offset, or the base offset of the first segment if there is no good snapshot.
     """
     end_offset = segments[-1].end_offset
     from_offset = segments[0].base_offset
@@ -270,7 +291,7 @@ def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers:
         disk.unlink(path)
         dropped = True
     if dropped:
-        disk.sync_dir(folder)  # a removed state that came back could be taken for that of other records
+        disk.sync_dir(folder)  # a power cut could otherwise restore a removed state, which later records could match
     for segment in segments:
         if segment.end_offset > from_offset:
             segment.replay(from_offset, producers.replay)
