@@ -1,14 +1,18 @@
-"""One partition's log: a folder of segments, appended to at the end, read anywhere, deleted from the start by
+"""One partition's log: a folder of segments. It is appended to at the end, read anywhere, and deleted from the start by
 retention.
 
-Assigns offsets and stamps them into batches. Knows the partition only by its label, and not who leads it. Bytes are
-never kept in memory: a read describes them (`FileSlice`).
+The log assigns offsets and stamps them into batches. It knows the partition only by its label, and does not know the
+leader. It keeps no bytes in memory: a read returns a range of a file (`FileSlice`).
 
-Threads: one lock (`_lock`) guards all that changes. Appends hold it. Under it nothing waits for the disk but the
-append's own write and the creation of a file; syncs, renames, saves and deletions run while appends continue. (A
-truncation is the exception.) Before it comes `_flush_lock`, under which one flush runs at a time, and before that
-`_save_lock`, under which states are saved and segments deleted. Reads take no lock: they look at one immutable `View`,
-which is replaced as a whole after the bytes it describes are written.
+Threads:
+
+- `_lock` guards all state that changes. Appends hold it. The only steps under it that wait for the disk are the write
+  of an append, the creation of a file, and a truncation. Syncs, renames, saves and deletions run while appends
+  continue.
+- `_flush_lock` is taken before `_lock`. It lets one flush run at a time.
+- `_save_lock` is taken before `_flush_lock`. Indexes and states are saved, and segments deleted, under it.
+- Reads take no lock. They use an immutable `View`, which is replaced as a whole after the bytes that it describes are
+  written.
 
 A roll only creates the next segment, named `.next`. The following flush syncs the full segment and then renames the
 next one to `.log`. So the name `.log` proves that all segments before it are synced (`loader.py`).
@@ -44,16 +48,16 @@ from kafkalog.format.batch import NO_TRANSACTION, Batch, stamp
 log = get_logger(__name__)
 
 _FLUSH_AHEAD_BYTES = 64 << 20
-"""Unflushed bytes that are flushed in any case, in the background."""
+"""With this many unflushed bytes, a background flush is requested whatever the settings are."""
 _FLUSH_AHEAD_DECIDED = 8 << 20
-"""The same while a decided batch is appended: its ack waits for the last flush."""
+"""The same during the append of a decided transaction batch. It is smaller because the ack waits for the last flush."""
 _ROLLS_AHEAD_MAX = 8
-"""Rolls that no flush has caught up with. With more, a segment grows beyond segment.bytes rather than wait: each of
-them keeps a file open, and a start reads all of them."""
+"""Maximum number of rolls whose segments are not synced yet: each keeps a file open, and a start reads all of them. At
+the maximum, the active segment grows beyond segment.bytes, so that appends do not wait."""
 
 
 class Appended(NamedTuple):
-    """The place of a batch in the log: offsets [base_offset, end_offset)."""
+    """An appended batch: its offsets [base_offset, end_offset), and its append time."""
 
     base_offset: int
     end_offset: int
@@ -61,12 +65,12 @@ class Appended(NamedTuple):
 
     @classmethod
     def before(cls, known: Remembered) -> Appended:
-        """The place of a batch that was sent again."""
+        """The first append of a batch that was sent again."""
         return cls(known.base_offset, known.end_offset, known.append_us)
 
 
 class _Roll(NamedTuple):
-    """A full segment, the next one, and the producers' state between the two."""
+    """A full segment, the next one, and the state of the producers at the offset between them."""
 
     old: Segment
     new: Segment
@@ -74,24 +78,24 @@ class _Roll(NamedTuple):
 
 
 class Log:
-    """A partition's log.
+    """A partition's log. Thread-safe.
 
     Attributes:
-        label: the partition as errors and events name it.
-        settings: of the topic, in force; `update_settings` changes them.
-        reader: reads it; has the view, which is replaced as a whole after each change.
-        on_flushed: called without arguments, on any thread and with no lock held that an append or a flush needs, after
-            `flushed_offset` moved and when the directory failed.
+        label: the partition's name for errors and events.
+        settings: the topic's current settings; `update_settings` changes them.
+        reader: reads the log. It has the view, which is replaced as a whole after each change.
+        on_flushed: called without arguments after each flush, and when the directory failed. It may be called on any
+            thread. The caller holds no lock that an append or a flush needs.
     """
 
     def __init__(
         self, services: Services, folder: Path, label: str, settings: TopicSettings, leader_epoch: int
     ) -> None:
-        """Open the folder's log; recovers what a stop left.
+        """Open the folder's log, and recover it after a stop.
 
         Raises:
             StorageFailed: the directory is out of service from now on.
-            FileRefused, DiskFull: only this log cannot be opened; to be tried again.
+            FileRefused, DiskFull: only this log cannot be opened; try again.
         """
         self.label = label
         self.directory = folder
@@ -100,9 +104,9 @@ class Log:
         self._errors = DiskErrors(services.health, label)
         self._disk = services.disk
         self._clock = services.clock
-        self._lock = threading.Lock()  # guards all below, but for reads of the view
-        self._flush_lock = threading.Lock()  # one flush at a time; before _lock
-        self._save_lock = threading.Lock()  # guards _saved, and segments against deletion; before _flush_lock
+        self._lock = threading.Lock()  # guards the attributes below; the view is read without it
+        self._flush_lock = threading.Lock()  # one flush at a time; taken before _lock
+        self._save_lock = threading.Lock()  # guards _snapshots, _saved_offset, _deleted; taken before _flush_lock
         self._closed = False
         self._closes = False  # `close` was called
         self._flush_asked = False
@@ -121,12 +125,12 @@ class Log:
         except OSError as error:
             self._errors.refuse_to_open(error, "opening the log")
         deleted, self._segments, checkpoint, self._saved_offset = opened
-        self._deleted = deque(deleted)  # segments that are yet to be unlinked, the oldest first; under _save_lock
+        self._deleted = deque(deleted)  # segments still to be unlinked, oldest first; under _save_lock
         segments = self._segments
         self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
         self._active = segments[-1]
-        self._unsynced_rolls: list[_Roll] = []  # the oldest first
-        self._unsaved_rolls: list[_Roll] = []  # synced; their indexes are not saved
+        self._unsynced_rolls: list[_Roll] = []  # oldest first
+        self._unsaved_rolls: list[_Roll] = []  # synced, but their indexes are not saved
         self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
@@ -157,7 +161,7 @@ class Log:
             flushed_position,
         )
 
-    # --- what it holds -------------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------------
 
     @property
     def start_offset(self) -> int:
@@ -171,7 +175,7 @@ class Log:
 
     @property
     def flushed_offset(self) -> int:
-        """Everything before it is durable."""
+        """Every record before this offset is durable."""
         return self._flushed_offset
 
     @property
@@ -180,12 +184,12 @@ class Log:
 
     @property
     def needs_flush_for_ack(self) -> bool:
-        """flush.messages=1: an ack is a promise of the disk."""
+        """Whether flush.messages=1: an ack means that the batch is durable."""
         return self._flush_messages == 1
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch stamped into every batch from now on. It never falls, because recovery would reject the batches."""
+        """The epoch that is stamped into new batches. It never falls, because recovery would reject the batches."""
         return self._leader_epoch
 
     @leader_epoch.setter
@@ -194,7 +198,7 @@ class Log:
             self._leader_epoch = max(self._leader_epoch, epoch)
 
     def update_settings(self, settings: TopicSettings) -> None:
-        """Use other topic settings from now on (index.interval.bytes: from the next segment on)."""
+        """Change the topic's settings. A new index.interval.bytes takes effect with the next segment."""
         with self._lock:
             self._apply_settings(settings)
         if self._flush_messages is not None or self._flush_ms is not None:
@@ -208,19 +212,19 @@ class Log:
     # --- appending -----------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
-        """Give batches offsets and write them, all in one call to the system unless a segment ends in between.
+        """Assign offsets to batches and write them, several with one write.
 
         Args:
-            batches: header and writable bytes of each, checked by the caller; the bytes are stamped in place.
+            batches: header and writable bytes of each. The caller has checked them. The bytes are stamped in place.
 
         Returns:
-            For each batch its place, or the error: OutOfOrderSequence, ProducerFenced, SequenceForgotten,
-            TooManyProducers, DiskFull. An error does not affect the other batches, except DiskFull: no later batch is
-            written, so that order is kept.
+            For each batch its Appended, or its error: OutOfOrderSequence, ProducerFenced, SequenceForgotten,
+            TooManyProducers, DiskFull. After DiskFull no later batch is written, so that order is kept. Other errors do
+            not affect the other batches.
 
         Raises:
-            StorageFailed: the directory is out of service, from now on or already.
-            Closed: the log is.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
         """
         with self._lock:
             self._check_usable()
@@ -233,23 +237,23 @@ class Log:
         return results
 
     def _append(self, batches: Sequence[Batch], results: list[Appended | KafkalogError]) -> None:
-        """On DiskFull `results` ends before the first batch that is not written."""
-        run: list[Batch] = []  # for one write
-        ahead: dict[int, tuple[int, int]] = {}  # producer -> epoch and sequence that follow on those in `run`
-        length = new = 0  # bytes of `run`, and producers in it that are not known yet
+        """`append` under the lock. After DiskFull, `results` ends before the first batch that is not written."""
+        run: list[Batch] = []  # the batches of one write
+        ahead: dict[int, tuple[int, int]] = {}  # producer -> epoch and sequence expected after its batches in `run`
+        length = new = 0  # bytes of `run`, and its number of unknown producers
         for header, batch in batches:
             producer_id = header.producer_id
             if producer_id >= 0:
                 if ahead.get(producer_id) != (header.producer_epoch, header.base_sequence):
                     is_new = producer_id not in self._producers
-                    # If this depends on batches in `run`, these are recorded first.
+                    # If the check depends on batches in `run`, write and record these first.
                     if producer_id in ahead or (is_new and not self._producers.has_room(new + 1)):
                         self._write(run, length, results)
                         length = new = 0
                         ahead.clear()
                     known = self._producers.check(header)
                     if known is not None:
-                        self._write(run, length, results)  # results stand in the order of the batches
+                        self._write(run, length, results)  # first, because results are in the order of the batches
                         length = new = 0
                         ahead.clear()
                         results.append(Appended.before(known) if isinstance(known, Remembered) else known)
@@ -264,7 +268,7 @@ class Log:
         self._write(run, length, results)
 
     def _write(self, run: list[Batch], length: int, results: list[Appended | KafkalogError]) -> None:
-        """Stamp and write batches that belong together, and empty `run`."""
+        """Stamp the batches of `run`, write them with one append, record them, and empty `run`."""
         if not run:
             return
         active = self._active
@@ -304,7 +308,7 @@ class Log:
         results.extend(appended)
         run.clear()
         self._end_offset = offset
-        view = self.reader.view  # not `_replace`, which takes twice as long: for every append
+        view = self.reader.view  # every append comes here, and `_replace` takes twice as long
         self.reader.view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
         messages = self._flush_messages
         many = messages is not None and offset - self._flushed_offset >= messages
@@ -315,10 +319,13 @@ class Log:
             self._flusher.within(self._flush_task, self._flush_ms / 1000)
 
     def append_decided(self, batches: Sequence[Batch]) -> None:
-        """Append batches of one transaction. The caller is responsible for their order and visibility.
+        """Append batches of one decided transaction. The caller is responsible for their order, and for hiding them
+        from readers.
 
         Raises:
-            DiskFull: the first of them may be written; the transaction's progress shows it. StorageFailed, Closed.
+            DiskFull: no batch was appended.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
         """
         with self._lock:
             self._check_usable()
@@ -328,25 +335,27 @@ class Log:
 
     @contextmanager
     def no_appends(self) -> Iterator[int]:
-        """The end offset; appends wait during the `with` block, so that it does not change."""
+        """Yield the end offset. Appends wait during the `with` block, so it does not change."""
         with self._lock:
             yield self._end_offset
 
     def transaction_done(self, producer_id: int, batch_id: int) -> None:
-        """Note that a transaction's last batch is done everywhere, so that its progress is forgotten sooner."""
+        """Note that a transaction batch is done in all partitions and is its transaction's last, so that the progress
+        is forgotten sooner."""
         with self._lock:
             self._apply_progress.done(producer_id, batch_id)
 
     def apply_progress(self, producer_id: int) -> Progress | None:
-        """The apply progress of a transaction's last batch."""
+        """The apply progress of a transaction, or None."""
         with self._lock:
             return self._apply_progress.get(producer_id)
 
     def _roll(self) -> None:
-        """Start a segment at the end offset; a later flush syncs the one before it, and renames this one.
+        """Create a segment at the end offset, and make it the active one. A later flush syncs the old segment and then
+        renames the new one.
 
         Raises:
-            DiskFull: the next append tries again.
+            DiskFull: nothing changed; the next append tries again.
         """
         old = self._active
         assert old.size > 0
@@ -365,7 +374,7 @@ class Log:
         log.info("segment_rolled", partition=self.label, base_offset=new.base_offset, bytes=old.size)
 
     def roll_if_old(self) -> bool:
-        """Close the active segment if it is older than segment.ms; returns whether it was closed."""
+        """Roll if the active segment is older than segment.ms; returns whether it did."""
         with self._lock:
             self._check_usable()
             if not roll_is_due(self._active, self.settings, self._clock.now_us()):
@@ -376,7 +385,7 @@ class Log:
     # --- flushing ------------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
-        """Request a flush of all appended bytes by a thread of the directory; one fdatasync serves all requests."""
+        """Request a flush of all appended bytes by a flusher thread. One fdatasync serves all earlier requests."""
         with self._lock:
             self._ask_flush()
 
@@ -386,19 +395,20 @@ class Log:
             self._flusher.soon(self._flush_task)
 
     def flush_to(self, offset: int) -> None:
-        """`flush`, unless everything before an offset is flushed, perhaps by a flush that is running."""
+        """Flush, unless every record before an offset is already flushed. A flush that is running is waited for."""
         if self._flushed_offset < offset:
             self._flush(offset)
 
     def flush(self) -> None:
-        """fdatasync all appended bytes, and save the indexes and states that rolls have left to save.
+        """fdatasync all appended bytes. Save the indexes of full segments and the state of the producers, unless
+        another thread saves now.
 
         Raises:
             StorageFailed: the directory is out of service from now on.
-            DiskFull: a segment could not be named; to be tried again.
+            DiskFull: a segment could not be renamed; try again.
         """
         self._flush()
-        if self._unsaved_rolls and self._save_lock.acquire(blocking=False):  # else another thread saves now
+        if self._unsaved_rolls and self._save_lock.acquire(blocking=False):
             try:
                 self._save_rolls()
             finally:
@@ -434,7 +444,7 @@ class Log:
             file.release()
 
     def _sync_roll(self, roll: _Roll) -> None:
-        """Sync a full segment, and then give the next one its final name. Raises StorageFailed, DiskFull."""
+        """Sync a full segment, and then rename the next one to `.log`. Raises StorageFailed, DiskFull."""
         self._sync(roll.old)
         try:
             if roll.new.is_next:
@@ -450,8 +460,8 @@ class Log:
         self._mark_flushed(roll.new.base_offset, roll.new, 0)
 
     def _save_rolls(self) -> None:
-        """Save the indexes of full segments, and the producers' state; under `_save_lock`. If there is no room, a start
-        rebuilds them."""
+        """Save the indexes of full segments and the state of the producers; under `_save_lock`. If the disk is full,
+        this is only logged: a start rebuilds them."""
         with self._lock:
             if self._closed or self._services.health.failed is not None:
                 return
@@ -460,14 +470,19 @@ class Log:
             try:
                 if roll is rolls[-1] and self._snapshots.producers_at < roll.new.base_offset:
                     self._snapshots.save_producers(roll.producers)
-                roll.old.save_index(durable=True)  # once for each segment; a start need not read 1 GiB
+                roll.old.save_index(durable=True)  # one sync for each segment; without, a start might read 1 GiB
             except OSError as error:
                 if not passes(error):
                     self._errors.fail(error, "saving an index")
                 log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
 
     def _mark_flushed(self, offset: int, segment: Segment, position: int) -> None:
-        """`position`: of the offset in `segment`; there may have been a roll at that offset since."""
+        """Move the flushed offset, and publish it to readers.
+
+        Args:
+            offset: every record before it is synced.
+            segment, position: the offset is at this position of this segment. A roll may have happened there since.
+        """
         if offset > self._flushed_offset:
             self._flushed_offset = offset
             self._flushed_position = position if segment is self._active else 0
@@ -475,10 +490,11 @@ class Log:
             self.reader.view = self.reader.view._replace(flushed_offset=offset, flushed_position=known)
 
     def checkpoint(self) -> None:
-        """Flush, and save all that shortens the next start: index, producers, recovery point.
+        """Flush, and save what shortens the next start: the index, the state of the producers, the recovery point.
 
         Raises:
-            StorageFailed.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
             DiskFull: the next start will take longer.
         """
         with self._save_lock:
@@ -491,7 +507,7 @@ class Log:
             self._flush()
             try:
                 active.save_index(summary)
-                self._save_rolls()  # after it: a roll since then saves the index once more, whole
+                self._save_rolls()  # after it: if a roll followed, this replaces the index by a complete one
                 if self._snapshots.producers_at <= end_offset:
                     self._snapshots.save_producers(producers)
             except OSError as error:
@@ -503,7 +519,7 @@ class Log:
     # --- cutting -------------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> int:
-        """Delete segments that are too old, or that exceed the size; returns how many."""
+        """Delete segments by retention.ms and retention.bytes; returns their number."""
         with self._save_lock:
             with self._lock:
                 self._check_usable()
@@ -518,13 +534,13 @@ class Log:
         return count
 
     def delete_before(self, offset: int) -> int:
-        """Make every record before an offset unreadable, and delete the segments that hold no other.
+        """Make every record before an offset unreadable, and delete the segments that contain only such records.
 
         Returns:
             The new start offset: the given one, or the old one if that is larger.
 
         Raises:
-            OffsetOutOfRange: the offset is after the end.
+            OffsetOutOfRange: the offset is negative or after the end.
         """
         with self._save_lock:
             with self._lock:
@@ -543,16 +559,18 @@ class Log:
         return start_offset
 
     def _start_at(self, offset: int) -> None:
-        """Move the start offset durably, and delete the segments before it, as a start would do; under `_save_lock`.
+        """Move the start offset durably, and remove the segments before it from the log; under `_save_lock`. A start
+        finishes this after a stop.
 
-        The recovery point moves too, because records that are not read any more may be missing.
+        The recovery point is moved to the start offset if it is before it, because records that are not read any more
+        may be missing.
         """
         if self._unsynced_rolls:
             try:
                 self._flush()
             except DiskFull:
-                pass  # deleting makes room
-        self._save_rolls()  # the deleted segments have the producers' last batches
+                pass  # the deletion frees space
+        self._save_rolls()  # the segments to be deleted may contain the last batches of producers
         try:
             self._save_producers_before(offset)
         except DiskFull:
@@ -561,7 +579,7 @@ class Log:
                 raise
             self._delete_before(safe.base_offset)
             while self._deleted:
-                self._unlink_oldest()  # makes room
+                self._unlink_oldest()  # frees space
             self._save_producers_before(offset)
         self._delete_before(offset)
 
@@ -570,7 +588,7 @@ class Log:
             return self._segments[max(bisect_right([each.base_offset for each in self._segments], offset) - 1, 0)]
 
     def _delete_before(self, offset: int) -> None:
-        """`_start_at`, once the producers' state is saved."""
+        """The part of `_start_at` after the state of the producers is saved."""
         kept = self._segment_of(offset)
         with self._lock:
             if self._unsynced_rolls:
@@ -585,7 +603,7 @@ class Log:
         except DiskFull as full:
             if isinstance(full, OutOfFiles) or kept.base_offset != offset:
                 raise
-            # Deleting whole segments makes room, and their absence alone shows where the log starts.
+            # The deletion of whole segments frees space, and their absence alone shows where the log starts.
             self._snapshots.checkpoint, written = checkpoint, False
         with self._lock:
             number = self._segments.index(kept)
@@ -600,8 +618,12 @@ class Log:
         """Unlink a segment that no reader can reach any more; under `_save_lock`.
 
         Args:
-            durable: only the segment's absence shows that it was deleted. Else the unlink can be retried later if it is
-                refused.
+            durable: sync the unlink, because only the segment's absence shows that it was deleted. Without, a refused
+                unlink can be retried later.
+
+        Raises:
+            DiskFull, FileRefused: the unlink was refused, and `durable` is false.
+            StorageFailed: the directory is out of service from now on.
         """
         segment = self._deleted[0]
         try:
@@ -616,17 +638,18 @@ class Log:
         log.info("segment_deleted", partition=self.label, base_offset=segment.base_offset, bytes=segment.size)
 
     def _unlink_soon(self) -> None:
-        """Let the directory's thread unlink the segments that were cut off. Called without a lock."""
+        """Let the unlinker's thread unlink the segments that were removed from the log. Called without a lock."""
         if self._deleted:
             self._services.unlinker.soon(self.directory.name, self._unlink_deleted)
 
     def _unlink_deleted(self) -> bool:
-        """Unlink one of the segments that were cut off; returns whether there are more. An unlink of 1 GiB takes 50 to
-        300 ms.
+        """Unlink one of the segments that were removed from the log; returns whether there are more. An unlink of 1 GiB
+        takes 50 to 300 ms.
 
-        Does nothing if the log is closed, because another one may be in its folder. The next opening does the rest.
+        Does nothing if the log is closed, because its folder may have been opened as another Log. The next opening
+        unlinks the rest.
         """
-        if self._closes:  # else `close` would compete for the lock with the next unlink
+        if self._closes:  # `close` must not compete for the lock with the next unlink
             return False
         with self._save_lock:
             if self._closed or not self._deleted:
@@ -635,11 +658,14 @@ class Log:
             return bool(self._deleted)
 
     def _save_producers_before(self, offset: int) -> None:
-        """Save the state of producers and transactions from the segments before an offset, unless a roll or a
-        checkpoint has saved it: after a stop, or when the disk was full, only those segments have it.
+        """Save the state of producers and transactions, unless a saved state covers the segments before an offset.
+
+        A roll or a checkpoint usually saved it. After a stop, or when the disk was full, only these segments contain
+        it.
 
         Raises:
-            DiskFull: the segments have to stay.
+            DiskFull: the segments must not be deleted.
+            StorageFailed: the directory is out of service.
         """
         if self._snapshots.producers_at >= self._segment_of(offset).base_offset:
             return
@@ -654,13 +680,16 @@ class Log:
             self._errors.refuse(error, "saving the producers' state")
 
     def truncate_to(self, offset: int) -> int:
-        """Cut off every batch with an offset at or after the given one, as a follower does.
+        """Cut off every batch that has an offset at or after the given one, as a follower does.
 
         Returns:
-            The new end offset: the given one, or the start of the batch that held it.
+            The new end offset: the given one, or the start of the batch or damaged range that contained it, or the old
+            end offset if that is smaller.
 
         Raises:
-            OffsetOutOfRange: before the start.
+            OffsetOutOfRange: the offset is before the start.
+            DiskFull: a segment could not be renamed, or the checkpoint not written; nothing was cut.
+            StorageFailed: the directory is out of service.
         """
         with self._save_lock, self._flush_lock, self._lock:
             self._check_usable()
@@ -683,7 +712,7 @@ class Log:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         position, end_offset = self.reader.boundary(view, number, offset)
-        # A start must not report the cut records as missing, nor apply their saved state to later records.
+        # A start must not report the cut records as missing, nor use their saved state for later records.
         checkpoint = self._snapshots.checkpoint._replace(
             start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)
         )
@@ -707,49 +736,57 @@ class Log:
         open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
         self._publish()
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- tidying and closing -------------------------------------------------------------------------------------
 
     def is_gone(self) -> bool:
-        """Whether the active file was removed, moved or replaced: a start would not find what is written to it. Takes
-        two system calls. Raises StorageFailed, FileRefused: the file cannot be looked up."""
+        """Whether the active segment's file was removed, moved or replaced: a start would not find what is written to
+        it. Takes two system calls.
+
+        Raises:
+            StorageFailed, FileRefused, DiskFull: the file cannot be looked up.
+        """
         try:
             if self._active.is_in_place():
                 return False
-            with self._save_lock, self._flush_lock, self._lock:  # it may just have been renamed, or have a successor
+            with self._save_lock, self._flush_lock, self._lock:  # again: a rename or a roll may have interfered
                 return not self._closed and not self._active.is_in_place()
         except OSError as error:
             self._errors.refuse_to_open(error, "looking for its file")
 
     def forget_silent_producers(self, before_us: int) -> int:
-        """Forget producers that appended last before a time; returns how many."""
+        """Forget producers whose last append was before a time; returns their number."""
         with self._lock:
             return self._producers.forget_silent(before_us)
 
     @property
     def knows_transactions(self) -> bool:
-        """Whether the progress of any transaction is kept."""
+        """Whether the log keeps the apply progress of any transaction."""
         return bool(self._apply_progress)
 
     def has_silent_transactions(self, keep: Collection[int]) -> bool:
-        """Whether the progress of some transactions, except those of `keep`, is old enough to be forgotten."""
+        """Whether the apply progress of some transaction may be forgotten (`ApplyProgress.silent`).
+
+        Args:
+            keep: producer ids that do not count.
+        """
         now_us = self._services.steady_clock.now_us()
         with self._lock:
             return bool(self._apply_progress.silent(now_us, keep))
 
     def forget_silent_transactions(self, keep: Collection[int]) -> None:
-        """Forget the progress that `has_silent_transactions` finds."""
+        """Forget the apply progress that `has_silent_transactions` finds."""
         now_us = self._services.steady_clock.now_us()
         with self._lock:
             self._apply_progress.forget_silent(now_us, keep)
 
     def close(self, clean: bool = True) -> None:
-        """Stop appending and reading; slices in use stay valid.
+        """Stop appending and reading. Slices in use stay valid.
 
         Args:
-            clean: save all first, so that the next start has nothing to recover.
+            clean: save everything first, so that the next start has nothing to recover.
 
         Raises:
-            StorageFailed, DiskFull: it is closed, but not cleanly.
+            StorageFailed, DiskFull: the log is closed, but not everything is saved.
         """
         self._closes = True
         try:

@@ -1,5 +1,8 @@
-"""Which segments are old: decisions only, no I/O. Retention uses the append time, never the records' timestamps: a
-producer's wrong clock must neither keep records for ever nor delete them at once."""
+"""Which segments retention deletes, and when a segment is closed by age. Decisions only, no I/O.
+
+Retention uses the append time, never the records' timestamps: a producer's wrong clock must neither keep records for
+ever nor delete them at once.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from broker.storage.segment import Segment
 
 
 def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -> int:
-    """How many of the oldest segments are to go; all of them, if even the last one is too old.
+    """The number of oldest segments to delete.
 
-    By time: the segment was appended to last longer ago than retention.ms. By size: the partition is larger than
-    retention.bytes; the last segment never goes by size.
+    By time: segments whose last append is longer ago than retention.ms, including the last segment. A segment without a
+    readable batch has the append time of the next one that has such a batch. By size: the oldest segments while the
+    partition is larger than retention.bytes, but never the last segment.
     """
     old = 0
     if settings.retention_ms >= 0:
@@ -29,10 +33,10 @@ def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -
 
 
 def _last_append_us(segments: Sequence[Segment]) -> int:
-    """When the first segment that has a readable batch was appended to last; -1 if none has one."""
+    """The last append time of the first segment that has a readable batch; -1 if no segment has one."""
     return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)
 
 
 def roll_is_due(segment: Segment, settings: TopicSettings, now_us: int) -> bool:
-    """Whether a segment is old enough to be closed, by the append time of its first batch."""
+    """Whether a segment's first batch was appended at least segment.ms ago."""
     return segment.first_append_us >= 0 and now_us - segment.first_append_us >= settings.segment_ms * 1000

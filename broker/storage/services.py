@@ -1,4 +1,4 @@
-"""Shared by all logs of one data directory: clock and disk, background threads, and the health of the disk. Data only:
+"""What all logs of one data directory share: clock and disk, background threads, the directory's health. Data only:
 `LogDirectory` makes it and starts the threads."""
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from kafkalog.clock import Clock
 
 @dataclass(frozen=True)
 class Services:
-    """Attributes:
-    path: the data directory.
-    disk, clock: what stands for the machine.
-    steady_clock: the time by which something is deleted or forgotten.
-    producer_batches_remembered, producer_state_max: of each producer, and of each log; see `Producers`.
+    """The shared objects and settings of one data directory.
+
+    Attributes:
+        path: the data directory.
+        disk, clock: the machine's, or a test's.
+        steady_clock: the time used to delete records and to forget producers.
+        producer_batches_remembered: deduplication window of each producer, in batches; see `Producers`.
+        producer_state_max: maximum number of producers of each log; see `Producers`.
     """
 
     path: Path

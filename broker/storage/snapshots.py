@@ -1,5 +1,5 @@
-"""Files that a partition saves beside its segments, to shorten the next start and to keep state after segments are
-deleted: the checkpoint and the states of its producers. Knows the files, not when they are due. Not thread-safe: Log
+"""The checkpoint and the saved states of the producers, which a partition keeps beside its segments. They shorten the
+next start, and they keep state after segments are deleted. Knows the files, not when to save them. Not thread-safe: Log
 holds its save lock.
 """
 
@@ -20,9 +20,8 @@ class Snapshots:
     """A partition's saved files.
 
     Attributes:
-        checkpoint: as it was written last.
-        producers_at: the newest saved state of the producers covers everything before that offset, as far as it is
-            known at all.
+        checkpoint: the current checkpoint. The file may be older if the disk was full.
+        producers_at: the newest saved state of the producers describes the log at least up to this offset.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Snapshots:
         self.producers_at = producers_at
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raises DiskFull, StorageFailed."""
+        """Write a checkpoint durably. Raises DiskFull, StorageFailed."""
         try:
             write_checkpoint(self._disk, self._folder, checkpoint, self._label)
         except OSError as error:
@@ -44,14 +43,15 @@ class Snapshots:
         self.checkpoint = checkpoint
 
     def save_producers(self, producers: ProducersSnapshot) -> None:
-        """Save their state, up to the end of which the log is synced; of older ones one is kept. Raises OSError."""
+        """Save a state of the producers durably, and delete all but the newest two. The caller has synced the log up to
+        the state's offset. Raises OSError."""
         write_atomic(self._disk, snapshot_path(self._folder, producers.offset), producers.encode())
         self.producers_at = producers.offset
         for old in snapshot_offsets(self._disk, self._folder)[_SNAPSHOTS_KEPT:]:
             self._disk.unlink(snapshot_path(self._folder, old))
 
     def drop_producers_after(self, offset: int) -> None:
-        """Remove the states that are true only behind an offset. Raises OSError."""
+        """Delete the states whose offset is after a given one. Raises OSError."""
         for later in snapshot_offsets(self._disk, self._folder):
             if later > offset:
                 self._disk.unlink(snapshot_path(self._folder, later))

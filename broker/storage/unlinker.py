@@ -1,5 +1,5 @@
-"""The thread that unlinks deleted files of one data directory: an unlink of 1 GiB takes 50 to 300 ms. Knows the calls
-to make, not what they remove."""
+"""The thread that unlinks deleted files of one data directory, because an unlink of 1 GiB takes 50 to 300 ms. Knows the
+calls to make, not what they remove."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = get_logger(__name__)
 _RETRY_SECONDS = 1.0
 
 Removal = tuple[str, Callable[[], bool]]
-"""A folder's name, and what removes a piece of it: whether there is more."""
+"""A folder's name, and a function that removes one piece of its deleted files and returns whether there is more."""
 
 
 class Unlinker:
-    """Thread-safe. What a stop leaves is removed by the next start."""
+    """Runs removals in its thread. Thread-safe. The next start removes what is left after a stop."""
 
     def __init__(self, health: DirectoryHealth) -> None:
         self._health = health
-        self._asked: queue.SimpleQueue[Removal | None] = queue.SimpleQueue()
-        self._waiting: set[Removal] = set()  # what is in it
+        self._removals: queue.SimpleQueue[Removal | None] = queue.SimpleQueue()
+        self._queued: set[Removal] = set()  # the removals in _removals
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,18 +37,18 @@ class Unlinker:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Wait for the call that is under way; no other follows."""
+        """End the thread after its current call."""
         self._stopping.set()
-        self._asked.put(None)
+        self._removals.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def soon(self, name: str, unlink: Callable[[], bool]) -> None:
-        """Have something called until it returns False, again after a second where it raises. Before `start` it is
-        called now. Called without a log's lock.
+        """Call `unlink` until it returns False; after an exception, again a second later. Before `start` it is called
+        at once, in this thread. The caller must not hold a log's lock.
 
         Args:
-            name: the folder, for the log.
+            name: the folder's name, for the event log.
         """
         if self._thread is not None:
             self.later(name, unlink)
@@ -57,20 +57,20 @@ class Unlinker:
                 pass
 
     def later(self, name: str, unlink: Callable[[], bool]) -> None:
-        """The same, but never now. A removal that is already queued is not queued twice: retention asks again at each
-        round."""
+        """Queue a removal for the thread. One that is already queued is not queued again, because each round of
+        retention submits the removals that are left."""
         removal = name, unlink
-        if removal not in self._waiting:
-            self._waiting.add(removal)
-            self._asked.put(removal)
+        if removal not in self._queued:
+            self._queued.add(removal)
+            self._removals.put(removal)
 
     def _run(self) -> None:
         logged = set()
-        while (removal := self._asked.get()) is not None:
+        while (removal := self._removals.get()) is not None:
             if self.is_stopping or self._health.failed is not None:
                 continue  # the next start removes it
             name, unlink = removal
-            self._waiting.discard(removal)  # first: what is asked for from now on may come too late for this call
+            self._queued.discard(removal)  # before the call, which may not see what is to be removed from now on
             try:
                 if unlink():
                     self.later(*removal)

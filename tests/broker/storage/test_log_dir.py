@@ -438,7 +438,7 @@ def test_a_segment_that_may_not_be_unlinked_keeps_nothing_from_being_served(
     assert log.start_offset == cut_to
     log.delete_before(log.view.segments[-1].base_offset)
     log.delete_before(log.end_offset)
-    assert directory.services.unlinker._asked.qsize() <= 1, "it is asked for once more with each deletion"
+    assert directory.services.unlinker._removals.qsize() <= 1, "it is asked for once more with each deletion"
     disk.name = "none"
     waited_for(lambda: segment_names(log) == [log.view.segments[-1].path.name])
     assert directory.failed is None
