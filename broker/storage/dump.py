@@ -1,8 +1,8 @@
-"""Prints a log for people, and checks it completely. Offline: takes no lock, changes nothing, needs no broker.
+"""Prints a log for people, and checks all of it. Offline: takes no lock, changes nothing, needs no broker.
 
-A path is a segment file, a partition's folder, a broker's data directory, or a folder of such directories, as `kafkalog
-local --data` makes. Partitions are named by the checkpoints in their folders. If a broker is writing to a log, its last
-batch may be incomplete: it is reported as a torn tail, as after a crash.
+A path is a segment file, a partition's folder, a broker's data directory, or a folder of data directories, as `kafkalog
+local --data` makes. The name of a partition comes from the checkpoint in its folder. If a broker is writing to a log,
+its last batch may be incomplete; it is then reported as a torn tail, as after a crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BATCHES_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it should be. Offsets [start_offset, end_offset), bytes from `position` on."""
+    """A fault in a file: what it is, its offsets [start_offset, end_offset), and its `bytes` from `position` on."""
 
     file: str
     what: str
@@ -51,9 +51,11 @@ class Problem:
 
 @dataclass
 class VerifiedLog:
-    """What is in one log. `torn_bytes` are no problem: the next start cuts them off.
+    """The content of one log.
 
-    `partition` is its name, such as `flights-0`; None if that is not known.
+    Attributes:
+        partition: its name, such as `flights-0`; None if that is not known.
+        torn_bytes: bytes of a torn tail. They are no problem, because the next start cuts them off.
     """
 
     partition: str | None
@@ -68,7 +70,7 @@ class VerifiedLog:
 
 @dataclass
 class Verification:
-    """What a check from end to end found, log by log."""
+    """The result of `verify`: each log, and the totals."""
 
     logs: list[VerifiedLog] = field(default_factory=list)
 
@@ -102,14 +104,14 @@ class Verification:
 
 
 Topics = Mapping[str, Iterable[int]]
-"""The topics to look at and which partitions of each, all if none is named; no topic: whatever is there."""
+"""The topics to read, and the partitions of each; an empty list means all partitions, no topic means all topics."""
 
 
 def verify(path: Path | str, topics: Topics | None = None) -> Verification:
     """Check every batch (checksums, order, contents) and every saved index.
 
     Raises:
-        InvalidArgument: there is no log at the path, or none of the topics asked for.
+        InvalidArgument: there is no log at the path, or a requested topic or partition is missing.
     """
     return Verification([_verify_log(log) for log in _logs(Path(path), topics or {})])
 
@@ -138,7 +140,7 @@ def _verify_log(log: _OfflineLog) -> VerifiedLog:
                 )
         if segment.is_noise():
             base, size = segment.base_offset, segment.size
-            damaged.append(Problem(str(segment.path), "no record batch is in it", base, base, 0, size))
+            damaged.append(Problem(str(segment.path), "contains no record batch", base, base, 0, size))
         else:
             result.torn_bytes += segment.torn_bytes
         result.problems += [*damaged, *lying, *index.problems()]
@@ -146,10 +148,10 @@ def _verify_log(log: _OfflineLog) -> VerifiedLog:
 
 
 def entries(path: Path | str, *, records: bool = False, topics: Topics | None = None) -> Iterator[dict[str, Any]]:
-    """What stands in logs, in order, as plain values: `kind` is segment, batch, record, damaged or torn.
+    """The content of logs, in order, as dictionaries. `kind` is segment, batch, record, damaged or torn.
 
     Raises:
-        InvalidArgument: there is no log at the path, or none of the topics asked for.
+        InvalidArgument: there is no log at the path, or a requested topic or partition is missing.
     """
     chosen = [(log.partition, segment) for log in _logs(Path(path), topics or {}) for segment in log.segments]
     for partition, segment in chosen:
@@ -173,7 +175,7 @@ def entries(path: Path | str, *, records: bool = False, topics: Topics | None = 
 
 
 def dump(path: Path | str, *, records: bool = False, topics: Topics | None = None) -> Iterator[str]:
-    """The same as lines of text."""
+    """`entries` as lines of text."""
     for entry in entries(path, records=records, topics=topics):
         yield _LINES[entry["kind"]].format_map({name: _shown(name, value) for name, value in entry.items()})
 
@@ -238,11 +240,11 @@ class _EnoughForNow(Exception):
 
 
 class _OfflineSegment:
-    """A segment file, read as recovery would. Of the saved index only places where batches start are believed; of the
-    checkpoint also that everything before its recovery point was synced.
+    """A segment file, read as recovery would read it. Of the saved index, only the known starts of batches are used. Of
+    the checkpoint, the recovery point is used: it is a known start of a batch, and everything before it was synced.
 
     Attributes:
-        end_position, torn_bytes: known once `walk` is through.
+        end_position, torn_bytes: set at the end of `walk`.
     """
 
     def __init__(self, path: Path, base_offset: int, next_segment: int | None, checkpoint: Checkpoint) -> None:
@@ -263,10 +265,11 @@ class _OfflineSegment:
             self._disk.close(fd)
 
     def walk(self) -> Iterator[tuple[BatchHeader, int] | Damage]:
-        """Every good batch with its position, and the damage between them, in order and as they are found.
+        """(header, position) of every good batch, and the damage between them, in order, each as soon as it is found.
 
-        The scan is stopped after some batches and taken up behind the last of them: a scan knows no more of what is
-        before a good batch than where it ends. Millions of headers are not held, nor waited for.
+        The scan is stopped after some batches and restarted after the last of them. So millions of headers are neither
+        kept nor waited for. This is correct because a scan needs only the end of the last good batch, not what is
+        before it.
         """
         position, offset, leader_epoch = 0, self.base_offset, 0
         known = self._known()
@@ -310,8 +313,8 @@ class _OfflineSegment:
         return known | self._checkpoint.places_in(self.base_offset)
 
     def is_noise(self) -> bool:
-        """Whether there is no batch in it, nor what a write cut short leaves: the beginning of one, or zeros. Known
-        once `walk` is through."""
+        """Whether the file contains neither a batch nor what an incomplete write leaves: the start of a batch, or
+        zeros. Valid after `walk`."""
         if self.end_position or not self.torn_bytes:
             return False
         start = self.read(0, HEADER_SIZE)
@@ -323,7 +326,7 @@ class _OfflineSegment:
         return header_at(start) is None
 
     def contents_fault(self, position: int, header: BatchHeader) -> str | None:
-        """What is wrong with a batch whose checksums hold, or None."""
+        """Why the contents of a batch are wrong although its checksums match; None if they are right."""
         try:
             decode_columns(header, memoryview(self.read(position, header.length)), str(self.path))
         except CorruptBatch as error:
@@ -351,11 +354,12 @@ def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None
 
 
 class _SavedIndex:
-    """A segment's saved index, to hold its batches against. A missing one is no problem, nor one that ends early."""
+    """A segment's saved index, to be compared with the batches. An index that is missing or ends early is no
+    problem."""
 
     def __init__(self, segment: _OfflineSegment) -> None:
         self._path = segment.path.with_suffix(INDEX_SUFFIX)
-        self._wrong: dict[int, int] = {}  # entries, offset by position, that no batch was found for yet
+        self._wrong: dict[int, int] = {}  # entries without a matching batch so far: position -> offset
         self._problems: list[Problem] = []
         data = read_whole(Disk(), self._path)
         if data is None:
@@ -366,7 +370,7 @@ class _SavedIndex:
             return
         index, summary = decoded
         if summary.covered > segment.size:
-            self._add("an index of more than its segment", 0, 0, segment.size, summary.covered)
+            self._add("index describes more bytes than its segment has", 0, 0, segment.size, summary.covered)
         pairs = itertools.islice(zip(index.offsets, index.positions, strict=True), 1, None)
         self._wrong = {position: offset for offset, position in pairs}
 
@@ -379,7 +383,7 @@ class _SavedIndex:
 
     def problems(self) -> list[Problem]:
         for position, offset in self._wrong.items():
-            self._add("an index entry where no such batch is", offset, offset + 1, position, 0)
+            self._add("index entry without a batch", offset, offset + 1, position, 0)
         return self._problems
 
     def _add(self, what: str, *where: int) -> None:
@@ -387,7 +391,7 @@ class _SavedIndex:
 
 
 class _OfflineLog(NamedTuple):
-    """A partition's folder, the partition's name if it is known, and its segments in order."""
+    """A partition's folder, the partition's name (None if not known), and its segments in order."""
 
     folder: Path
     partition: str | None
@@ -395,10 +399,11 @@ class _OfflineLog(NamedTuple):
 
 
 def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
-    """The logs at a path, by name, of some topics or of all."""
+    """The logs at a path, sorted by topic and partition: those of `topics`, or all if there are none."""
     if path.is_file():
         if not _is_segment(path):
-            raise InvalidArgument(reason=f"{path} is not a segment, whose name is 20 digits and {LOG_SUFFIX} or .next")
+            expected = f"the name of a segment is 20 digits and {LOG_SUFFIX} or {NEXT_SUFFIX}"
+            raise InvalidArgument(reason=f"{path} is not a segment: {expected}")
         whole = _log_of(path.parent)
         found = [whole._replace(segments=[segment for segment in whole.segments if segment.path.name == path.name])]
     elif path.is_dir():
@@ -409,21 +414,22 @@ def _logs(path: Path, topics: Topics) -> list[_OfflineLog]:
 
 
 def _log_folders(path: Path) -> list[Path]:
-    """Partitions' folders: a path itself, those in it, or those in the data directories in it."""
+    """The partitions' folders of a path: the path itself, or those in it and in the data directories in it."""
     if is_log_folder(path.name) or any(map(_is_segment, path.iterdir())):
         return [path]
     directories = [path, *(sub for sub in path.iterdir() if sub.is_dir())]
     found = [sub for directory in directories for sub in _entries(directory, path) if is_log_folder(sub.name)]
     if not found and not any(map(is_data_directory, directories)):
         raise InvalidArgument(
-            reason=f"{path} holds no log: give a segment, a partition's folder, a broker's data directory, "
+            reason=f"{path} contains no log: give a segment, a partition's folder, a broker's data directory, "
             "or a folder of data directories"
         )
     return found
 
 
 def _entries(directory: Path, path: Path) -> list[Path]:
-    """What is in a directory; nothing, if it is not the path that was given and is gone, or may not be looked into."""
+    """The entries of a directory. If a directory other than the given path is missing or not readable, it counts as
+    empty."""
     try:
         return list(directory.iterdir())
     except (FileNotFoundError, PermissionError):
@@ -437,11 +443,11 @@ def _log_of(folder: Path) -> _OfflineLog:
     found = sorted((int(path.name[:20]), path.suffix) for path in folder.iterdir() if _is_segment(path))
     checkpoint = read_checkpoint(disk, folder) or Checkpoint()
     segments = []
-    for (base, suffix), (behind, its_suffix) in itertools.zip_longest(found, found[1:], fillvalue=(None, None)):
+    for (base, suffix), (after, its_suffix) in itertools.zip_longest(found, found[1:], fillvalue=(None, None)):
         assert base is not None and suffix is not None
-        # Before a segment that is named `.next` may be a tail that was never synced.
-        behind = behind if its_suffix == LOG_SUFFIX else None
-        segments.append(_OfflineSegment(segment_path(folder, base, suffix), base, behind, checkpoint))
+        # A segment before one named `.next` may have a tail that was never synced.
+        after = after if its_suffix == LOG_SUFFIX else None
+        segments.append(_OfflineSegment(segment_path(folder, base, suffix), base, after, checkpoint))
     return _OfflineLog(folder, read_label(disk, folder), segments)
 
 

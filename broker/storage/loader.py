@@ -230,7 +230,7 @@ def _open_last(
         elif described < size:
             segment.sync()  # a killed process may leave bytes that are only in the page cache
     except OSError as error:  # any error: a second attempt could not trust the page cache
-        errors.fail(error, "fdatasync of what was recovered")
+        errors.fail(error, "fdatasync of recovered bytes")
     if found.damaged:
         _unless_full(segment.save_index)
     return indexed_offset, found.tail_damaged

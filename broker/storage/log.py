@@ -364,7 +364,7 @@ class Log:
         try:
             new.create()
         except OSError as error:
-            self._errors.refuse(error, "making a segment")
+            self._errors.refuse(error, "creating a segment")
         self._unsynced_rolls.append(_Roll(old, new, self._producers.snapshot(self._end_offset)))
         self._segments.append(new)
         self._active = new
@@ -451,7 +451,7 @@ class Log:
                 roll.new.rename()
             self._disk.sync_dir(self.directory)
         except OSError as error:
-            self._errors.refuse(error, "naming a segment")
+            self._errors.refuse(error, "renaming a segment")
 
     def _roll_synced(self, roll: _Roll) -> None:
         self._unsynced_rolls.remove(roll)
@@ -751,7 +751,7 @@ class Log:
             with self._save_lock, self._flush_lock, self._lock:  # again: a rename or a roll may have interfered
                 return not self._closed and not self._active.is_in_place()
         except OSError as error:
-            self._errors.refuse_to_open(error, "looking for its file")
+            self._errors.refuse_to_open(error, "checking a segment file")
 
     def forget_silent_producers(self, before_us: int) -> int:
         """Forget producers whose last append was before a time; returns their number."""

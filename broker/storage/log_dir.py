@@ -1,22 +1,25 @@
 """A broker's data directory: its owner, the logs in it, and the thread that tidies them.
 
-    lock         held while a broker has the directory; the holder's process id is in it
+    lock         locked while a broker has the directory open; contains the broker's process id
     meta         cluster id, broker id and the directory's own id (a sealed document, see checkpoint.py)
-    clean        there only while no broker has it open and the last one closed every log properly
+    clean        present only if no broker has the directory open and the last one closed every log properly
     <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
-    <topic id>-<partition>.new/                         being made, in the place of one that was lost
-    <topic id>-<partition>.deleted/                     on its way out
-    <topic id>-<partition>.set-aside-<n>/               left where a new one was made; nothing here looks at it again
+    <topic id>-<partition>.new/                         a log that is being made, to replace a lost one
+    <topic id>-<partition>.deleted/                     a deleted log whose files are being unlinked
+    <topic id>-<partition>.set-aside-<n>/               what was there before a log was replaced; not read again
 
-The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper name it, so that
-a log that is missing here is known to be missing, and is not taken for one that was never there.
+The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper contain it. So if
+a log is not here, it is known whether it is missing or was never here.
 
-A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache may differ from
-the disk, so nothing is read or written until the broker is restarted. The removal or replacement of the directory does
-the same. If somebody removes or moves the files of a log, only that log is lost (`on_lost`): each round of tidying
-checks for this, and a missing file causes a check at once. A step that lacks space, a descriptor or memory fails alone
-and may be retried. So does an error of a single name, when logs are opened or made, and when logs and segments are
-deleted.
+Errors:
+
+- A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache may differ from
+  the disk, so nothing is read or written until the broker is restarted.
+- The removal or replacement of the directory does the same.
+- If somebody removes or moves the files of a log, only that log is lost (`on_lost`). Each round of tidying checks for
+  this, and a missing file causes a check at once.
+- A step that lacks space, a descriptor or memory fails alone and may be retried. So does an error of a single name when
+  a log is opened or made, or a log or segment is deleted.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ _NEW = ".new"
 _SET_ASIDE = ".set-aside-"
 _META_FACTS = {"cluster_id": str, "broker_id": int, "directory_id": str}
 _REMOVAL_SECONDS = 1.0
-"""How long the removal of a folder is given to get to its last file, before a missing one is the disk's fault."""
+"""If a file is missing, somebody may be removing the folder: after this time the removal must have reached the segment
+in use. Otherwise the missing file counts as a failure of the disk."""
 
 
 def folder_name(topic_id: bytes, partition: int) -> str:
@@ -78,7 +82,7 @@ def is_log_folder(name: str) -> bool:
 
 
 def is_data_directory(path: Path) -> bool:
-    """Whether a broker has or had its logs there; there may be none."""
+    """Whether a path is the data directory of a broker. It may have no logs."""
     return (path / _META).is_file()
 
 
@@ -86,27 +90,27 @@ class LogDirectory:
     """The logs of one data directory. Thread-safe.
 
     Args:
-        path: made if it is missing.
+        path: the directory; created if it is missing.
         disk, clock: the machine's, or a test's.
         producer_batches_remembered, producer_state_max: see `Services`.
-        producer_expiration_ms: silent producers are forgotten after that long.
-        check_interval_ms: how often retention, rolls by age and checkpoints are checked.
+        producer_expiration_ms: a producer is forgotten this long after its last append.
+        check_interval_ms: interval between the rounds of `tidy`.
 
     Attributes:
-        was_clean: the last broker closed it properly, or there was none.
-        cluster_id, broker_id: its owner; None until the first `claim`.
-        directory_id: its id in ZooKeeper, 32 hex digits; None until the first `claim`.
-        lock_id: identifies the locked file on this machine since its boot. A broker that has the lock knows that no
-            other process with the same lock_id is alive.
-        on_failed: called once with the error that took it out of service.
-        on_lost: called with topic id and partition of a log that was closed because its files were removed; from any
-            thread, with no lock held.
-        services: shared by its logs, and by the other data in a partition's folder.
+        was_clean: the last broker closed the directory properly, or there are no logs.
+        cluster_id, broker_id: the directory's owner; None until the first `claim`.
+        directory_id: the directory's id in ZooKeeper, 32 hex digits; None until the first `claim`.
+        lock_id: identifies the locked file on this machine until the next boot. A broker that holds the lock knows that
+            no other process with the same lock_id is alive.
+        on_failed: called once, with the error that took the directory out of service.
+        on_lost: called with topic id and partition of a log that was closed because its files were removed. It may be
+            called on any thread. The caller holds no lock.
+        services: shared by the directory's logs, and by other data in a partition's folder.
 
     Raises:
-        DataDirInUse: another process has it.
-        InvalidSetting: no directory can be or be made there.
-        StorageFailed, DiskFull: it cannot be opened.
+        DataDirInUse: another process has the directory.
+        InvalidSetting: the path is not a directory, and none can be created there.
+        StorageFailed, DiskFull: the directory cannot be opened.
     """
 
     def __init__(
@@ -145,16 +149,16 @@ class LogDirectory:
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
-        self._lock = threading.Lock()  # guards the sets below, _logs, _closed, _unsynced; before any log's locks
+        self._lock = threading.Lock()  # guards the attributes up to _unsynced; taken before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
-        self._missing: set[tuple[bytes, int]] = set()  # what `note_if_missing` found, and _untrusted
-        self._untrusted: set[tuple[bytes, int]] = set()  # gone while open, or replaced and not trusted yet
+        self._missing: set[tuple[bytes, int]] = set()  # found by `note_if_missing`, and all of _untrusted
+        self._untrusted: set[tuple[bytes, int]] = set()  # removed while open, or replaced and not trusted yet
         self._closed = False
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not be durable
         self._tidier: threading.Thread | None = None
-        self._changed = threading.Condition()  # guards all below; after any log's locks
-        self._doubted: set[str] = set()  # labels of logs that are being looked for
+        self._changed = threading.Condition()  # guards the attributes below; taken after any log's locks
+        self._doubted: set[str] = set()  # labels of logs for which a check runs
         self._stopping = False
         self._chores: deque[Callable[[], object]] = deque()  # calls for which no thread could be started
         try:
@@ -166,7 +170,7 @@ class LogDirectory:
         try:
             self.disk.make_dirs(self.path)
         except OSError as error:
-            if is_of_a_name(error):  # a file has its name or a parent's; not a failure of the disk
+            if is_of_a_name(error):  # such as a file of that name, or no permission; not a failure of the disk
                 reason = f"it is not a directory and cannot be created: {error.strerror}"
                 raise InvalidSetting(name="log.dir", value=str(self.path), reason=reason) from None
             raise
@@ -178,7 +182,7 @@ class LogDirectory:
         self._lock_fd = lock_fd
         try:
             self.lock_id = self.disk.identity(lock_fd)
-            self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: needs no room on a full disk
+            self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: works on a full disk
             self._read_meta()
             names = self.disk.names(self.path)
             if _CLEAN not in names:
@@ -209,11 +213,12 @@ class LogDirectory:
         self.directory_id = facts["directory_id"]
 
     def claim(self, cluster_id: str, broker_id: int) -> None:
-        """Set the directory's owner; the first call writes it to `meta`, and gives the directory its id.
+        """Set the directory's owner. The first call writes the owner to `meta`, and gives the directory its id.
 
         Raises:
-            ClusterMismatch: it belongs to another cluster or broker.
-            StorageFailed: it has logs, but its `meta` is missing.
+            ClusterMismatch: the directory belongs to another cluster or broker.
+            StorageFailed: the directory has logs, but its `meta` is missing; or `meta` cannot be written.
+            DiskFull: `meta` cannot be written.
         """
         ours = f"broker {broker_id} of cluster {cluster_id}"
         if self.cluster_id is not None:
@@ -235,24 +240,27 @@ class LogDirectory:
     # --- logs ----------------------------------------------------------------------------------------------------
 
     def existing(self) -> list[tuple[bytes, int]]:
-        """(topic id, partition) of every log that has a folder here."""
+        """(topic id, partition) of every log that has a folder in this directory."""
         matches = (_FOLDER.fullmatch(name) for name in self.disk.names(self.path))
         return [(bytes.fromhex(match[1]), int(match[2])) for match in matches if match]
 
     def has_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log is here: a folder with a segment, which every log has from its first opening on."""
+        """Whether a log is here: its folder has a segment named `.log`, as every log does after its first opening."""
         try:
             names = self.disk.names(self.path / folder_name(topic_id, partition))
         except FileNotFoundError:
             return False
         except OSError as error:
-            DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking for the log")
+            DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking up the log")
         return any(name.endswith(LOG_SUFFIX) for name in names)
 
     def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
-        """Check for a log that should be here. Returns whether it is missing, was missing while it was open, or is an
-        empty replacement before `trust_log`. The directory is then not marked clean at the end, unless the log is
-        replaced or deleted, because the state of a log that is put back is unknown."""
+        """Check for a log that should be here.
+
+        Returns whether the log is missing, was removed while it was open, or is an empty replacement before
+        `trust_log`. The directory is then not marked clean when it is closed, unless the log is trusted or removed
+        before: somebody may put the log back, and its state is then unknown.
+        """
         with self._lock:
             if (topic_id, partition) not in self._untrusted and self.has_log(topic_id, partition):
                 return False
@@ -260,14 +268,13 @@ class LogDirectory:
             return True
 
     def replace_log(self, topic_id: bytes, partition: int, label: str, start_offset: int) -> None:
-        """Replace a lost log by an empty one, atomically. It counts as lost until `trust_log`, so that this call can be
-        repeated.
+        """Replace a lost log by an empty one, atomically. An existing folder of the log is kept under another name.
 
-        An existing folder of that name is kept under another name.
+        The log counts as lost until `trust_log`, so that this call can be repeated.
 
         Args:
             label: the partition's name, such as `flights-0`.
-            start_offset: of its first record.
+            start_offset: the offset of the first record to be appended.
         """
         folder = self.path / folder_name(topic_id, partition)
         new = folder.with_name(folder.name + _NEW)
@@ -276,7 +283,7 @@ class LogDirectory:
             self._missing.add((topic_id, partition))
             self._untrusted.add((topic_id, partition))
             opened = self._logs.pop((topic_id, partition), None)
-            if opened is not None:  # another broker has replaced it while this one had it open
+            if opened is not None:  # another broker replaced it while this one had it open
                 opened.close(clean=False)
             try:
                 names = self.disk.names(self.path)
@@ -293,7 +300,7 @@ class LogDirectory:
                 self.disk.rename(new, folder)
                 self.disk.sync_dir(self.path)
             except OSError as error:
-                DiskErrors(self._health, folder.name).refuse_to_open(error, "making the log anew")
+                DiskErrors(self._health, folder.name).refuse_to_open(error, "replacing the log")
 
     def trust_log(self, topic_id: bytes, partition: int) -> None:
         """Accept the log that `replace_log` made as the partition's."""
@@ -301,12 +308,13 @@ class LogDirectory:
             self._forget_missing((topic_id, partition))
 
     def open_log(self, topic_id: bytes, partition: int, label: str, settings: TopicSettings, leader_epoch: int) -> Log:
-        """The log of a partition, created if there is none; an open log is returned again.
+        """Open the log of a partition; create it if there is none. If it is open already, only its settings are
+        updated.
 
         Args:
-            label: the partition as errors name it, such as `flights-0`.
+            label: the partition's name for errors and events, such as `flights-0`.
             settings: of the topic.
-            leader_epoch: to stamp; to be raised by the caller after an unclean stop.
+            leader_epoch: stamped into new batches. After an unclean stop the caller must raise it.
         """
         assert len(topic_id) == 16
         key = topic_id, partition
@@ -326,7 +334,7 @@ class LogDirectory:
             return opened
 
     def make_folders(self, topic_id: bytes, partitions: Iterable[int]) -> None:
-        """Make the folders of logs that are to be opened, where they are missing: one sync for all of them."""
+        """Make the missing folders of logs that are to be opened, with one sync for all of them."""
         with self._lock:
             self._check_usable()
             self._make_folders([folder_name(topic_id, partition) for partition in partitions])
@@ -346,8 +354,8 @@ class LogDirectory:
             DiskErrors(self._health, "logs").refuse_to_open(error, "making folders")
 
     def _sync_names(self, key: tuple[bytes, int], folder: Path, label: str) -> None:
-        """Make the names in a log's folder durable, if the process that made them may have been stopped before: opening
-        trusts these names, appends follow them, and segments are deleted because of them."""
+        """Make the names in a log's folder durable, if an unclean stop or a failed opening may have prevented it.
+        Opening relies on these names; then records are appended and segments deleted."""
         try:
             if (not self.was_clean or key in self._half_opened) and self.disk.names(folder):
                 self.disk.sync_dir(folder)
@@ -360,9 +368,10 @@ class LogDirectory:
             raise Closed(what=f"log directory {self.path}")
 
     def remove_log(self, topic_id: bytes, partition: int) -> None:
-        """Close a log and delete all of it; nothing happens if there is none. It is deleted when its folder is renamed.
-        A thread of its own unlinks the files, because an unlink of 1 GiB takes 50 to 300 ms. A start removes what a
-        stop leaves.
+        """Close a log and delete it. If there is none, do nothing.
+
+        The log is deleted when its folder is renamed. The unlinker's thread then unlinks the files, because an unlink
+        of 1 GiB takes 50 to 300 ms. The next start unlinks what is left after a stop.
         """
         with self._lock:
             self._check_usable()
@@ -382,13 +391,13 @@ class LogDirectory:
         self._unlinker.soon(gone.name, partial(self._remove_deleted, gone))
 
     def _remove_deleted(self, gone: Path) -> bool:
-        """Delete a folder that was renamed for deletion, unless `close` comes before the end. Returns False if it need
-        not be called again."""
+        """Delete a folder that was renamed for deletion, unless `close` interrupts this. Returns False, because no
+        further call is needed (`Unlinker.soon`)."""
         try:
             if not self._remove_folder(gone):
                 return False
         except FileNotFoundError:
-            pass  # another process removes it too
+            pass  # another process removed it
         except OSError as error:
             DiskErrors(self._health, gone.name).refuse_to_open(error, "deleting the log")
         log.info("log_deleted", folder=gone.stem)
@@ -399,7 +408,7 @@ class LogDirectory:
         self._untrusted.discard(key)
 
     def _remove_folder(self, folder: Path) -> bool:
-        """Delete a folder; False if `close` came before its end."""
+        """Delete a folder and its content. Returns False if `close` interrupted this."""
         for name in self.disk.names(folder):
             if self._stopping:
                 return False
@@ -420,17 +429,17 @@ class LogDirectory:
 
     @property
     def failed(self) -> StorageFailed | None:
-        """Why it is out of service; None while it serves."""
+        """The error that took the directory out of service; None while it is in service."""
         return self._health.failed
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk had no room for something in the last minute."""
+        """Whether a step lacked disk space in the last minute."""
         return self._health.is_full
 
     def _doubt(self, label: str, error: StorageFailed) -> None:
-        """Check, in a thread of its own, for a partition's log of which a file was missing. If the log is in its place,
-        the directory fails with the error."""
+        """Start a check for a partition's log of which a file was missing, in another thread. If the log's files are in
+        place, the directory fails with the error."""
         with self._changed:
             if label in self._doubted or self.failed is not None:
                 return
@@ -438,8 +447,8 @@ class LogDirectory:
         self._have_done(partial(self._settle_doubt, label, error), "log-missing")
 
     def _have_done(self, call: Callable[[], object], name: str) -> None:
-        """Call something in a thread of its own, because the caller may hold a log's locks. If the machine has no
-        thread left, the tidying thread does it."""
+        """Call a function in a new thread, because the caller may hold a log's locks. If no thread can be started, the
+        tidying thread calls it."""
         try:
             threading.Thread(target=call, name=name, daemon=True).start()
         except RuntimeError as error:
@@ -461,7 +470,7 @@ class LogDirectory:
                 self._doubted.discard(label)
 
     def _check_removed(self, label: str) -> bool:
-        """Check for the logs of a label; returns whether they, or the whole directory, were removed or closed. Removed
+        """Check for the logs of a label. Returns whether they, or the whole directory, were removed or closed. Removed
         logs are lost from now on."""
         with self._lock:
             if self._closed or not self._check_in_place():
@@ -470,8 +479,8 @@ class LogDirectory:
         return all(self._lose_if_gone(key, opened) for key, opened in doubted)
 
     def _check_in_place(self) -> bool:
-        """Check that the opened directory is still at its path. If not, it is out of service from now on. Called with
-        the lock held, or by a thread that `close` waits for."""
+        """Check that the opened directory is still at its path. If it is not, it is out of service from now on. The
+        caller holds the lock, or is a thread that `close` waits for."""
         lock = self.path / _LOCK
         try:
             if self.disk.stands_at(self._lock_fd, lock):
@@ -482,14 +491,14 @@ class LogDirectory:
             )
         except OSError as error:
             if is_of_a_name(error) or passes(error):
-                return True  # says nothing about the directory
+                return True  # this error is no evidence that the directory is gone
             reason = f"looking for {lock}: {error.strerror or error}"
         self._health.fail(StorageFailed(directory=str(self.path), reason=reason))
         return False
 
     def _lose_if_gone(self, key: tuple[bytes, int], opened: Log) -> bool:
-        """Close an open log whose files were removed: it is lost from now on. Returns False if it is open and they are
-        there."""
+        """If the files of an open log were removed, close it: it is lost from now on. Returns False if the log is open
+        and its files are in place."""
         if not opened.is_gone():
             return False
         with self._lock:
@@ -497,7 +506,7 @@ class LogDirectory:
             if self._closed or self._logs.get(key) is not opened:
                 return True
             if not self._check_in_place():
-                return True  # all logs are gone, and may come back
+                return True  # the whole directory was moved or removed; it may be put back, so no log is lost
             del self._logs[key]
             self._missing.add(key)
             self._untrusted.add(key)
@@ -506,7 +515,7 @@ class LogDirectory:
         return True
 
     def _report_failure(self, error: StorageFailed) -> None:
-        """Report the failure, and wake the waits for flushes."""
+        """Call `on_failed`, and wake the threads that wait for a flush."""
         self.on_failed(error)
         for opened in self.logs():
             opened.on_flushed()
@@ -514,7 +523,7 @@ class LogDirectory:
     # --- threads -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start flushing and tidying in the background; what was asked for before is done now."""
+        """Start the background threads. They first do the work that was submitted before."""
         assert self._tidier is None, "started already"
         self.services.flusher.start()
         self._unlinker.start()
@@ -538,8 +547,8 @@ class LogDirectory:
             self._changed.wait_for(lambda: self._stopping, seconds)
 
     def tidy(self) -> None:
-        """One round over every log: check that it is still there, then rolls by age, retention, checkpoints, and
-        forgetting of producers."""
+        """Do one round over all logs. For each log: check that its files are in place, roll it by age, apply retention,
+        forget silent producers, write a checkpoint."""
         if self.failed is not None or not self._check_in_place():
             return
         with self._lock:
@@ -562,10 +571,10 @@ class LogDirectory:
                 log.exception("tidy_failed", partition=opened.label)
 
     def close(self, clean: bool = True) -> None:
-        """Stop the threads, close every log, release the directory.
+        """Stop the threads, close every log, and release the directory.
 
         Args:
-            clean: flush and save everything, so that the next start has nothing to recover.
+            clean: flush and save everything first, so that the next start has nothing to recover.
         """
         with self._lock:
             if self._closed:
@@ -579,7 +588,7 @@ class LogDirectory:
         self.services.flusher.stop()
         if self._tidier is not None:
             self._tidier.join()
-        all_saved = clean or not logs  # without an open log it is as it was found
+        all_saved = clean or not logs  # without an open log, the directory is as it was found
         for _, opened in logs:
             try:
                 opened.close(clean)

@@ -1,21 +1,25 @@
-"""What a log knows of its idempotent producers: which batch comes next, and which were the last ones. No I/O.
+"""The state of a log's idempotent producers: the next sequence number and the last batches of each. No I/O.
 
-A batch of a producer carries its id, its epoch and the sequence number of its first record. In order: it follows the
-last one. Seen before: one of the last `remembered` batches of its producer, answered as it was the first time. A gap:
-an earlier batch is missing, the producer has to send again from there. A new epoch starts at sequence 0.
+A producer's batch has its producer id, its epoch and the sequence number of its first record. A new epoch starts at
+sequence 0. A batch is one of these:
 
-A producer that was forgotten and continues gets an error for a gap. It then starts an epoch, and gives up what it had
-sent and had no answer for (OutcomeUnknown): that may be in the log, and nobody knows any more. So nothing is doubled.
+- In order: it continues the producer's last batch, and is appended.
+- A duplicate: it is one of the last batches of its producer (the deduplication window). The first append is returned.
+- After a gap: an earlier batch is missing. The producer must send again from there.
 
-The state is a function of the log, saved now and then (`%020d.producers`, named by the offset that it is true at) so
-that a start reads only the log behind it. Saved form, little-endian, the CRC-32C of the rest at the end:
+A producer that was forgotten and then continues gets the error of a gap. It then starts a new epoch. It gives up the
+batches that it had sent without getting an answer (OutcomeUnknown), because nobody can tell whether they are in the
+log. So no batch is appended twice.
+
+The state is a function of the log. It is saved from time to time in `%020d.producers`, named by the end offset that it
+describes, so that a start reads only the log after it. Saved form, little-endian:
 
     4s "KLPR", u32 version 2, i64 offset, u32 producer_count
-    for each producer, that of the last append last:
+    for each producer, in the order of their last appends:
                         i64 producer_id, i16 epoch, i32 next_sequence, i64 last_append_us, u16 batch_count
     for each batch:     i32 base_sequence, i32 record_count, i64 base_offset, i64 end_offset, i64 append_us
-    apply progress      as `apply_progress.py` saves them
-    u32 crc
+    apply progress      the saved form of `apply_progress.py`; not in version 1
+    u32 crc             CRC-32C of all other bytes
 """
 
 from __future__ import annotations
@@ -38,13 +42,13 @@ _BATCH = struct.Struct("<iiqqq")
 _CRC = struct.Struct("<I")
 assert (_START.size, _PRODUCER.size, _BATCH.size) == (20, 24, 32)
 _MAGIC = b"KLPR"
-_VERSION, _WITHOUT_MARKS = 2, 1
+_VERSION, _WITHOUT_PROGRESS = 2, 1
 _MAY_SEND_AGAIN_SECONDS = 300.0
-"""How long after its last append a producer may still send a batch again: more than twice a delivery.timeout.ms."""
+"""A producer may still send a batch again this long after its last append: more than twice a delivery.timeout.ms."""
 
 
 class Remembered(NamedTuple):
-    """A batch that was appended."""
+    """A batch in the deduplication window."""
 
     base_sequence: int
     record_count: int
@@ -54,9 +58,14 @@ class Remembered(NamedTuple):
 
 
 class _Producer:
-    """`batches`: the remembered ones as they are saved, for a packed one takes 32 bytes and a tuple of it 250.
-    `last_append`: by the monotonic clock, estimated at a start from the wall clock.
-    `snapshots`: how many had been taken when this was made; with more, one of them holds it, and it is not changed."""
+    """The state of one producer.
+
+    Attributes:
+        batches: the deduplication window in its saved form: a packed batch takes 32 bytes, a tuple 250.
+        last_append: time of the last append by the monotonic clock; after a start estimated from the wall clock.
+        snapshots: number of snapshots taken before this object was made. If more have been taken since, one of them
+            contains this object, which is then copied before a change.
+    """
 
     __slots__ = ("batches", "epoch", "last_append", "last_append_us", "next_sequence", "snapshots")
 
@@ -77,7 +86,8 @@ class _Producer:
 
 
 class ProducersSnapshot:
-    """The state as it was at an offset. Taken under the log's lock, at the price of two lists; encoded without it."""
+    """The state of all producers at an offset. It is taken under the log's lock, which copies only lists of references;
+    it is encoded without the lock."""
 
     def __init__(
         self, offset: int, numbers: list[int], producers: list[_Producer], apply_progress: ApplyProgressSnapshot
@@ -111,15 +121,15 @@ class Producers:
     """The state of one log's producers. Not thread-safe: Log holds the lock.
 
     Args:
-        label: the partition, as errors name it.
-        remembered: batches of a producer that are known again.
-        state_max: producers that are kept. A further one replaces the one that has been silent longest. If that one
-            appended within five minutes, it may still retry, so the new producer is refused. Those minutes go by the
-            monotonic clock: a wall clock that is set, ahead or back, makes nobody silent.
-        clock: appends are stamped with its wall time.
+        label: the partition's name for errors.
+        remembered: length of a producer's deduplication window, in batches.
+        state_max: maximum number of producers. A further producer replaces the one that has been silent longest. If
+            that one appended within the last five minutes, it may still retry, so the new producer is refused. The five
+            minutes are measured by the monotonic clock: setting the wall clock must not make a producer silent.
+        clock: the clock whose wall time stamps appends.
 
     Attributes:
-        apply_progress: of the transactions.
+        apply_progress: the apply progress of transactions.
     """
 
     def __init__(self, label: str, remembered: int, state_max: int, clock: Clock) -> None:
@@ -138,15 +148,20 @@ class Producers:
         return producer_id in self._by_id
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more can be kept, and none is forgotten for them."""
+        """Whether `count` more producers can be added without forgetting another."""
         return len(self._by_id) + count <= self._state_max
 
     def check(self, header: BatchHeader) -> Remembered | KafkalogError | None:
-        """None: append it. Remembered: it is in the log, there. An error: refuse it."""
+        """Check a producer's batch before its append.
+
+        Returns:
+            None if the batch is to be appended; a Remembered if it is a duplicate; else the error: OutOfOrderSequence,
+            ProducerFenced, SequenceForgotten, TooManyProducers.
+        """
         producer = self._by_id.get(header.producer_id)
         if producer is None or header.producer_epoch > producer.epoch:
-            # Of a producer that is not known (any more) only the beginning is in order: an earlier batch of its may
-            # have been refused, or may still be on its way.
+            # From an unknown producer or a new epoch only sequence 0 is in order: an earlier batch may have been
+            # refused, or may still be on its way.
             if header.base_sequence:
                 return self._gap(header, 0)
             if producer is None and len(self._by_id) >= self._state_max and not self._oldest_may_go():
@@ -165,8 +180,8 @@ class Producers:
             batch = Remembered._make(_BATCH.unpack_from(producer.batches, at))
             if batch.base_sequence == header.base_sequence and batch.record_count == header.record_count:
                 return batch
-        behind = (producer.next_sequence - header.base_sequence) % SEQUENCE_MODULUS
-        if behind < SEQUENCE_MODULUS // 2:
+        distance = (producer.next_sequence - header.base_sequence) % SEQUENCE_MODULUS
+        if distance < SEQUENCE_MODULUS // 2:  # older than the deduplication window
             return SequenceForgotten(
                 producer_id=header.producer_id, sequence=header.base_sequence, partition=self._label
             )
@@ -181,7 +196,7 @@ class Producers:
         )
 
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
-        """Take in a batch of an idempotent producer that was appended just now."""
+        """Record a batch of an idempotent producer after its append."""
         self._record(header, base_offset, append_us, self._clock.monotonic())
 
     def _record(self, header: BatchHeader, base_offset: int, append_us: int, append: float) -> None:
@@ -206,11 +221,11 @@ class Producers:
         return self._clock.monotonic() - oldest.last_append >= _MAY_SEND_AGAIN_SECONDS
 
     def _monotonic(self, append_us: int) -> float:
-        """When an append was that was stamped before this start, by the monotonic clock; now, if it was later."""
+        """The time of an earlier append by the monotonic clock, from its wall time; now, if the wall time is later."""
         return self._clock.monotonic() - max(self._clock.now_us() - append_us, 0) / 1_000_000
 
     def replay(self, header: BatchHeader) -> None:
-        """Take in a batch that stands in the log."""
+        """Record a batch that a start reads from the log."""
         if header.producer_id < 0:
             return
         append_us = header.append_timestamp_us
@@ -220,7 +235,7 @@ class Producers:
             self.apply_progress.record(header, header.base_offset, append_us)
 
     def forget_silent(self, before_us: int) -> int:
-        """Forget the producers whose last append is older; returns how many."""
+        """Forget the producers whose last append was before a wall time; returns their number."""
         count = 0
         while self._by_id and next(iter(self._by_id.values())).last_append_us < before_us:
             self._by_id.popitem(last=False)
@@ -232,19 +247,24 @@ class Producers:
         self.apply_progress.clear()
 
     def snapshot(self, offset: int) -> ProducersSnapshot:
-        """The state now, which is true at an offset."""
+        """Take a snapshot of the state.
+
+        Args:
+            offset: the log's end offset, which the state describes.
+        """
         self._snapshots += 1
         return ProducersSnapshot(offset, list(self._by_id), list(self._by_id.values()), self.apply_progress.snapshot())
 
     def load(self, data: bytes, offset: int) -> bool:
-        """Become the saved state. False, and nothing changed, if it is damaged or of another offset."""
+        """Replace the state by a saved one. If that is damaged or of another offset, change nothing and return
+        False."""
         if (
             len(data) < _START.size + _CRC.size
             or crc32c(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - 4)[0]
         ):
             return False
         magic, version, true_at, count = _START.unpack_from(data)
-        if (magic, true_at) != (_MAGIC, offset) or version not in (_VERSION, _WITHOUT_MARKS):
+        if (magic, true_at) != (_MAGIC, offset) or version not in (_VERSION, _WITHOUT_PROGRESS):
             return False
         by_id: OrderedDict[int, _Producer] = OrderedDict()
         at = _START.size
@@ -259,6 +279,6 @@ class Producers:
             at = end
         self._by_id = by_id
         self.apply_progress.clear()
-        if version != _WITHOUT_MARKS:
+        if version != _WITHOUT_PROGRESS:
             self.apply_progress.load(data, at)
         return True

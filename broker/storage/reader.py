@@ -1,6 +1,8 @@
-"""Reading a log: from an offset or a timestamp to a place in a file. Takes no lock: a `View` is immutable, and the
-bytes that it describes are written. Damage that a read finds is examined and logged once, and later readers get the
-same error."""
+"""Reading a log: from an offset or a timestamp to a range of a file.
+
+Takes no lock: a `View` is immutable, and the bytes that it describes are written. Damage that a read finds is examined
+and logged once. Later reads get the same error.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,15 @@ UNKNOWN = -1
 
 
 class View(NamedTuple):
-    """The state of a log at one moment, for reads. The positions are in the last segment; `flushed_position` is UNKNOWN
-    if the flushed part ends before that segment."""
+    """The state of a log at one moment, for reads.
+
+    Attributes:
+        start_offset: the first offset that may be read.
+        bases: base offsets of `segments`.
+        end_offset, end_position: the log's end; the position is in the last segment.
+        flushed_offset, flushed_position: the end of the flushed part; the position is in the last segment, or UNKNOWN
+            if the flushed part ends before that segment.
+    """
 
     start_offset: int
     segments: tuple[Segment, ...]
@@ -39,24 +48,25 @@ class View(NamedTuple):
         return sum(segment.size for segment in self.segments)
 
     def limit(self, number: int) -> tuple[int, int]:
-        """The end position of a segment, and the offset there."""
+        """(end position, end offset) of a segment, given by its number."""
         if number == len(self.segments) - 1:
             return self.end_position, self.end_offset
         return self.segments[number].size, self.bases[number + 1]
 
     def position(self, end_offset: int) -> int:
-        """The position of an end offset in the last segment, if it is known; else UNKNOWN."""
+        """The position of `end_offset` in the last segment; UNKNOWN unless it is the end of the log or of the flushed
+        part."""
         if end_offset == self.end_offset:
             return self.end_position
         return self.flushed_position if end_offset == self.flushed_offset else UNKNOWN
 
     def place(self, end_offset: int) -> tuple[int, int]:
-        """(number of the segment, position there) of an end offset. If the position is not known, it is that of the
-        index entry at or after the offset, or of the segment's end: too large by about index.interval.bytes."""
+        """(number of the segment, position in it) of `end_offset`. If the position is not known, the result is the next
+        index entry's position, or the segment's end: too large by at most about index.interval.bytes."""
         position = self.position(end_offset)
         if position != UNKNOWN:
             return len(self.segments) - 1, position
-        number = max(bisect_left(self.bases, end_offset) - 1, 0)  # the one that holds the record before it
+        number = max(bisect_left(self.bases, end_offset) - 1, 0)  # of the segment that contains the record before it
         last_position, last_offset = self.limit(number)
         entry = self.segments[number].index.at_or_after(end_offset)
         if entry is None or end_offset >= last_offset:
@@ -65,20 +75,20 @@ class View(NamedTuple):
 
 
 Look = Callable[[], tuple[View, int]]
-"""What is there now, and the end of what of it may be read, as an offset."""
+"""Returns the current view and the readable end offset."""
 
 
 def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
-    """The offset about `max_bytes` after an offset, by the indexes: nothing is read.
+    """Find the offset about `max_bytes` after an offset. Uses only the indexes, and reads no file.
 
     Args:
-        end_offset: the result is at most this.
+        end_offset: the result is at most this offset.
 
     Returns:
-        (offset, bytes up to it). The offset is that of an index entry, so that it misses the limit by at most
-        `index.interval.bytes`, or the end. The bytes are exact, except up to an end whose position is not known
-        (`View.place`). The result is at least one entry further, whatever the limit is, so that a reader in such steps
-        always makes progress.
+        (offset reached, bytes up to it). The offset is that of an index entry, or `end_offset`; so the bytes differ
+        from `max_bytes` by at most about index.interval.bytes. They are exact, unless the offset is `end_offset` and
+        its position is not known (`View.place`). The offset is at least one index entry further, whatever `max_bytes`
+        is, so that a reader in such steps always makes progress.
     """
     offset = max(offset, view.start_offset)
     if offset >= end_offset:
@@ -91,9 +101,9 @@ def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int
         segment = view.segments[number]
         end_position = last_position if number == last else segment.size
         if end_position - position > max_bytes - counted:
-            (at, reached), behind = segment.index.around(position + max_bytes - counted)
+            (at, reached), after = segment.index.around(position + max_bytes - counted)
             if reached <= offset:  # in the first segment only
-                at, reached = behind or (end_position, segment.end_offset)
+                at, reached = after or (end_position, segment.end_offset)
             if reached < end_offset:
                 return reached, counted + at - position
         counted += end_position - position
@@ -105,8 +115,8 @@ class Reader:
     """Reads of one log. Thread-safe.
 
     Attributes:
-        view: of the log now. The log replaces it, as a whole, after the bytes that it describes are written.
-        closed: nothing may be read any more.
+        view: the log's current state. The log replaces it, as a whole, after the bytes that it describes are written.
+        closed: set by the log when it is closed; reads then raise Closed.
     """
 
     view: View
@@ -125,21 +135,24 @@ class Reader:
         return look() if look is not None else (view := self.view, view.end_offset)
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None = None, look: Look | None = None) -> FileSlice:
-        """A slice with the batches from an offset on.
+        """Find the batches from an offset on.
 
         Args:
-            offset: the slice starts with the batch that holds it.
+            offset: the slice starts with the batch that contains it.
             max_bytes: the slice is at most that long, unless its first batch is longer.
-            hint: where that batch starts, from an earlier slice; checked, and looked up if it is wrong.
-            look: the limit of what may be read, else the log's end; no batch at or after it is in the slice.
+            hint: position where that batch may start, from an earlier slice. A wrong hint is ignored.
+            look: returns the readable end offset; without it, the log's end counts. No batch that reaches beyond the
+                readable end is in the slice.
 
         Returns:
-            A slice of one segment; empty at the end.
+            A slice of one segment. It is empty if no batch from the offset on is readable yet.
 
         Raises:
-            OffsetOutOfRange: the offset is before the start or after the end.
-            CorruptBatch: it is in a damaged range; the error's fact `end_offset` is where to continue.
-            StorageFailed, Closed.
+            OffsetOutOfRange: the offset is before the log's start or after its end.
+            CorruptBatch: the offset is in a damaged range, and the error's fact `end_offset` is where to continue; or
+                the segment's file is missing.
+            StorageFailed, DiskFull: the file cannot be read.
+            Closed: the log is closed.
         """
         while True:
             view, end = self._look(look)
@@ -155,18 +168,23 @@ class Reader:
     def offset_for_timestamp(
         self, timestamp_us: int, from_offset: int = 0, look: Look | None = None
     ) -> tuple[int, int | None] | None:
-        """The first batch that may have a record at or after a timestamp, by the batches' headers: no body is decoded.
+        """Find the first record at or after a timestamp, from the headers of batches: no body is decoded.
 
         Args:
             from_offset: records before it do not count.
+            look: as in `read`.
 
         Returns:
-            (offset, timestamp_us) of the first record at or after the timestamp; or, of the first batch that says it
-            has one, the first offset that counts, and None: the batch has a timestamp for each record, and the one
-            looked for may be at that offset, after it, or in a later batch. None: there is none before the end.
+            - (offset, timestamp_us) of the record, if all records of its batch have one timestamp.
+            - (offset, None), if the first batch whose maximum timestamp is large enough has a timestamp for each
+              record. The offset is the first one of the batch that counts. The record may be there, after it, or in a
+              later batch.
+            - None, if there is no such record before the readable end.
 
         Raises:
-            CorruptBatch: it may lie in a damaged range. StorageFailed, Closed.
+            CorruptBatch: the record may be in a damaged range.
+            StorageFailed, DiskFull: a file cannot be read.
+            Closed: the log is closed.
         """
         while True:
             view, end = self._look(look)
@@ -182,7 +200,8 @@ class Reader:
         self._errors.refuse(error, "reading")
 
     def _check_moved(self, view: View, offset: int) -> None:
-        """Handle a missing segment file: it is no error if retention or a deletion was faster than the read."""
+        """Raise CorruptBatch for a missing segment file, unless the log has a new view: then retention or a deletion
+        may have removed the file, and the read is retried."""
         if self._look(None)[0] is view:
             raise CorruptBatch(partition=self._label, offset=offset, reason="the file of its segment is missing")
 
@@ -202,12 +221,12 @@ class Reader:
             position, length = self._find(segment, file, offset, hint, limit, limit_offset)
             if end < limit_offset:
                 limit = self._end_position(view, segment, file, end, limit, limit_offset)
-            if position + length > limit:  # the batch that holds the offset reaches past the requested end
+            if position + length > limit:  # the batch that contains the offset reaches beyond the readable end
                 file.release()
                 return FileSlice(self._disk, None, segment.base_offset, 0, 0, self._failed)
             limit = segment.slice_end(position, limit)
             slice_length = max(length, min(max_bytes, limit - position))
-            if slice_length < limit - position:  # end where a batch starts: readers discard one that is cut
+            if slice_length < limit - position:  # end where a batch starts, because readers discard a partial batch
                 (last, _), _ = segment.index.around(position + slice_length)
                 if last > position:
                     slice_length = max(length, last - position)
@@ -219,7 +238,7 @@ class Reader:
     def _find(
         self, segment: Segment, file: SharedFile, offset: int, hint: Hint | None, limit: int, limit_offset: int
     ) -> tuple[int, int]:
-        """(position, length) of the batch that holds an offset, by the hint if it is correct."""
+        """(position, length) of the batch that contains an offset, from the hint if that is correct."""
         if hint is not None and hint.segment_base_offset == segment.base_offset and not segment.damaged:
             length = segment.batch_length(file, hint.position, offset, limit)
             if length is not None:
@@ -229,7 +248,7 @@ class Reader:
     def _end_position(
         self, view: View, segment: Segment, file: SharedFile, end: int, limit: int, limit_offset: int
     ) -> int:
-        """Where the batch that holds an end offset starts: readers stop there."""
+        """The position at which readers stop: the start of the batch, or damaged range, that contains offset `end`."""
         position = view.position(end)
         if position != UNKNOWN and segment is view.segments[-1]:
             return position
@@ -244,7 +263,8 @@ class Reader:
     def _locate(
         self, segment: Segment, file: SharedFile, offset: int, limit: int, limit_offset: int
     ) -> tuple[int, int]:
-        """(position, length) of the batch that holds an offset; damage on the way is examined."""
+        """(position, length) of the batch that contains an offset. Damage before it is examined. Raises CorruptBatch if
+        the offset is in a damaged range, or in no batch."""
         examined = -1
         while True:
             damage = segment.damage_at(offset)
@@ -252,14 +272,14 @@ class Reader:
                 raise self._corrupt(damage)
             try:
                 return segment.locate(file, offset, limit)
-            except BadHeader as bad:  # damage across several index entries is found entry by entry
+            except BadHeader as bad:  # damage across several index entries is examined entry by entry
                 if bad.position <= examined:
                     break
                 examined = bad.position
                 self._examine(segment, file, examined, limit, limit_offset)
-        behind = segment.index.at_or_after(offset + 1)  # a batch starts there: what is lost ends there at the latest
-        end_offset = limit_offset if behind is None else min(behind[1], limit_offset)
-        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch has it", end_offset=end_offset)
+        after = segment.index.at_or_after(offset + 1)  # a batch starts there, so the lost range ends there or before
+        end_offset = limit_offset if after is None else min(after[1], limit_offset)
+        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch contains it", end_offset=end_offset)
 
     def _examine(
         self, segment: Segment, file: SharedFile, position: int, limit: int, limit_offset: int
@@ -286,7 +306,8 @@ class Reader:
         )
 
     def boundary(self, view: View, number: int, offset: int) -> tuple[int, int]:
-        """(position, offset) of the start of the batch, or damaged range, that holds an offset of a segment."""
+        """(position, offset) of the start of the batch, or damaged range, that contains an offset of segment
+        `number`."""
         segment = view.segments[number]
         if offset == segment.base_offset:
             return 0, offset
@@ -318,7 +339,7 @@ class Reader:
     def _search_segment(
         self, view: View, number: int, timestamp_us: int, start_offset: int
     ) -> tuple[int, int | None] | None:
-        """`_search` in one segment; damage on the way is examined."""
+        """`_search` in one segment. Damage is examined."""
         segment = view.segments[number]
         limit, limit_offset = view.limit(number)
         file = segment.share_file()
@@ -326,12 +347,12 @@ class Reader:
             while True:
                 try:
                     return self._search_file(segment, file, timestamp_us, start_offset, limit, limit_offset)
-                except BadHeader as bad:  # the same result as for later reads
+                except BadHeader as bad:  # search again with the damage known, as a later read would
                     if not self._examine(segment, file, bad.position, limit, limit_offset):
                         raise CorruptBatch(
                             partition=self._label,
                             offset=segment.base_offset,
-                            reason="a timestamp cannot be looked up in it",
+                            reason="its segment cannot be searched for a timestamp",
                         ) from None
         finally:
             file.release()
@@ -339,16 +360,17 @@ class Reader:
     def _search_file(
         self, segment: Segment, file: SharedFile, timestamp_us: int, start_offset: int, limit: int, limit_offset: int
     ) -> tuple[int, int | None] | None:
-        """`_search_segment`, with the known damage. Raises BadHeader."""
+        """`_search_segment` with the damage known so far. Raises CorruptBatch at that damage, and BadHeader at other
+        damage."""
         position, offset = segment.index.before_time(timestamp_us)
         if offset < start_offset:
             first = max(start_offset, segment.base_offset)
             position, _ = self._locate(segment, file, first, limit, limit_offset)
         damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > start_offset}
         for at, header, batch in segment.batches(file, position, limit):
-            if position in damaged:  # skipped
+            if position in damaged:  # `batches` skipped it
                 raise self._corrupt(damaged[position])
-            if body_fault(header, batch):  # its timestamps are trusted only if its checksum matches
+            if body_fault(header, batch):  # a timestamp counts only if the batch's checksum matches
                 raise BadHeader(at)
             if header.max_timestamp_us >= timestamp_us:
                 is_exact = not header.attributes & HAS_TIMESTAMP

@@ -3,17 +3,20 @@ passed in.
 
 `scan` walks from a position that is known to be the start of a batch. Its rules:
 
-1. A header that fails its check gives nothing, not even a length. The next batch is then searched for in 8-byte steps:
-   a. The checksum of a batch's body covers all but the first 28 bytes and the checksum itself. If it fits up to some
-      later header that is good, the damaged batch ends there: nothing inside it is taken for a batch.
-   b. Else a later good batch counts only if from there headers chain without a gap over a place that is known to be
-      the start of a batch with that offset, or to the end of the segment: a payload may hold what looks like a batch.
-      Such places are the recovery point, where a saved index has an entry, and where damage ends that was found before:
-      a second damage behind the first costs nothing between them. A batch with a bad body on the way, but not at the
-      segment's end, does not break a chain: its offset and length are under the header's checksum.
+1. No field of a header that fails its check is trusted, not even the length. The next batch is then searched for in
+   8-byte steps:
+   a. The checksum of a batch's body covers all but the first 28 bytes and the checksum itself. If it matches the bytes
+      up to some later good header, the damaged batch ends there. Nothing inside it is taken for a batch.
+   b. Otherwise a later good batch counts only if headers chain from it without a gap to the end of the segment, or over
+      a known place: the known start of a batch with that offset. Without this rule, bytes of a payload that look like
+      a batch could pass for one. Known places are the recovery point, the entries of a saved index, and the ends of
+      damage found before. Because of the last, new damage after known damage loses no good batch between the two. A
+      batch with a bad body does not break a chain, because its offset and length are under the header's checksum. But
+      it cannot be the last one of a chain to the segment's end.
 2. A good header with a bad body is damage of a known length.
-3. What follows the last good batch is a write cut short, to be cut off, unless it lies before the recovery point (or,
-   by rule 1a, is a batch whose body is whole): then it is damage and kept, and its offsets are not given out again.
+3. The bytes after the last good batch are an incomplete write, to be cut off. But they are damage if they are before
+   the recovery point, or if they are a batch whose body is intact (rule 1a). Then they are kept, and their offsets are
+   not given out again.
 
 Only fields under the header's checksum are used before the body's checksum is checked.
 """
@@ -47,22 +50,22 @@ Read = Callable[[int, int], "bytes | memoryview"]
 """(position, length) -> that many bytes; fewer only at the end of the file."""
 
 Places = AbstractSet[tuple[int, int]]
-"""(position, offset): a batch with that base offset starts there, or the log ended there once."""
+"""(position, offset): a batch with that base offset starts at the position, or the log once ended there."""
 
 _WINDOW = 1 << 20
 _OFFSET_MAX = (1 << 63) - 1
 
 
 class Scan(NamedTuple):
-    """What a scan found.
+    """The result of a scan.
 
     Attributes:
-        end_offset: after the last good batch, and after the damage behind it if that is kept.
-        end_position: where the next batch may be written; less than the size where a torn tail is to be cut.
+        end_offset: end offset of the last good batch, or of the damage after it if that is kept.
+        end_position: position for the next batch. It is less than the size if a torn tail is to be cut.
         leader_epoch: of the last good batch.
-        damaged: in order.
-        tail_damaged: the last of them reaches the end of the segment: nothing is to be appended behind it.
-        torn_bytes: what is to be cut.
+        damaged: the damaged ranges, in order.
+        tail_damaged: the last damaged range reaches the end of the segment, so nothing may be appended to it.
+        torn_bytes: number of bytes to cut from the end.
     """
 
     end_offset: int
@@ -88,27 +91,29 @@ def scan(
     """Walk a segment from the start of a batch to its end.
 
     Args:
-        read: the segment's bytes.
-        size: where they end.
-        position, offset, leader_epoch: where to start, the offset that comes there, the epoch of the batch before.
-        synced_offset: everything before it was synced.
+        read: reads the segment's bytes.
+        size: the scan ends at this position.
+        position: where to start.
+        offset: the offset at `position`.
+        leader_epoch: of the batch before `position`.
+        synced_offset: every record before this offset was synced.
         next_segment: base offset of the next segment; None if this is the last one.
-        known: known starts of batches: by the recovery point, an index, or damage found before.
+        known: known starts of batches, from the recovery point, an index, or damage found before.
         on_batch: called with the header and position of every good batch, in order.
     """
     unbuffered, read = read, _Window(read, size).read
     damaged: list[Damage] = []
-    open_damage: tuple[int, int] | None = None  # offset and position where it begins
-    least = offset  # no batch from here on has a smaller base offset
+    open_damage: tuple[int, int] | None = None  # (offset, position) of its start
+    least = offset  # no batch at or after `position` has a smaller base offset
     limit = _OFFSET_MAX if next_segment is None else next_segment
-    tail_end = 0  # offset after a last batch of which only the header is damaged
+    tail_end = 0  # end offset of a last batch of which only the header is damaged
     while position < size:
         header = _good_header(read, position, size, least, limit, leader_epoch)
         exact = header is not None and (header.base_offset == least or open_damage is not None)
         if header is not None and exact:
             if position + header.length > size:
                 open_damage = open_damage or (offset, position)
-                break  # it was the last batch, and nothing inside it is a batch
+                break  # an incomplete last batch; nothing inside it is a batch
             if _body_is_good(read, position, header):
                 if open_damage is not None:
                     damaged.append(Damage(open_damage[0], header.base_offset, open_damage[1], position))
@@ -142,7 +147,7 @@ def scan(
 
 
 class _Window:
-    """Reads ahead, because most reads of a scan are small and sequential."""
+    """A read buffer: most reads of a scan are small and sequential."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -159,7 +164,7 @@ class _Window:
 
 
 def _good_header(read: Read, position: int, size: int, least: int, limit: int, leader_epoch: int) -> BatchHeader | None:
-    """The header at a position if its checksum matches and it fits into the log's order."""
+    """The header at a position, if its checksum matches and its offset and leader epoch are in order; else None."""
     header = header_at(read(position, HEADER_SIZE)) if size - position >= HEADER_SIZE else None
     if header is None or not least <= header.base_offset < limit or header.leader_epoch < leader_epoch:
         return None
@@ -167,13 +172,13 @@ def _good_header(read: Read, position: int, size: int, least: int, limit: int, l
 
 
 def _body_is_good(read: Read, position: int, header: BatchHeader) -> bool:
-    """Whether the body's checksum matches and the header's fields under it make sense."""
+    """Whether the body's checksum matches and the header fields that it covers are valid."""
     start = position + CRC_FROM
     return _checksum(read, start, position + header.length, 0) == header.crc and fields_fault(header) is None
 
 
 def _checksum(read: Read, start: int, end: int, crc: int) -> int | None:
-    """CRC-32C of bytes [start, end), continued from `crc`; None if not all of them exist."""
+    """CRC-32C of bytes [start, end), continued from `crc`; None if not all of these bytes exist."""
     while start < end:
         data = read(start, min(_WINDOW, end - start))
         if not data:
@@ -184,34 +189,46 @@ def _checksum(read: Read, start: int, end: int, crc: int) -> int | None:
 
 
 class _Resynchronised(NamedTuple):
-    """The position of the next batch, or None; and the number of records of a last batch whose body alone is whole."""
+    """The result of a search for the next batch.
+
+    Attributes:
+        position: of the next batch; None if none was found.
+        records_at_end: number of records of a last batch whose header is damaged and whose body is intact; else 0.
+    """
 
     position: int | None
     records_at_end: int
 
 
 class _Chain:
-    """Batches that follow each other without a gap; the last of them is at `position`.
+    """Batches that follow each other without a gap, represented by the last of them.
 
-    A body is read only if it decides something, because a payload may hold any number of false headers.
+    A body is read only if the result depends on it, because a payload may contain any number of false headers.
 
     Attributes:
-        is_believed: the chain passes a known place.
+        end: end position of the last batch.
+        is_trusted: the chain passes a known place, or ends with a good batch at the end of the segment.
     """
 
     def __init__(
         self, checksums: Checksums, before: list[_Chain], position: int, header: BatchHeader, size: int, known: Places
     ) -> None:
-        """The chains that end where a batch begins, and to which it is linked, with it; without any, a chain of its
-        own."""
+        """Extend chains by a batch, or start a new chain with it.
+
+        Args:
+            before: the chains that the batch extends; none to start a new chain.
+            position, header: of the batch.
+            size: end position of the segment.
+            known: known starts of batches.
+        """
         self._checksums = checksums
         self._position = position
         self._header = header
         earlier = [found for each in before if (found := each.first_good()) is not None]
         self._first_good = min(earlier, default=None)
         self.end = end = position + header.length
-        self.is_believed: bool = (
-            any(each.is_believed for each in before)
+        self.is_trusted: bool = (
+            any(each.is_trusted for each in before)
             or (position, header.base_offset) in known
             or (end, header.end_offset) in known
             or (end == size and self._ends_well)
@@ -224,13 +241,13 @@ class _Chain:
         return fields_fault(self._header) is None and self._checksums.of(start, self.end) == self._header.crc
 
     def first_good(self) -> int | None:
-        """Where the first batch with a good body stands."""
+        """The position of the chain's first batch with a good body; None if there is none."""
         if self._first_good is None and self._ends_well:
             return self._position
         return self._first_good
 
     def links(self, after: BatchHeader) -> bool:
-        """Whether the last batch is followed by that which stands behind it."""
+        """Whether a batch that starts at the chain's end may be the next batch, by its offset and leader epoch."""
         before = self._header
         if after.leader_epoch < before.leader_epoch or after.base_offset <= before.base_offset:
             return False
@@ -238,7 +255,8 @@ class _Chain:
 
 
 class _OpenChains:
-    """The chains that end at a position or behind it; a few, for a segment has millions of batches."""
+    """The chains that end at or after the current position. Earlier ones are forgotten, because a segment has millions
+    of batches."""
 
     def __init__(self) -> None:
         self._by_end: dict[int, list[_Chain]] = {}
@@ -251,7 +269,7 @@ class _OpenChains:
         self._by_end[chain.end].append(chain)
 
     def take(self, position: int) -> list[_Chain]:
-        """Those that end at a position. Those that end before it are forgotten: positions only grow."""
+        """The chains that end at a position. Chains that end before it are forgotten, because positions only grow."""
         while self._ends and self._ends[0] < position:
             del self._by_end[heapq.heappop(self._ends)]
         return self._by_end.get(position, [])
@@ -268,18 +286,18 @@ def _resynchronise(
     leader_epoch: int,
     known: Places,
 ) -> _Resynchronised:
-    """The start of the next trusted batch, at or after `first`; rule 1.
+    """Find the start of the next trusted batch at or after `first`, by rule 1.
 
-    At `start` is a bad header, or, if `first` is `start`, a good one in an unexpected place. The time is proportional
-    to the bytes, however many headers follow and whatever lengths they claim: one batch can hold 250,000 headers, each
-    of which claims to be as long as the batch.
+    At `start` is a bad header or, if `first` is `start`, a good one with an unexpected offset. The time is proportional
+    to the number of bytes, whatever headers these contain: one batch can contain 250,000 headers, each with a length as
+    large as the batch.
     """
     damaged = read(start, HEADER_SIZE) if first > start else b""
     header = BatchHeader._make(HEADER.unpack(damaged)) if len(damaged) == HEADER_SIZE else None
     if header is not None and fields_fault(header) is not None:
         header = None
     running, running_to = 0, start + CRC_FROM
-    believed: int | None = None
+    trusted: int | None = None
     chains = _OpenChains()
     for position, candidate in _headers(read, first, size, least, limit, leader_epoch):
         if header is not None and position >= start + HEADER_SIZE:
@@ -288,25 +306,25 @@ def _resynchronise(
                 return _Resynchronised(position, 0)
         before = [each for each in chains.take(position) if each.links(candidate)]
         chain = _Chain(checksums, before, position, candidate, size, known)
-        if chain.is_believed and (found := chain.first_good()) is not None:
-            believed = found if believed is None else min(believed, found)
+        if chain.is_trusted and (found := chain.first_good()) is not None:
+            trusted = found if trusted is None else min(trusted, found)
         chains.add(chain)
     if header is not None and size % ALIGNMENT == 0 and _checksum(read, running_to, size, running) == header.crc:
-        return _Resynchronised(None, header.last_offset_delta + 1)  # all that looked like batches is inside its body
-    return _Resynchronised(believed, 0)
+        return _Resynchronised(None, header.last_offset_delta + 1)  # what looked like batches is in its body
+    return _Resynchronised(trusted, 0)
 
 
 def _headers(
     read: Read, start: int, size: int, least: int, limit: int, leader_epoch: int
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Every 8-byte step from `start` where a good header of a batch that fits before `size` stands."""
+    """(position, header) of every good header at 8-byte steps from `start` whose batch ends at or before `size`."""
     while size - start >= HEADER_SIZE:
         data = read(start, min(_WINDOW + HEADER_SIZE, size - start))
         usable = len(data) - HEADER_SIZE
         if usable < 0:
             return
         steps = usable // ALIGNMENT + 1
-        # The length, at 8 of each step, rules out nearly all of them at 30 ns each.
+        # The length field, 8 bytes after each step, rules out nearly all steps, at 30 ns each.
         lengths = memoryview(data)[: len(data) // 4 * 4].cast("i")[2 : 2 * steps + 2 : 2]
         for step, length in enumerate(lengths):
             if HEADER_SIZE <= length <= LENGTH_MAX and length % ALIGNMENT == 0:

@@ -1,11 +1,11 @@
 """One segment file and its index. Knows bytes, offsets and damage; no topics, sockets or ZooKeeper.
 
-Not thread-safe for writers: Log holds the lock. Readers need none; they are given the position up to which the file may
-be read. append() may precede sync(); sync() is the promise.
+Writing is not thread-safe: Log holds the lock. Reading needs no lock: callers pass the position up to which the file
+may be read. Appended bytes are durable only after sync().
 
-A read returns a range of the file (`FileSlice`): bytes are described, never copied. The slice keeps its file open until
-it is closed, so that retention, a roll or a close cannot make its descriptor refer to another file. After a truncation
-of the log's tail the file may end within a slice.
+A read returns a range of the file (`FileSlice`) and copies no bytes. The slice keeps its file open until it is closed,
+so that retention, a roll or a close cannot make its descriptor refer to another file. After a truncation of the log's
+tail the file may end within a slice.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, header
 
 
 class Hint(NamedTuple):
-    """Where a batch may start, from an earlier slice."""
+    """A position, known from an earlier slice, at which a batch may start."""
 
     segment_base_offset: int
     position: int
 
 
 class SharedFile:
-    """A descriptor with several owners; the last one to release it closes it."""
+    """A descriptor with several owners. When the last owner releases it, it is closed."""
 
     __slots__ = ("_disk", "_lock", "_owners", "fd")
 
@@ -45,7 +45,7 @@ class SharedFile:
         self._owners = 1
 
     def share(self) -> bool:
-        """Add an owner; returns False if the last one has released it already."""
+        """Add an owner. Returns False if the last owner has already released the descriptor."""
         with self._lock:
             if self._owners == 0:
                 return False
@@ -62,12 +62,13 @@ class SharedFile:
 
 
 class FileSlice:
-    """Bytes [position, position + length) of a segment file; whole batches, but for the last one, which may be cut.
+    """Bytes [position, position + length) of a segment file: whole batches, except that the last one may be partial.
 
-    To be closed, or used as a context manager. `length` 0: there is nothing (yet), and no file.
+    Close it, or use it as a context manager. A slice of length 0 has no file.
 
     Args:
-        failed: what to do with an error of a read: it raises StorageFailed or DiskFull, as any read of the log does.
+        failed: called with the error of a failed read. It raises StorageFailed or DiskFull, as any read of the log
+            does.
     """
 
     __slots__ = ("_disk", "_failed", "_file", "length", "position", "segment_base_offset")
@@ -89,12 +90,12 @@ class FileSlice:
         self.length = length
 
     def fileno(self) -> int:
-        """The descriptor for sendfile. Give it the position: the file has many readers."""
+        """The descriptor for sendfile. Always pass the position, because other readers share the descriptor."""
         assert self._file is not None, "an empty or closed slice has no file"
         return self._file.fd
 
     def read(self) -> bytes:
-        """The bytes, read into memory."""
+        """Read the bytes into memory. Raises StorageFailed, DiskFull."""
         if self._file is None:
             return b""
         try:
@@ -103,7 +104,8 @@ class FileSlice:
             self.failed(error)
 
     def failed(self, error: OSError) -> NoReturn:
-        """Handle a failed read, here or by sendfile. Raises StorageFailed: the directory is out of service."""
+        """Handle the error of a failed read or sendfile. Raises DiskFull if the error is temporary; else StorageFailed:
+        the directory is out of service."""
         self._failed(error)
 
     def close(self) -> None:
@@ -126,16 +128,16 @@ class FileSlice:
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 NEXT_SUFFIX = ".next"
-"""Ending of a segment's file while the one before it is not synced yet. A name that ends in `.log` proves that every
-segment before it was."""
+"""Suffix of a segment's file until the segment before it is synced. The suffix `.log` proves that every earlier segment
+was synced."""
 _FIRST_READ = 4096
 _NEXT_READ = 1 << 16
-_CHECKED = struct.Struct("<qiiqI")  # what header_crc covers, and header_crc
+_CHECKED = struct.Struct("<qiiqI")  # the fields under header_crc, and header_crc
 assert _CHECKED.size == STAMPED_SIZE + 4
 
 
 class BadHeader(Exception):
-    """A walk found bytes that are not a batch header; `Segment.examine` determines the damage."""
+    """A read found bytes that are not a batch header. `Segment.examine` determines the damage."""
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -147,13 +149,14 @@ def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Pa
 
 
 def base_offset_of(name: str, suffix: str) -> int | None:
-    """The offset in a file's name (20 digits and a suffix), or None."""
+    """The base offset in a file's name (20 digits and the suffix); None if the name is not of that form."""
     digits = name[:20]
     return int(digits) if len(name) == 20 + len(suffix) and name.endswith(suffix) and digits.isdecimal() else None
 
 
 class Segment:
-    """A segment's file, index and totals. The appending or recovering code sets `end_offset`."""
+    """A segment's file, index and totals (size, end offset, maximum timestamp, append times, leader epoch). After an
+    append, the log sets `leader_epoch`."""
 
     def __init__(
         self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int, suffix: str = LOG_SUFFIX
@@ -169,16 +172,17 @@ class Segment:
     # --- files ---------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the file; its name is durable once its folder is synced."""
+        """Create the file. Its name is durable after a sync of the folder."""
         self._file = SharedFile(self._disk, self._disk.create(self.path))
 
     @property
     def is_next(self) -> bool:
-        """Whether its name shows that the segment before it may not be synced."""
+        """Whether the file is named `.next`: the segment before it may not be synced."""
         return self.path.suffix == NEXT_SUFFIX
 
     def rename(self) -> None:
-        """Give it the name that proves that all before it is synced; durable once its folder is synced."""
+        """Rename the file to `.log`, which proves that all earlier segments are synced. The name is durable after a
+        sync of the folder."""
         path = self.path.with_suffix(LOG_SUFFIX)
         self._disk.rename(self.path, path)
         self.path = path
@@ -188,7 +192,7 @@ class Segment:
         self.size = self._disk.size(self._file.fd)
 
     def open_closed(self) -> None:
-        """Take the size of a segment that is not appended to any more."""
+        """Set `size` from the file of a segment that is not appended to any more. The file is not kept open."""
         fd = self._disk.open(self.path)
         try:
             self.size = self._disk.size(fd)
@@ -196,20 +200,20 @@ class Segment:
             self._disk.close(fd)
 
     def share_file(self) -> SharedFile:
-        """The file, to be released by the caller. Raises FileNotFoundError once the segment was deleted."""
+        """The open file. The caller must release it. Raises FileNotFoundError if the segment was deleted."""
         file = self._file
         if file is not None and file.share():
             return file
         return SharedFile(self._disk, self._disk.open(self.path))
 
     def close(self) -> None:
-        """Stop appending; slices in use stay valid."""
+        """Release the file. Slices in use stay valid."""
         file, self._file = self._file, None
         if file is not None:
             file.release()
 
     def is_in_place(self) -> bool:
-        """Whether its open file is the one with its name; True if it is closed."""
+        """Whether the segment's path still names its open file; True if the segment has no open file."""
         file = self._file
         if file is None or not file.share():
             return True
@@ -219,7 +223,7 @@ class Segment:
             file.release()
 
     def delete(self) -> None:
-        """Unlink index and log; a file that is already removed counts as deleted."""
+        """Unlink the index and the segment file. A missing file counts as unlinked."""
         self.close()
         self.forget_saved_index()
         try:
@@ -232,10 +236,10 @@ class Segment:
         return self.path.with_suffix(INDEX_SUFFIX)
 
     def save_index(self, summary: Summary | None = None, *, durable: bool = False) -> None:
-        """Write the index for a restart; what it describes must have been synced.
+        """Save the index for a restart. The bytes that it describes must have been synced.
 
-        An index with damage is always durable: if there is more damage after it, a later scan may not find the good
-        batches between the two.
+        An index with damage is always made durable. Without it, a later scan may not find the good batches between that
+        damage and other damage after it.
         """
         summary = summary or self.summary()
         data = encode_index(self.index, summary)
@@ -263,7 +267,7 @@ class Segment:
     # --- opening what is there -----------------------------------------------------------------------------------
 
     def start_over(self) -> None:
-        """Forget index and totals, to read the whole file again."""
+        """Clear index and totals, to read the whole file again."""
         self.index = Index(self.base_offset, self.index.interval_bytes)
         self.size = 0
         self.end_offset = self.base_offset
@@ -273,9 +277,10 @@ class Segment:
         self.damaged = ()
 
     def load_index(self) -> bool:
-        """Take index and totals from the saved index, which may describe only the beginning of the file.
+        """Load index and totals from the saved index, which may describe only the beginning of the file. Returns False,
+        and changes nothing, if the saved index is missing or damaged or describes more than the file.
 
-        False if it is missing or doubtful.
+        `size` must be the file's size. It is then the number of bytes that the saved index describes.
         """
         data = read_whole(self._disk, self.index_path)
         loaded = decode_index(data, self.base_offset, self.index.interval_bytes) if data is not None else None
@@ -295,12 +300,13 @@ class Segment:
         return True
 
     def recover(self, size: int, synced_offset: int, next_segment: int | None, known: Places) -> Scan:
-        """Read the file from `self.size` to `size`, and add the good batches to index and totals.
+        """Scan the file from `self.size` to `size`, and add its good batches to index and totals.
 
-        `self.size` is then the position for the next batch; the file is not changed.
+        Afterwards `self.size` is the position for the next batch. The file is not changed.
 
         Args:
-            known: where batches start, as far as known from other sources than the index.
+            size, synced_offset, next_segment: see `scan`.
+            known: known starts of batches.
         """
 
         def on_batch(header: BatchHeader, position: int) -> None:
@@ -324,7 +330,7 @@ class Segment:
         return found
 
     def replay(self, from_offset: int, on_batch: Callable[[BatchHeader], None]) -> None:
-        """Call with the header of every good batch from an offset on; bodies are checked too."""
+        """Call `on_batch` with the header of every good batch from an offset on. Bodies are checked too."""
         position, offset = self.index.before(from_offset)
         scan(
             self._reader(),
@@ -339,7 +345,7 @@ class Segment:
         )
 
     def _known(self, position: int) -> Places:
-        """Where batches start, from a position on, by the index and behind the known damage."""
+        """Known starts of batches from a position on: the index entries, and the ends of known damage."""
         return places(self.index, self.damaged, position)
 
     def _reader(self) -> Read:
@@ -352,7 +358,8 @@ class Segment:
     # --- appending -----------------------------------------------------------------------------------------------
 
     def append(self, buffers: Sequence[Buffer], length: int) -> int:
-        """Write batches at the end; returns their position. `note` each of them after it. Raises as `append_all`."""
+        """Write batches at the end; returns the position of the first. The caller must then call `note` for each.
+        Raises OSError, TruncateFailed (see `append_all`)."""
         file = self._file
         assert file is not None
         position = self.size
@@ -361,7 +368,7 @@ class Segment:
         return position
 
     def note(self, header: BatchHeader, base_offset: int, position: int, append_us: int) -> None:
-        """Take an appended batch into index and totals. `header` may be the one from before it was stamped."""
+        """Add an appended batch to index and totals. `header` may be the one from before the batch was stamped."""
         if position >= self.index.next_position:
             self.index.add(base_offset, position, self.max_timestamp_us)
         if header.max_timestamp_us > self.max_timestamp_us:
@@ -376,14 +383,14 @@ class Segment:
         self._disk.sync(self._file.fd)
 
     def cut(self, position: int) -> None:
-        """Cut the file's tail off, for good; index and totals are left to the caller."""
+        """Truncate the file durably, and set `size`. The caller updates index and the other totals."""
         assert self._file is not None
         self._disk.truncate(self._file.fd, position)
         self._disk.sync(self._file.fd)
         self.size = position
 
     def truncate_to(self, position: int, offset: int) -> None:
-        """Cut everything from a batch's start on; the saved index must be gone for good before."""
+        """Cut the segment at the start of a batch, durably. The saved index must have been durably removed before."""
         self.cut(position)
         self.index.cut(offset)
         self.damaged = tuple(damage for damage in self.damaged if damage.start_offset < offset)
@@ -401,13 +408,13 @@ class Segment:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, file: SharedFile, offset: int, limit: int) -> tuple[int, int]:
-        """(position, length) of the batch that holds an offset which is in no damaged range.
+        """(position, length) of the batch that contains an offset. The offset must not be in known damage.
 
         Args:
-            limit: bytes of the file that may be read.
+            limit: end position of the bytes that may be read.
 
         Raises:
-            BadHeader: there is one before the batch.
+            BadHeader: a bad header was found before the batch, or no batch at or before the offset.
         """
         position, _ = self.index.before(offset)
         jumps = {damage.position: damage.end_position for damage in self.damaged}
@@ -434,14 +441,15 @@ class Segment:
         return found
 
     def batch_length(self, file: SharedFile, position: int, offset: int, limit: int) -> int | None:
-        """The length of the batch at a position if it is there and starts at an offset, by one header read."""
+        """The length of the batch at a position; None if no batch with that base offset starts there. Reads one
+        header."""
         if position < 0 or limit - position < HEADER_SIZE:
             return None
         header = stamped_at(self._disk.read(file.fd, _CHECKED.size, position), 0)
         return header[1] if header is not None and header[0] == offset else None
 
     def slice_end(self, position: int, limit: int) -> int:
-        """Where a slice that begins at a position must end: at damage, or at the limit."""
+        """The end position of a slice that begins at a position: the next damage, or `limit`."""
         for damage in self.damaged:
             if position < damage.position < limit:
                 return damage.position
@@ -454,15 +462,18 @@ class Segment:
         return None
 
     def examine(self, file: SharedFile, position: int, limit: int, limit_offset: int) -> list[Damage]:
-        """Determine and keep the damage around a bad header; returns the new damage. Damage that has grown replaces the
-        known one.
+        """Determine the damage around a bad header, and add it to `damaged`. If known damage has grown, it is replaced.
 
         Args:
-            limit, limit_offset: a place where a batch starts or the log ends.
+            position: of the bad header.
+            limit, limit_offset: position and offset of a later place where a batch starts or the log ends.
+
+        Returns:
+            The damage that was not known before.
         """
-        (start, offset), behind = self.index.around(position)
-        if behind is not None and behind[0] <= limit:
-            limit, limit_offset = behind
+        (start, offset), after = self.index.around(position)
+        if after is not None and after[0] <= limit:
+            limit, limit_offset = after
         found = scan(
             lambda at, length: self._disk.read(file.fd, min(length, limit - at), at),
             limit,
@@ -479,10 +490,11 @@ class Segment:
         return [damage for damage in damaged if damage not in known]
 
     def batches(self, file: SharedFile, position: int, limit: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
-        """(position, header, bytes) of the whole batches from a batch's start on; bodies are not checked.
+        """(position, header, bytes) of each batch from the start of a batch up to `limit`. Known damage is skipped.
+        Bodies are not checked.
 
         Raises:
-            BadHeader: at bytes that are no batch header.
+            BadHeader: bytes are not a batch header.
         """
         jumps = {damage.position: damage.end_position for damage in self.damaged}
         while position < limit:
@@ -497,7 +509,7 @@ class Segment:
 
 
 def stamped_at(data: bytes, at: int) -> tuple[int, int] | None:
-    """(base offset, length) of the header at a place in some bytes, or None if its checksum does not match."""
+    """(base offset, length) from the batch header at `data[at:]`; None if its checksum does not match."""
     if len(data) - at < _CHECKED.size:
         return None
     base_offset, length, _, _, checksum = _CHECKED.unpack_from(data, at)

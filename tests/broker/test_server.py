@@ -206,7 +206,7 @@ def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_reg
     registered: list[BrokerRecord] = []
     monkeypatch.setattr(Disk, "sync", sync)
     monkeypatch.setattr("broker.replica.host.registry.register_broker", lambda _, broker: registered.append(broker))
-    with pytest.raises(errors.StorageFailed, match="fdatasync of what was recovered for t-0: Input/output error"):
+    with pytest.raises(errors.StorageFailed, match="fdatasync of recovered bytes for t-0: Input/output error"):
         start_broker()
     assert not fails and not registered
 

@@ -396,11 +396,11 @@ def test_a_record_that_no_batch_holds_leads_on_at_the_next_entry_of_the_index(mo
     destroy(disk, at, 5)
     monkeypatch.setattr(Segment, "examine", lambda *given: [])
     offsets = log.view.segments[0].index.offsets
-    with pytest.raises(CorruptBatch, match="no batch has it") as caught:
+    with pytest.raises(CorruptBatch, match="no batch contains it") as caught:
         log.reader.read(5, 1)
     assert caught.value.facts["end_offset"] == min(offset for offset in offsets if offset > 5) < log.end_offset
     destroy(disk, at, 17)
-    with pytest.raises(CorruptBatch, match="no batch has it") as caught:
+    with pytest.raises(CorruptBatch, match="no batch contains it") as caught:
         log.reader.read(17, 1)
     assert caught.value.facts["end_offset"] == log.end_offset
 

@@ -380,7 +380,7 @@ def test_failed_fdatasync_of_what_a_start_recovered_is_not_tried_again(code: int
     disk.root = killed.after_kill().root
     directory = open_directory(disk)
     for _ in range(2):
-        with pytest.raises(StorageFailed, match="fdatasync of what was recovered for t-0"):
+        with pytest.raises(StorageFailed, match="fdatasync of recovered bytes for t-0"):
             open_log(directory)
     assert directory.failed is not None
     directory.close()

@@ -91,7 +91,7 @@ def test_pure_noise_is_a_problem_and_no_torn_tail(tmp_path: Path, size: int) -> 
     path = tmp_path / f"{7:020d}.log"
     path.write_bytes(random.Random(5).randbytes(size))
     found = verify(path)
-    assert [str(problem) for problem in found.problems] == [f"{path}: no record batch is in it: {size} bytes at 0"]
+    assert [str(problem) for problem in found.problems] == [f"{path}: contains no record batch: {size} bytes at 0"]
     assert found.torn_bytes == 0
 
 
@@ -185,7 +185,7 @@ def test_index_that_is_damaged_or_wrong_is_a_problem(folder: Path) -> None:
     other.write_bytes(other.read_bytes())
     segment = other.with_suffix(".log")
     segment.write_bytes(segment.read_bytes()[:-8])
-    assert [p.what for p in verify(folder).problems] == ["damaged", "an index of more than its segment"]
+    assert [p.what for p in verify(folder).problems] == ["damaged", "index describes more bytes than its segment has"]
 
 
 def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
     ("name", "sentence"),
     [
         ("missing", "there is no file or folder"),
-        (".", "holds no log"),
-        ("file.txt", "is not a segment, whose name is 20 digits and .log"),
+        (".", "contains no log"),
+        ("file.txt", "is not a segment: the name of a segment is 20 digits and .log"),
     ],
 )
 def test_path_without_a_log_gets_a_sentence(tmp_path: Path, name: str, sentence: str) -> None:

@@ -469,7 +469,7 @@ def test_folders_of_many_logs_are_synced_together_and_again_if_that_failed(tmp_p
     directory.close()
 
 
-@pytest.mark.parametrize("doing", ["making folders", "making the log anew", "deleting the log"])
+@pytest.mark.parametrize("doing", ["making folders", "replacing the log", "deleting the log"])
 def test_failed_sync_of_a_folder_ends_the_directory(tmp_path: Path, doing: str) -> None:
     class FailsOnce(Disk):
         fails = 0
@@ -486,7 +486,7 @@ def test_failed_sync_of_a_folder_ends_the_directory(tmp_path: Path, doing: str) 
     disk.fails = 1
     actions = {
         "making folders": lambda: directory.make_folders(TOPIC_ID, [1]),
-        "making the log anew": lambda: directory.replace_log(TOPIC_ID, 1, "t-1", 7),
+        "replacing the log": lambda: directory.replace_log(TOPIC_ID, 1, "t-1", 7),
         "deleting the log": lambda: directory.remove_log(TOPIC_ID, 0),
     }
     for _ in range(2):
