@@ -1,14 +1,19 @@
-"""kazoo's client, with requests that can be taken back: only `session.py` uses it.
+"""kazoo's client, with requests that can be cancelled. Only `session.py` uses it.
 
-On its own, kazoo keeps a request whose caller has given up and sends it after a reconnect, over anything written
-meanwhile. It accepts any number of requests while there is no connection. A caller blocks once kazoo's wake-up socket
-is full. And as requests count as pings, kazoo does not detect that a server has stopped answering while requests are
-sent often. Here a request is accepted only while there is a connection, and is either *sent* (from its first byte on,
-so that its outcome may be unknown) or not (it will never be executed). One lock guards the queue, so that this is
-always known.
+Problems of kazoo alone:
 
-Overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_expand_client_hosts`, `_connect`,
-`_read_socket`, `_send_request`), as they are in kazoo 2.10 and 2.11.
+- It keeps a request whose caller has given up, and sends it after a reconnect. Such a request may overwrite later
+  writes.
+- It accepts any number of requests while there is no connection.
+- A caller blocks once kazoo's wake-up socket is full.
+- It counts requests as pings. So it does not detect that a server has stopped answering while requests are sent often.
+
+Here a request is accepted only while there is a connection. It is either *sent* (from its first byte on), and its
+outcome may be unknown; or it is not sent, and will never be executed. One lock guards the queue, so it is always known
+which.
+
+This module overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_expand_client_hosts`,
+`_connect`, `_read_socket`, `_send_request`), as they are in kazoo 2.10 and 2.11.
 """
 
 from __future__ import annotations
@@ -27,11 +32,11 @@ _Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 OUTSTANDING_MAX = 10_000
-"""Requests without an answer, queued or sent; one more is refused."""
+"""Maximum number of requests without an answer, queued or sent. A further request is refused."""
 
 
 class Refused(Exception):
-    """A request was not taken; the text says why."""
+    """A request was not accepted. The text is the reason."""
 
 
 class Request(Protocol[_Answer_co]):
@@ -43,35 +48,44 @@ class Request(Protocol[_Answer_co]):
 
 
 class Pending(AsyncResult, Generic[_Answer]):
-    """An answer to come. `sent`: the request may have been executed, whatever `answer` raises."""
+    """The answer of an accepted request.
+
+    Attributes:
+        sent: the request has been sent and may have been executed, whatever `answer` raises.
+    """
 
     def __init__(self, handler: SequentialThreadingHandler) -> None:
         super().__init__(handler)
         self.sent = False
 
     def answer(self, seconds: float) -> _Answer:
-        """Wait for it. Raises KazooTimeoutError, or what became of the request."""
+        """Wait for the answer. Raises KazooTimeoutError, or the error that ended the request."""
         answer: _Answer = self.get(timeout=seconds)
         return answer
 
 
 class Client(KazooClient):
-    """A `KazooClient` for `submit` and `take_back`. Of its other calls only start, stop and close are to be used."""
+    """A `KazooClient` with `submit` and `take_back`. Send requests only with `submit`: KazooClient's own methods for
+    requests do not take the lock."""
 
     _connection: _Connection
 
     def __init__(self, hosts: str, timeout: float, connection_retry: KazooRetry) -> None:
-        self.lock = Lock()  # guards _queue and _pending, and what is appended to them against the loss of a connection
+        self.lock = Lock()  # guards _queue and _pending: nothing is added while a lost connection fails all requests
         super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     @property
     def unknown_hosts(self) -> tuple[str, ...]:
-        """Of the hosts, those that had no address when a connection was last tried."""
+        """The hosts whose names could not be resolved at the last attempt to connect."""
         return self._connection.unknown_hosts
 
     def submit(self, request: Request[_Answer]) -> Pending[_Answer]:
-        """Have a request sent after those before it. Raises Refused: there is no connection, or too many wait."""
+        """Queue a request after the earlier ones.
+
+        Raises:
+            Refused: there is no connection, or too many requests wait for an answer.
+        """
         pending: Pending[_Answer] = Pending(self.handler)
         with self.lock:
             if not self._live.is_set():
@@ -84,7 +98,7 @@ class Client(KazooClient):
         return pending
 
     def take_back(self, pending: Pending[Any]) -> bool:
-        """Give a request up; whether it will surely never be executed, because it was not sent."""
+        """Cancel a request. Returns True if it was not sent, and so will never be executed."""
         with self.lock:
             if pending.sent:
                 return False
@@ -95,17 +109,18 @@ class Client(KazooClient):
             return True
 
     def wait_connected(self, seconds: float) -> bool:
-        """Whether there is a connection, or is one within that time."""
+        """Wait for a connection. Returns whether there is one before the timeout."""
         return self._live.wait(seconds)
 
     def _notify_pending(self, state: str) -> None:
-        """The connection is gone, and `_live` cleared: fail everything. Nothing is taken any more, so nothing stays."""
+        """Fail all requests after the connection is lost. kazoo has cleared `_live` before, so `submit` accepts none
+        and no request is left over."""
         with self.lock:
             super()._notify_pending(state)
 
 
 class _Connection(ConnectionHandler):
-    """Sends what is queued, one request a call, in kazoo's own thread."""
+    """kazoo's connection. It sends the queued requests in kazoo's own thread, one for each call of `_send_request`."""
 
     client: Client
     _xid: int
@@ -118,11 +133,12 @@ class _Connection(ConnectionHandler):
         self._write_sock.setblocking(False)
 
     def wake(self) -> None:
-        """Have `_send_request` called. What is in the socket says that the queue is not empty, not how long it is."""
+        """Make kazoo call `_send_request`. Bytes in the wake-up socket mean that the queue is not empty; their number
+        has no meaning."""
         try:
             self._write_sock.send(b"\0")
         except BlockingIOError:
-            pass  # it is full of wake-ups
+            pass  # the socket already has wake-ups
 
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
         found = super()._expand_client_hosts()
@@ -159,7 +175,8 @@ class _Connection(ConnectionHandler):
             self._submit(request, connect_timeout, xid)
 
     def _clear_wakes(self) -> None:
-        """Lock held. `stop` appends and wakes without it: hence the second look."""
+        """Empty the wake-up socket. The caller holds the lock. kazoo's `stop` queues and wakes without the lock, so the
+        queue is checked again."""
         try:
             while self._read_sock.recv(4096):
                 pass

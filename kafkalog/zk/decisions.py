@@ -1,8 +1,8 @@
-"""Decisions of transactions in ZooKeeper: one znode a transaction, every write of it a compare-and-set.
+"""Decisions of transactions in ZooKeeper: one znode for each transaction. Every write of it is a compare-and-set.
 
-A znode is read whole and written whole, as JSON (docs/reference/formats.md). Who may decide what is the coordinator's
-business (`client/transaction/coordinator.py`); a leader reads what was decided, and raises a version before it drops
-what was prepared.
+A znode is read and written as a whole, as JSON (docs/reference/formats.md). The coordinator has the rules of deciding
+(`client/transaction/coordinator.py`). A leader reads decisions, and raises a decision's version before it drops a
+prepared set.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 log = get_logger(__name__)
 
 DECISION_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
-"""How long the decision of a batch write stays after it is done: a request of its coordinator may be late, or the
-coordinator itself, and a broker that was away finds out that it may drop what it has of the batch. Leaders keep their
-apply progress of it as long after its last append (`broker/storage/apply_progress.py:DONE_PROGRESS_KEPT_US`)."""
-_PIECE = 500
-"""Decisions that are read, and removed, side by side."""
+"""The decision of a batch write is kept this long after it is done, for two reasons. Its coordinator, or one of the
+coordinator's requests, may be late. A broker that was away learns from it that it may drop its staged data. Leaders
+keep the apply progress as long after the last append (`broker/storage/apply_progress.py:DONE_PROGRESS_KEPT_US`)."""
+_CHUNK = 500
+"""Number of decisions that are read, or removed, at once."""
 
 
 def read_decision(session: ZooKeeperSession, transactional_id: str) -> Decision:
-    """A transaction's last decision; version -1 and no batch if there is none."""
+    """A transaction's last decision. If there is none, a Decision with version -1 and no batch."""
     [found] = read_decisions(session, [transactional_id])
     return found
 
 
 def read_decisions(session: ZooKeeperSession, transactional_ids: Sequence[str]) -> list[Decision]:
-    """`read_decision` of many, read at once."""
+    """The last decisions of several transactions, in the given order; see `read_decision`."""
     found = session.get_many([paths.transaction(each) for each in transactional_ids])
     return [
         Decision(transactional_id) if content is None else _decision(transactional_id, *content)
@@ -43,14 +43,14 @@ def read_decisions(session: ZooKeeperSession, transactional_ids: Sequence[str]) 
 
 
 def write_decision(session: ZooKeeperSession, decision: Decision) -> int:
-    """Write a decision over exactly the version that it names; -1 makes it.
+    """Write a decision if the znode still has the version in `decision`. Version -1 creates the znode.
 
     Returns:
-        the new version.
+        The new version.
 
     Raises:
-        DecisionMoved: the znode has another version, -1 if it is not there.
-        ZooKeeperUnreachable: whether it was written is unknown; read it, and compare the commit uuid.
+        DecisionMoved: the znode has another version (-1 if it does not exist).
+        ZooKeeperUnreachable: it is unknown whether the decision was written. Read it, and compare the commit uuid.
     """
     path, content = paths.transaction(decision.transactional_id), _content(decision)
     try:
@@ -66,35 +66,35 @@ def write_decision(session: ZooKeeperSession, decision: Decision) -> int:
 
 
 def raise_version(session: ZooKeeperSession, decision: Decision) -> int:
-    """Give a decision the next version with nothing else changed, so that nobody can decide on the one before; one
-    that is absent is made, empty. Raises like `write_decision`."""
+    """Write a decision unchanged, which gives its znode the next version, so that a coordinator cannot decide on the
+    version before. If there is no znode, an empty one is created. Raises the errors of `write_decision`."""
     return write_decision(session, decision)
 
 
 def list_decisions(session: ZooKeeperSession) -> list[Decision]:
-    """The decisions of all transactions, by id."""
-    found = [decision for piece in _pieces(session) for decision in piece]
+    """The decisions of all transactions, sorted by id."""
+    found = [decision for chunk in _chunks(session) for decision in chunk]
     return sorted(found, key=lambda decision: decision.transactional_id)
 
 
-def _pieces(session: ZooKeeperSession) -> Iterator[list[Decision]]:
-    """The decisions of all transactions, read in pieces as they are asked for."""
+def _chunks(session: ZooKeeperSession) -> Iterator[list[Decision]]:
+    """The decisions of all transactions in chunks, each read when it is requested."""
     try:
         names = session.children(paths.TRANSACTIONS)
     except NoNode:  # no broker of this version has connected yet
         return
-    for start in range(0, len(names), _PIECE):
-        piece = names[start : start + _PIECE]
-        found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in piece])
+    for start in range(0, len(names), _CHUNK):
+        chunk = names[start : start + _CHUNK]
+        found = session.get_many([f"{paths.TRANSACTIONS}/{name}" for name in chunk])
         yield [
             decision
-            for name, content in zip(piece, found, strict=True)
+            for name, content in zip(chunk, found, strict=True)
             if content is not None and (decision := _readable(paths.transactional_id(name), *content)) is not None
         ]
 
 
 def _readable(transactional_id: str, content: bytes, stat: Any) -> Decision | None:
-    """A decision among others, which one that cannot be read must not keep from being used."""
+    """Parse a decision; None if it cannot be parsed, which must not prevent the use of other decisions."""
     try:
         return _decision(transactional_id, content, stat)
     except (ValueError, KeyError, TypeError) as error:
@@ -103,9 +103,11 @@ def _readable(transactional_id: str, content: bytes, stat: Any) -> Decision | No
 
 
 def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
-    """Those that may be forgotten: of batch writes, an hour after they were done, or raised with nothing decided.
+    """The decisions that may be forgotten: those of batch writes, an hour after they were done. A decision with nothing
+    decided may be forgotten an hour after its last change.
 
-    A stream's never: the query may start again after any time, and would write its last batch a second time.
+    A stream's decision is never forgotten: the query may be restarted after any time, and would then write its last
+    micro-batch a second time. Nor is that of a numbered write.
     """
     return [
         decision
@@ -115,10 +117,13 @@ def expired(decisions: Iterable[Decision], now_us: int) -> list[Decision]:
 
 
 def forget_expired(session: ZooKeeperSession, now_us: int) -> Iterator[list[Decision]]:
-    """Remove the decisions that are `expired`; any broker may do so, and several at once. One step reads some hundreds
-    and yields those of them that it removed: there may be many, and who forgets them has other things to do."""
-    for piece in _pieces(session):
-        old = expired(piece, now_us)
+    """Delete the decisions that are `expired`. Any broker may do this, and several may at the same time.
+
+    Each step of the iterator reads up to 500 decisions and yields those of them that it deleted: there may be many, and
+    the caller can do other work between the steps.
+    """
+    for chunk in _chunks(session):
+        old = expired(chunk, now_us)
         removed = session.delete_many([(paths.transaction(each.transactional_id), each.version) for each in old])
         yield [each for each, is_removed in zip(old, removed, strict=True) if is_removed]  # others are in use again
 

@@ -1,10 +1,10 @@
-"""Consumer groups' offsets in ZooKeeper: the paper's offset registry. Knows no consumer and no log.
+"""Offsets of consumer groups in ZooKeeper: the paper's offset registry. Knows no consumer and no log.
 
-An offset is stored with the id of its topic, so that a topic deleted and created again under the same name does not
-inherit it.
+An offset is stored with the id of its topic, so that a topic that is deleted and created again under the same name does
+not inherit it.
 
-A commit is a compare-and-set on the versions that it read. So a commit whose outcome was never known (its connection
-was lost, its broker was suspended) cannot overwrite a later one.
+A commit is a compare-and-set on the versions that it has read. So a commit whose outcome is unknown (its connection was
+lost, its broker was suspended) cannot overwrite a later one.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ _ATTEMPTS = 20
 
 
 class GuardMoved(Exception):
-    """The znode that a commit depends on has another version, or is gone: nothing more was written."""
+    """The znode that a commit depends on has another version or was deleted. Nothing more was written."""
 
 
 class HasMembers(Exception):
-    """The group has a member, live or not."""
+    """The group has a member's znode, live or not."""
 
 
 class Committed(NamedTuple):
-    """The next offset to consume, when that was written, and in which topic of the name."""
+    """A committed offset.
+
+    Attributes:
+        offset: the next offset to consume.
+        committed_us: time of the commit.
+        topic_id: distinguishes topics of the same name.
+    """
 
     offset: int
     committed_us: int
@@ -55,16 +61,17 @@ def commit_offsets(
     now_us: int,
     guard: Check | None = None,
 ) -> None:
-    """Write a group's offsets: all of them or none, up to 500 in one go.
+    """Write a group's offsets, up to 500 in each atomic multi. More than 500 are not written atomically.
 
     Args:
         offsets: the next offset to consume, by partition.
-        topic_ids: the id of every topic among them.
-        guard: written only while that znode has that version.
+        topic_ids: the id of every topic in `offsets`, by name.
+        guard: the offsets are written only if this znode has this version.
 
     Raises:
-        GuardMoved: it has not.
-        ZooKeeperUnreachable: whether they were written is unknown; they are not once somebody wrote others.
+        GuardMoved: the znode of `guard` has another version or was deleted.
+        ZooKeeperUnreachable: it is unknown whether the offsets were written. They are not written any more after
+            another commit of the same partitions.
     """
     numbered = sorted(offsets.items())
     for start in range(0, len(numbered), MULTI_MAX):
@@ -91,7 +98,7 @@ def _write(session: ZooKeeperSession, contents: Mapping[str, bytes], guard: Chec
         try:
             session.multi(operations)
             return
-        except (NoNode, NodeExists, BadVersion):  # another one commits the same partitions; who asks last is the last
+        except (NoNode, NodeExists, BadVersion):  # another commit wrote the same partitions; the last request wins
             if guard is not None:
                 stat = session.exists(guard.path)
                 if stat is None or stat.version != guard.version:
@@ -103,11 +110,12 @@ def _write(session: ZooKeeperSession, contents: Mapping[str, bytes], guard: Chec
 def committed(
     session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes] | None, topics: Iterable[str] = ()
 ) -> dict[TopicPartition, Committed]:
-    """A group's offsets; those of topics that are not in `topic_ids`, or have another id there, are left out.
+    """A group's committed offsets by partition.
 
     Args:
-        topic_ids: None: none is left out.
-        topics: only these; none: all that the group has.
+        topic_ids: topic ids by name. Offsets of other topics, and of topics with another id, are left out. None leaves
+            out no topic.
+        topics: names of the topics to read; empty for all topics of the group.
     """
     names = [name for name in _names(session, group, topics) if topic_ids is None or name in topic_ids]
     return {
@@ -118,24 +126,24 @@ def committed(
 
 
 def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
-    """Delete a group's offsets of partitions, as far as they are of the topics with these ids."""
+    """Delete a group's offsets of partitions. Offsets of a topic with another id than the one given are kept."""
     for partition, topic_id in topic_ids.items():
         path = paths.group_offset(group, *partition)
         try:
             content, stat = session.get(path)
             if _parse(content).topic_id == topic_id:
                 session.delete(path, stat.version)
-        except (NoNode, BadVersion):  # written meanwhile: in a topic that is there
+        except (NoNode, BadVersion):  # it is gone, or was just written, and so is of an existing topic
             continue
 
 
 def delete(session: ZooKeeperSession, group: str) -> None:
-    """Delete a group's znodes, but those of offsets that are written meanwhile, and what they stand below.
+    """Delete a group's znodes. Offsets that are committed meanwhile are kept, and so are their parents.
 
     Raises:
         HasMembers: nothing was deleted.
     """
-    versions: dict[str, list[tuple[str, int]]] = {}  # before the look at the members: what a new one commits stays
+    versions: dict[str, list[tuple[str, int]]] = {}  # read before the members, so that a new member's commits are kept
     for topic in topics_of(session, group):
         above = paths.group_topic_offsets(group, topic)
         try:
@@ -154,7 +162,7 @@ def delete(session: ZooKeeperSession, group: str) -> None:
 
 
 def _delete_empty(session: ZooKeeperSession, path: str) -> bool:
-    """Whether the znode is gone."""
+    """Delete a znode that has no children. Returns False if it has children."""
     try:
         session.delete(path)
     except NoNode:
@@ -193,12 +201,12 @@ def _parse(content: bytes) -> Committed:
 def committed_offsets(
     session: ZooKeeperSession, group: str, topic_ids: Mapping[str, bytes], topics: Iterable[str] = ()
 ) -> dict[TopicPartition, int]:
-    """The same, offsets alone."""
+    """The offsets alone of `committed`."""
     return {partition: each.offset for partition, each in committed(session, group, topic_ids, topics).items()}
 
 
 def highest_offsets(session: ZooKeeperSession, topic: str, topic_id: bytes) -> dict[int, tuple[int, str]]:
-    """The highest offset that any group has committed of each partition of a topic, and which group it was."""
+    """For each partition of a topic, the highest offset that any group has committed, and the group's name."""
     highest: dict[int, tuple[int, str]] = {}
     for group in group_names(session):
         for partition, offset in committed_offsets(session, group, {topic: topic_id}, [topic]).items():
@@ -207,12 +215,12 @@ def highest_offsets(session: ZooKeeperSession, topic: str, topic_id: bytes) -> d
 
 
 def group_names(session: ZooKeeperSession) -> list[str]:
-    """Every group that ever committed an offset or had a member."""
+    """Names of all groups that have committed an offset or had a member, and were not deleted since."""
     return sorted(session.children(paths.CONSUMERS))
 
 
 def topics_of(session: ZooKeeperSession, group: str) -> list[str]:
-    """Names of the topics for which a group has offsets, whether or not the topic is still there."""
+    """Names of the topics for which a group has offsets, including deleted topics."""
     try:
         return sorted(session.children(paths.group_offsets(group)))
     except NoNode:

@@ -1,11 +1,11 @@
-"""Live members of a group, each a znode that counts for as long as its member writes it. Knows no offset, no broker.
+"""Live members of a group. Each has a znode that is a lease: the member is live while its znode is rewritten. Knows no
+offset and no broker.
 
-Clients have no ZooKeeper session whose end would remove an ephemeral znode, and a broker's session does not depend on
-the client's life; so a member's znode is a lease. Any broker that the member reaches renews it, so nothing has to be
-handed over when a broker dies. All times are ZooKeeper's own stamps, so clocks of brokers and clients are never
-compared: "now" is the stamp of a write made just before. The first member is known by the order in which ZooKeeper
-created the znodes (czxid). A member whose lease has ended is removed by the next reader, and comes last when it
-returns.
+A lease is needed because clients have no ZooKeeper session, whose end would remove an ephemeral znode, and a broker's
+session does not depend on the client. Any broker that the member reaches renews the lease, so nothing has to be handed
+over when a broker dies. All times are ZooKeeper's own stamps, so clocks of brokers and clients are never compared: the
+current time is the stamp of a write made just before. Members are ordered by the creation of their znodes (czxid). A
+member whose lease has ended is removed by the next reader. If it returns, it is the last in the order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,21 @@ from kafkalog.zk import paths
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
 LEASE_MS = 10_000
-"""How long a member counts as live after it was last written."""
+"""A member is live this long after the last write of its znode."""
 
 _ATTEMPTS = 5
 
 
 class Member(NamedTuple):
-    """A live member. `process` names its process on `host`, `subscription` what it reads. Not renewed, it counts for
-    another `left_ms`; each renewal raises its znode's `version`."""
+    """A live member.
+
+    Attributes:
+        subscription: what the member reads.
+        host, process: the member's process, and the host on which it runs.
+        since_ms: creation time of its znode.
+        left_ms: time until its lease ends, unless it is renewed.
+        version: of its znode; each renewal raises it.
+    """
 
     name: str
     subscription: str
@@ -36,10 +43,11 @@ class Member(NamedTuple):
 
 
 def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = LEASE_MS) -> list[Member]:
-    """Register a member, or renew it.
+    """Register a member, or renew its lease.
 
     Returns:
-        the live ones in the order in which they came, that one among them, with the version that this renewal made.
+        The live members in the order of their registration. This member is one of them, with the version that this
+        renewal made, unless others removed its znode at each of five attempts.
     """
     path = paths.group_member(group, member.name)
     fields = {"subscription": member.subscription, "host": member.host, "process": member.process}
@@ -50,7 +58,7 @@ def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = 
         except NoNode:
             try:
                 session.create(path, content)
-            except NodeExists:  # made by an attempt of which no answer came
+            except NodeExists:  # created by an earlier attempt whose answer was lost
                 pass
             continue
         live = _live(session, group, renewed.mtime, lease_ms)
@@ -60,8 +68,8 @@ def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = 
 
 
 def leave(session: ZooKeeperSession, group: str, name: str) -> None:
-    """Forget a member at once; fine if it is not there, or comes back this moment. A delete that arrives late, when
-    nobody waits for it any more, spares who came back under that name."""
+    """Remove a member at once. If it does not exist, or is renewed meanwhile, do nothing. The version is checked, so a
+    delete that arrives late does not remove a member that has come back under that name."""
     path = paths.group_member(group, name)
     stat = session.exists(path)
     if stat is not None:
@@ -69,7 +77,7 @@ def leave(session: ZooKeeperSession, group: str, name: str) -> None:
 
 
 def live_members(session: ZooKeeperSession, group: str, lease_ms: int = LEASE_MS) -> list[Member]:
-    """A group's live members in the order in which they came."""
+    """A group's live members in the order of their registration."""
     return _live(session, group, _now_ms(session), lease_ms)
 
 
@@ -100,5 +108,5 @@ def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> 
 def _remove(session: ZooKeeperSession, path: str, version: int) -> None:
     try:
         session.delete(path, version)
-    except (NoNode, BadVersion):  # somebody else did, or it came back this moment
+    except (NoNode, BadVersion):  # another reader removed it, or it was renewed meanwhile
         pass

@@ -1,22 +1,22 @@
-"""The znode tree, every path of it. All are below the cluster's chroot (default /kafkalog), which the session adds.
+"""All paths of the znode tree. They are below the cluster's chroot (default /kafkalog), which the session adds.
 
-    /cluster                                        {cluster_id, created_us}: made by the first broker
+    /cluster                                        {cluster_id, created_us}: created by the first broker
     /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory,
-                                                    lock, where}; directory is the id of its data directory
+                                                    lock, where}; directory is the id of the broker's data directory
     /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
-                                                    with deleted: true while it is being taken down
-    /brokers/topics/<topic>/<topic id>/<p>/state    {leader, leader_epoch, isr, directory}: made by the leader once its
-                                                    log is open; directory is the id of the one that the log stands in.
-                                                    <topic id> comes and goes with the topic, in one change: a write
-                                                    that is late finds nothing of a topic made anew under the name
-    /admin/deleted_topics/<topic id>                {topic, brokers}: brokers that may still hold its logs
+                                                    with deleted: true while its znodes are being removed
+    /brokers/topics/<topic>/<topic id>/<p>/state    {leader, leader_epoch, isr, directory}: created by the leader after
+                                                    it has opened the log; directory is the id of the data directory
+                                                    with the log. <topic id> is created and deleted with the topic, in
+                                                    one change. So a late write cannot change a new topic of the name
+    /admin/deleted_topics/<topic id>                {topic, brokers}: the brokers that may still have logs of the topic
     /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
-    /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s, by the
-                                                    time of ZooKeeper's own stamps; the lowest czxid is the first
-    /transactions/<id>                              the last decision of a transaction, by its id as
-                                                    `transaction` spells it (docs/reference/formats.md)
+    /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s by
+                                                    ZooKeeper's own stamps; the lowest czxid is the first member
+    /transactions/<id>                              the last decision of a transaction; `transaction` encodes its id
+                                                    (docs/reference/formats.md)
 
-Knows names only; what stands in a znode is the business of the modules beside this one.
+Knows names only. The other modules of this package know the contents of the znodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONSUMERS = "/consumers"
 TRANSACTIONS = "/transactions"
 
 PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS, TRANSACTIONS)
-"""Parents that every cluster has; made when a broker first connects."""
+"""Parents that every cluster has. A broker creates the missing ones when it connects."""
 
 
 def broker(broker_id: int) -> str:
@@ -86,13 +86,14 @@ def group_offset(group: str, topic_name: str, number: int) -> str:
 
 
 def transaction(transactional_id: str) -> str:
-    """Percent-encoded, for an id may hold a slash, and be a dot or two, which no znode may be called."""
+    """The path of a transaction's znode. The id is percent-encoded, because an id may contain a slash, or be `.` or
+    `..`, which ZooKeeper does not allow as a name."""
     name = quote(transactional_id, safe=" :@+,=")
     return f"{TRANSACTIONS}/{name.replace('.', '%2E') if not name.strip('.') else name}"
 
 
 def transactional_id(znode_name: str) -> str:
-    """The id that `transaction` made a znode's name of."""
+    """The transactional id of a znode's name: the inverse of `transaction`."""
     return unquote(znode_name)
 
 
@@ -100,5 +101,6 @@ _NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a topic or group may be called so: it becomes a znode and part of file names."""
+    """Whether a text is allowed as the name of a topic or group: it becomes the name of a znode and a part of file
+    names."""
     return bool(_NAME.match(name)) and name not in (".", "..") and not name.endswith("\n")

@@ -200,7 +200,7 @@ def test_decisions_that_are_removed_or_used_again_while_they_are_listed_keep_no_
 def test_many_decisions_are_forgotten_and_listed_in_pieces(
     session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "_PIECE", 2)
+    monkeypatch.setattr(decisions, "_CHUNK", 2)
     for number in range(5):
         old = replace(DECIDED, transactional_id=f"{number}", stays=number == 4, done=True)
         decisions.write_decision(session, old)
