@@ -1,7 +1,7 @@
 """Brokers, topics, partition states and the cluster's id in ZooKeeper: the paper's registries.
 
-Each function is one read or one atomic change; `broker/requests/topics.py` decides who hosts what. Contents are JSON
-objects with the fields of `paths.py`; unknown fields of a newer broker are ignored.
+Each function is one read or one change. `broker/requests/topics.py` decides which broker hosts which partition.
+Contents are JSON objects with the fields of `paths.py`. Unknown fields of a newer broker are ignored.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class BrokerRecord:
     """A live broker.
 
     Attributes:
-        directory: the id of its data directory, by which it is the same broker wherever it stands.
-        lock: the file that it holds locked in there, as only its own machine names it, and only until the next boot.
+        directory: the id of its data directory. It identifies the broker, also after a move to another machine.
+        lock: identifies its locked file in that directory, on its own machine and until the next boot.
         where: host and path of the directory, for people.
-        epoch: the czxid of its znode: greater for every registration.
+        epoch: the czxid of its znode, which grows with every registration.
     """
 
     broker_id: int
@@ -60,12 +60,12 @@ class BrokerRecord:
 
 @dataclass(frozen=True)
 class PartitionState:
-    """Who leads a partition.
+    """The state of a partition: its leader, leader epoch and in-sync replicas.
 
     Attributes:
-        directory: the id of the data directory in which the leader has the log. It is written once the log is there,
-            so that a log which is not there has been lost.
-        version: the znode's, for the next write.
+        directory: the id of the data directory that has the leader's log. It is written after the log is opened, so a
+            log that is missing there has been lost.
+        version: of the state's znode, for the next write.
     """
 
     leader: int
@@ -77,12 +77,13 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class TopicRecord:
-    """A topic as ZooKeeper has it.
+    """A topic's registration in ZooKeeper.
 
     Attributes:
-        replicas: broker ids by partition number; the first one leads unless the state says otherwise.
-        states: by partition number; absent until the leader has opened the partition's log.
+        replicas: broker ids by partition number. The first one leads unless the partition's state has another leader.
+        states: by partition number; none for a partition until its leader has opened the log.
         version: of the topic's znode, for the next write.
+        deleted: the topic is deleted, but its znodes are not all removed yet.
     """
 
     name: str
@@ -95,7 +96,7 @@ class TopicRecord:
     deleted: bool = False
 
     def preferred_leader(self, number: int) -> int:
-        """The broker that is to open a partition, and to lead it: its first replica."""
+        """The broker that opens and leads a partition by default: its first replica."""
         return self.replicas[number][0]
 
 
@@ -107,7 +108,7 @@ def _dump(fields: Mapping[str, Any]) -> bytes:
 
 
 def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
-    """The cluster's id; made if this is its first broker. The permanent parents are there afterwards."""
+    """The cluster's id, which the first broker creates. Also creates the permanent parents where they are missing."""
     session.ensure(paths.PERMANENT)
     try:
         session.create(paths.CLUSTER, _dump({"cluster_id": uuid.uuid4().hex, "created_us": now_us}))
@@ -121,11 +122,10 @@ def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
 
 
 def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
-    """Put a broker on the list of live ones for as long as the session lasts. A znode that a dead run of it left
-    behind is replaced.
+    """Register a broker as live until the session ends. The znode of an earlier, dead run of the broker is replaced.
 
     Returns:
-        None if registered, or the other live broker that has this id.
+        None if the broker was registered; else the other live broker with this id.
     """
     while True:
         try:
@@ -149,13 +149,13 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
 
 
 def other_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
-    """The live broker that has this one's id and is not known to be a dead run of it."""
+    """The registered broker with this broker's id, unless it is this broker or a dead run of it; else None."""
     found = _registered(session, broker.broker_id)
     return found[0] if found is not None and _is_another(found[0], broker) else None
 
 
 def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
-    """Take a broker off the list, if it stands there by this session."""
+    """Remove a broker's registration, if this session made it."""
     while True:
         found = _registered(session, broker.broker_id)
         if found is None or found[1].ephemeralOwner != session.session_id:
@@ -168,8 +168,11 @@ def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
 
 
 def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
-    """Whether a registration may be that of a live process. The directory's id alone does not show this: a copy of a
-    directory has the same. Whoever holds a lock knows that nobody else does."""
+    """Whether a registration may belong to another live process.
+
+    It does not if directory and lock are the same: only one process can hold the lock, and `broker` holds it. The
+    directory's id alone is not enough, because a copy of the directory has the same id.
+    """
     return (registered.directory, registered.lock) != (broker.directory, broker.lock)
 
 
@@ -186,7 +189,7 @@ def _registered(session: ZooKeeperSession, broker_id: int) -> tuple[BrokerRecord
 
 
 def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[int, BrokerRecord]:
-    """Every live broker, by id; `watch` is called when one comes or goes."""
+    """All live brokers by id. `watch` is called when one is registered, changed or removed."""
     found = {}
     for name in session.children(paths.BROKER_IDS, watch):
         try:
@@ -194,7 +197,7 @@ def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[
             found[int(name)] = _broker_record(int(name), content, stat)
         except NoNode:
             continue
-        except (ValueError, KeyError, TypeError) as error:  # a newer version's, or no broker's: the others live on
+        except (ValueError, KeyError, TypeError) as error:  # not a broker's, or a newer version's; use the others
             log.warning("broker_not_readable", znode=f"{paths.BROKER_IDS}/{name}", reason=repr(error))
     return dict(sorted(found.items()))
 
@@ -219,12 +222,13 @@ def _broker_record(broker_id: int, content: bytes, stat: Any) -> BrokerRecord:
 
 
 def topic_names(session: ZooKeeperSession, watch: Watch | None = None) -> list[str]:
-    """Names of all topics, those included that are being deleted; `watch` is called when one comes or goes."""
+    """Names of all topics, including those that are being deleted. `watch` is called when one is created or removed."""
     return sorted(session.children(paths.TOPICS, watch))
 
 
 def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None) -> TopicRecord | None:
-    """A topic with the states of its partitions, or None; `watch` is called when any of it changes."""
+    """A topic with the states of its partitions; None if it does not exist. `watch` is called when any of these
+    changes."""
     try:
         content, stat = session.get(paths.topic(name), watch)
     except NoNode:
@@ -275,7 +279,7 @@ def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
 
 
 def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
-    """Make a topic. Raises TopicExists."""
+    """Create a topic. Raises TopicExists."""
     while True:
         try:
             session.multi(
@@ -289,13 +293,16 @@ def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
             existing = read_topic(session, topic.name)
             if existing is not None and not existing.deleted:
                 raise TopicExists(topic=topic.name) from None
-            if existing is not None:  # whoever began to delete it did not finish
+            if existing is not None:  # its deletion was begun and not finished
                 _take_down(session, existing)
 
 
 def _set_topic(topic: TopicRecord, deleted: bool = False) -> list[Operation]:
-    """Write a topic's znode over the version it was read at. A topic made anew under the name may have come to that
-    version too, so the write also fails, with NoNode, where the znode of the topic's id is gone."""
+    """The operations that write a topic's znode if it still has the version that was read.
+
+    A new topic of the same name may have reached the same version. So the operations also check the znode of the
+    topic's id, and fail with NoNode if it is missing.
+    """
     return [
         Check(paths.partitions(topic.name, topic.topic_id), 0),
         Set(paths.topic(topic.name), _topic_content(topic, deleted), topic.version),
@@ -303,8 +310,8 @@ def _set_topic(topic: TopicRecord, deleted: bool = False) -> list[Operation]:
 
 
 def _restore_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
-    """Make the znode of a topic's id again after a write found it missing; without it the topic can be neither written
-    nor deleted. False, and nothing is made, if the topic was deleted or the deletion got on meanwhile."""
+    """Create the znode of a topic's id again after a write found it missing. Without it the topic can be neither
+    written nor deleted. Returns False, and creates nothing, if the topic was changed or deleted meanwhile."""
     current = read_topic(session, topic.name)
     if current is None or (current.topic_id, current.deleted) != (topic.topic_id, topic.deleted):
         return False
@@ -320,7 +327,8 @@ def _restore_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
 
 
 def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
-    """Write a topic's config and partitions over the version it was read at; False if it was changed meanwhile."""
+    """Write a topic's config and partitions. Returns False, and writes nothing, if the topic has changed since it was
+    read."""
     try:
         session.multi(_set_topic(topic))
         return True
@@ -331,10 +339,13 @@ def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
 
 
 def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
-    """Delete a topic: at once for everyone, then its znodes. The brokers remove its logs. Raises UnknownTopic.
+    """Mark a topic as deleted, which takes effect at once, and then remove its znodes. The brokers remove its logs.
 
     Returns:
-        its id.
+        The topic's id.
+
+    Raises:
+        UnknownTopic: there is no such topic, or it is deleted already.
     """
     missing = 0
     while True:
@@ -358,24 +369,27 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
 
 
 def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
-    """Remove a deleted topic's znodes, leaves first. Several may do so at once, and a leader that has not seen the
-    deletion may still write a state. All that is removed lies below the topic's id, and the topic's own znode goes with
-    that in one change: a topic of the name that is made anew while this goes on, or while a request that nobody waits
-    for any more is on its way, has another id and loses nothing."""
+    """Remove a deleted topic's znodes, leaves first.
+
+    Several brokers may do so at once, and a leader that has not seen the deletion may still write a state. So only
+    znodes below the topic's id are removed, and the znode of the id is removed together with the topic's own znode, in
+    one change. A new topic of the same name has another id. It loses nothing, even if a request of this function
+    arrives late.
+    """
     name, topic_id, attempt = topic.name, topic.topic_id, 0
     while True:
         current = read_topic(session, name)
         if current is None or not current.deleted or current.topic_id != topic_id:
-            return  # another one finished it
+            return  # another broker finished it
         numbers = range(len(current.replicas))
         try:
             _delete_all(session, [paths.partition_state(name, topic_id, number) for number in numbers])
             _delete_all(session, [paths.partition(name, topic_id, number) for number in numbers])
             session.multi([Delete(paths.partitions(name, topic_id)), Delete(paths.topic(name), current.version)])
             return
-        except BadVersion:  # another one removes them too, and got on
+        except BadVersion:  # the topic's znode has changed meanwhile
             continue
-        except NoNode:  # somebody removed the id's znode: make it again, or the topic cannot be deleted
+        except NoNode:  # another broker removes them too; or the id's znode is missing, and is needed for the deletion
             _restore_id(session, current)
         except NotEmpty:
             attempt += 1
@@ -384,19 +398,19 @@ def _take_down(session: ZooKeeperSession, topic: TopicRecord) -> None:
 
 
 def _delete_all(session: ZooKeeperSession, gone: Sequence[str]) -> None:
-    """Remove those that are there. Raises NoNode: somebody else removes them too."""
+    """Delete those znodes that exist. Raises NoNode if another broker deletes them at the same time."""
     present = [path for path, found in zip(gone, session.get_many(gone), strict=True) if found is not None]
     for start in range(0, len(present), MULTI_MAX):
         session.multi([Delete(path) for path in present[start : start + MULTI_MAX]])
 
 
 def deleted_topics(session: ZooKeeperSession, watch: Watch | None = None) -> set[bytes]:
-    """Ids of topics that were deleted while some broker may hold logs of them; `watch` is called at a new one."""
+    """Ids of deleted topics of which some broker may still have logs. `watch` is called when this list changes."""
     return {bytes.fromhex(name) for name in session.children(paths.DELETED_TOPICS, watch)}
 
 
 def logs_removed(session: ZooKeeperSession, topic_id: bytes, broker_id: int) -> None:
-    """Say that a broker holds no log of a deleted topic any more; the last one forgets the topic."""
+    """Record that a broker has no log of a deleted topic any more. After the last broker, the topic is forgotten."""
     path = paths.deleted_topic(topic_id)
     while True:
         try:
@@ -422,11 +436,12 @@ def logs_removed(session: ZooKeeperSession, topic_id: bytes, broker_id: int) -> 
 def write_states(
     session: ZooKeeperSession, topic: TopicRecord, states: Mapping[int, PartitionState]
 ) -> dict[int, PartitionState]:
-    """Write partition states: those the topic has none of are made, the others replaced at exactly their version.
+    """Write partition states, each as a compare-and-set. A state that `topic` does not have is created; another is
+    replaced if it still has the version in `topic`.
 
     Returns:
-        the states now in force, with their versions; where another one was faster, his. None of a partition whose
-        topic was deleted meanwhile.
+        The current states, with their versions. If another broker was faster, its state is returned. Partitions whose
+        topic was deleted meanwhile are left out.
     """
     numbers = sorted(states)
     written: dict[int, PartitionState] = {}
@@ -463,8 +478,8 @@ def write_states(
 
 
 def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
-    """Make those that are not there; fewer round trips than ensuring each. Raises NoNode if their parent is gone, which
-    is not made here: a topic that comes to life without content could not be read."""
+    """Create those znodes that do not exist, with fewer round trips than `ensure`. Raises NoNode if their parent does
+    not exist. The parent is not created, because a topic's znode without content could not be read."""
     missing = [path for path, found in zip(wanted, session.get_many(wanted), strict=True) if found is None]
     for start in range(0, len(missing), MULTI_MAX):
         chunk = missing[start : start + MULTI_MAX]
@@ -483,15 +498,19 @@ def _state_content(state: PartitionState) -> bytes:
 
 
 def place_partitions(brokers: Iterable[int], hosted: Mapping[int, int], count: int) -> list[tuple[int, ...]]:
-    """Brokers for new partitions: round robin over the live ones, beginning with the one that hosts fewest.
+    """Choose brokers for new partitions: round robin over the live brokers, starting with the one that hosts fewest
+    partitions.
 
     Args:
-        brokers: ids of the live ones.
-        hosted: how many partitions each has already.
-        count: how many partitions to place.
+        brokers: ids of the live brokers.
+        hosted: number of partitions by broker id.
+        count: number of partitions to place.
+
+    Returns:
+        The replicas of each new partition.
 
     Raises:
-        NoBrokers: there is none.
+        NoBrokers: there is no live broker.
     """
     order = sorted(brokers, key=lambda broker: (hosted.get(broker, 0), broker))
     if not order:

@@ -1,11 +1,17 @@
-"""A session with ZooKeeper. Every call ends within a bounded time; this module and `client.py` alone import kazoo.
+"""A session with ZooKeeper. Every call ends within a bounded time. Only this module and `client.py` import kazoo.
 
-If ZooKeeper does not answer, calls raise `ZooKeeperUnreachable` with its address; whether a requested write was
-executed, or will be, is then unknown. So a write names the version that it replaces, or writes the same content
-whenever it is executed. A request that was not sent, because there was no connection or its time was over, raises
-`ZooKeeperNotAsked`: it is never executed. Outcomes that callers decide on are the exceptions `NoNode`, `NodeExists` and
-`BadVersion`. Answers come in the order of the requests, so a read sees every write that this session sent before. Knows
-no path and no content; paths are below the chroot.
+Errors of calls:
+
+- `ZooKeeperUnreachable`, with the address: ZooKeeper did not answer. It is unknown whether a requested write was
+  executed or will be. So a write names the version that it replaces, or writes the same content whenever it is
+  executed.
+- `ZooKeeperNotAsked`: the request was not sent, because there was no connection or its time was over. It is never
+  executed.
+- `TooLargeForZooKeeper`: the request is larger than `REQUEST_BYTES_MAX` and was not sent.
+- `NoNode`, `NodeExists`, `BadVersion`, `NotEmpty`: outcomes on which callers decide.
+
+Answers come in the order of the requests, so a read sees every earlier write of this session. This module knows no path
+and no content. Paths are below the chroot.
 """
 
 from __future__ import annotations
@@ -49,11 +55,12 @@ BadVersion = BadVersionError
 NotEmpty = NotEmptyError
 
 MULTI_MAX = 500
-"""Operations of one multi: 500 of them stay far under ZooKeeper's limit of 1 MB a packet."""
+"""Maximum number of operations in one multi: 500 stay far below ZooKeeper's limit of 1 MB for a packet."""
 
 REQUEST_BYTES_MAX = (1 << 20) - 1 - 1024
-"""Of one request. ZooKeeper ends the connection that sends it more than its jute.maxbuffer, 1 MiB less a byte by
-default, and with it whatever else is under way; a follower adds some bytes when it hands a request to its leader."""
+"""Maximum size of one request. If a request is larger than jute.maxbuffer (by default 1 MiB less a byte), ZooKeeper
+closes the connection, and all other requests in flight fail with it. The 1024 bytes are reserved, because a follower
+adds some bytes when it forwards a request to its leader."""
 
 _CONNECTION_LOST = (ConnectionLossError, ConnectionClosedError, SessionExpiredError)
 _EPHEMERAL = 1
@@ -63,14 +70,14 @@ _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+):(\d{1,5})$")
 
 
 class Address(NamedTuple):
-    """Where ZooKeeper is: `hosts` as host:port,host:port and the cluster's `chroot`."""
+    """The address of ZooKeeper: `hosts` as host:port,host:port, and the cluster's `chroot`."""
 
     hosts: str
     chroot: str
 
 
 def parse_connect(text: str) -> Address:
-    """The parts of a `zookeeper.connect` string; without a chroot it is /kafkalog. Raises InvalidSetting."""
+    """Parse a `zookeeper.connect` string. The default chroot is /kafkalog. Raises InvalidSetting."""
     hosts, _, chroot = text.partition("/")
     for host in hosts.split(","):
         match = _ADDRESS.match(host.strip())
@@ -86,13 +93,13 @@ def parse_connect(text: str) -> Address:
 
 
 def _with_one_chroot(text: str) -> str:
-    """What was meant by h1:2181/a,h2:2181/a."""
+    """Correct h1:2181/a,h2:2181/a to h1:2181,h2:2181/a."""
     parts = [part.strip().partition("/") for part in text.split(",")]
     return ",".join(host for host, _, _ in parts) + "/" + parts[0][2].strip("/")
 
 
 class Create(NamedTuple):
-    """One operation of a multi: make a znode."""
+    """An operation of a multi: create a znode."""
 
     path: str
     value: bytes = b""
@@ -100,7 +107,7 @@ class Create(NamedTuple):
 
 
 class Set(NamedTuple):
-    """One operation of a multi: write a znode; version -1 takes any."""
+    """An operation of a multi: write a znode that has the given version. Version -1 matches any version."""
 
     path: str
     value: bytes
@@ -108,14 +115,14 @@ class Set(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """One operation of a multi: remove a znode; version -1 takes any."""
+    """An operation of a multi: delete a znode that has the given version. Version -1 matches any version."""
 
     path: str
     version: int = -1
 
 
 class Check(NamedTuple):
-    """One operation of a multi: nothing, unless a znode has another version."""
+    """An operation of a multi: make the multi fail unless a znode has the given version."""
 
     path: str
     version: int
@@ -127,20 +134,26 @@ Watch = Callable[[str], None]
 
 
 class _Caller(threading.local):
-    """Of the thread: how long its requests wait for a connection, and whether somebody still waits for them."""
+    """State of the calling thread.
+
+    Attributes:
+        patience_seconds: how long a request waits for a connection before it is refused.
+        is_waiting: returns whether somebody still waits for the results; None if that is not known.
+    """
 
     patience_seconds = 0.0
     is_waiting: Callable[[], bool] | None = None
 
 
 class ZooKeeperSession:
-    """A connection to ZooKeeper that comes back by itself. While it is away, requests are refused at once.
+    """A session with ZooKeeper that reconnects by itself. Without a connection, requests are refused at once (but see
+    `patient`). Thread-safe.
 
     Args:
         connect: host:port,host:port with an optional /chroot.
-        session_timeout_ms: silence after which the server drops our ephemeral znodes.
-        connection_timeout_ms: how long `start` may take.
-        request_timeout_ms: how long any other call may take.
+        session_timeout_ms: the server deletes the session's ephemeral znodes after this long without contact.
+        connection_timeout_ms: how long `start` waits for a connection.
+        request_timeout_ms: how long a request waits for its answer.
     """
 
     def __init__(
@@ -167,7 +180,7 @@ class ZooKeeperSession:
         self._client.add_listener(self._state_changed)
 
     def start(self) -> None:
-        """Connect, and make the chroot. Raises ZooKeeperUnreachable."""
+        """Connect, and create the chroot if it is missing. Raises ZooKeeperUnreachable."""
         try:
             self._client.start(timeout=self._connection_timeout)
             self._ensure(self.address.chroot)
@@ -181,7 +194,7 @@ class ZooKeeperSession:
             ) from None
 
     def close(self) -> None:
-        """End the session: ephemeral znodes go at once. Safe to call twice."""
+        """End the session. Its ephemeral znodes are deleted at once. Safe to call twice."""
         self._client.remove_listener(self._state_changed)
         try:
             self._client.stop()
@@ -189,9 +202,10 @@ class ZooKeeperSession:
             self._client.close()
 
     def on_state(self, callback: Callable[[bool, bool], None]) -> None:
-        """Call `callback(connected, session_is_new)` at every change, on kazoo's thread; it must not block.
+        """Register `callback(connected, session_is_new)`. It is called at every change of the connection, on kazoo's
+        thread, and must not block.
 
-        Watches are lost with a connection: on a new one, read and watch again.
+        Watches are lost with the connection. After a reconnect, read and watch again.
         """
         self._on_state.append(callback)
 
@@ -201,7 +215,7 @@ class ZooKeeperSession:
 
     @property
     def session_id(self) -> int:
-        """The session that holds our ephemeral znodes."""
+        """The id of the ZooKeeper session, which owns its ephemeral znodes; 0 before the first connection."""
         client_id = self._client.client_id
         return client_id[0] if client_id else 0
 
@@ -219,12 +233,12 @@ class ZooKeeperSession:
         for callback in self._on_state:
             callback(state == KazooState.CONNECTED, session_is_new)
 
-    # --- whose calls ---------------------------------------------------------------------------------------------
+    # --- the caller ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """For what this thread does inside: while there is no connection, a request waits for one, as long as `start`
-        would, before it is sent. For who has nothing better to do."""
+        """During the `with` block, a request of this thread waits for a connection if there is none, up to the
+        connection timeout. For threads that have nothing else to do."""
         before, self._caller.patience_seconds = self._caller.patience_seconds, self._connection_timeout
         try:
             yield
@@ -233,7 +247,8 @@ class ZooKeeperSession:
 
     @contextmanager
     def on_behalf_of(self, is_waiting: Callable[[], bool]) -> Iterator[None]:
-        """For what this thread does inside: nothing is sent any more once whoever asked for it does not wait."""
+        """During the `with` block, a request of this thread is sent only while `is_waiting` returns true: while its
+        requester still waits for the result. Otherwise it raises ZooKeeperNotAsked."""
         before, self._caller.is_waiting = self._caller.is_waiting, is_waiting
         try:
             yield
@@ -243,7 +258,7 @@ class ZooKeeperSession:
     # --- calls ---------------------------------------------------------------------------------------------------
 
     def _send(self, request: Request[_Answer]) -> Pending[_Answer]:
-        """Raises ZooKeeperNotAsked, TooLargeForZooKeeper."""
+        """Queue a request. Raises ZooKeeperNotAsked, TooLargeForZooKeeper."""
         size = len(request.serialize()) + _HEADER_BYTES
         if size > REQUEST_BYTES_MAX:
             raise TooLargeForZooKeeper(path=_path_of(request), size=size, limit=REQUEST_BYTES_MAX)
@@ -251,18 +266,19 @@ class ZooKeeperSession:
         if caller.patience_seconds:
             self._client.wait_connected(caller.patience_seconds)
         if caller.is_waiting is not None and not caller.is_waiting():
-            raise self._not_asked("nobody waits for the answer any more")
+            raise self._not_asked("the caller no longer waits for the answer")
         try:
             return self._client.submit(request)
         except Refused as error:
             raise self._not_asked(str(error)) from None
 
     def _answer(self, pending: Pending[_Answer]) -> _Answer:
+        """Wait for an answer. Raises ZooKeeperNotAsked, ZooKeeperUnreachable, or ZooKeeper's error for the request."""
         try:
             return pending.answer(self._request_timeout)
         except KazooTimeoutError:
             if self._client.take_back(pending):
-                raise self._not_asked("it takes no requests") from None
+                raise self._not_asked("it accepts no requests") from None
             raise ZooKeeperUnreachable(address=self.address.hosts, reason="no answer in time") from None
         except _CONNECTION_LOST as error:
             expired = isinstance(error, SessionExpiredError)
@@ -278,8 +294,8 @@ class ZooKeeperSession:
         return self._answer(self._send(request))
 
     def _call_all(self, wanted: Sequence[Request[_Answer]]) -> list[_Answer | None]:
-        """Answers of many requests, sent before the first answer is waited for; None where there is no znode, or it has
-        another version."""
+        """The answers of many requests, up to 500 of them in flight at once. The answer is None if the znode does not
+        exist or has another version."""
         answers: list[_Answer | None] = []
         for start in range(0, len(wanted), MULTI_MAX):
             sent: list[Pending[_Answer]] = []
@@ -302,22 +318,24 @@ class ZooKeeperSession:
         return (self._client.chroot + path).rstrip("/") or "/"
 
     def _watcher(self, watch: Watch | None) -> Callable[[WatchedEvent], None] | None:
-        """The same function for the same watch: kazoo keeps a set of them per path, so reading again adds none."""
+        """The function to give kazoo for a watch: always the same one, because kazoo keeps a set of functions for each
+        path, and repeated reads must not add to it."""
         if watch is None:
             return None
 
         def changed(event: WatchedEvent) -> None:
-            if event.path:  # without one it is the session's state, which on_state reports
+            if event.path:  # an event without a path is a change of the session's state, which on_state reports
                 watch(event.path)
 
         return self._watchers.setdefault(watch, changed)
 
     def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, ZnodeStat]:
-        """A znode's content and stat. Raises NoNode."""
+        """The content and stat of a znode. Raises NoNode."""
         return self._call(requests.GetData(self._full(path), self._watcher(watch)))
 
     def get_many(self, wanted: Sequence[str], watch: Watch | None = None) -> list[tuple[bytes, ZnodeStat] | None]:
-        """Contents of many znodes, asked for at once; None where there is none (whose making is watched too)."""
+        """The contents and stats of many znodes, requested at once; None for a znode that does not exist. `watch` is
+        also called when such a znode is created."""
         watcher = self._watcher(watch)
         found = self._call_all([requests.GetData(self._full(path), watcher) for path in wanted])
         if watcher is None:
@@ -328,14 +346,15 @@ class ZooKeeperSession:
         return found
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """Names of a znode's children. Raises NoNode."""
+        """The names of a znode's children. Raises NoNode."""
         return self._call(requests.GetChildren(self._full(path), self._watcher(watch)))
 
     def exists(self, path: str) -> ZnodeStat | None:
+        """The stat of a znode; None if it does not exist."""
         return self._call(requests.Exists(self._full(path), None))
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> None:
-        """Make a znode, its parents too. Raises NodeExists."""
+        """Create a znode and its missing parents. Raises NodeExists."""
         request = self._creation(Create(path, value, ephemeral))
         for attempt in range(_PARENT_ATTEMPTS):
             try:
@@ -343,24 +362,26 @@ class ZooKeeperSession:
                 return
             except NoNode:
                 if attempt == _PARENT_ATTEMPTS - 1:
-                    raise  # somebody removes them as fast
+                    raise  # another client deletes the parents as fast
             self._ensure(path.rpartition("/")[0])
 
     def set(self, path: str, value: bytes, version: int = -1) -> ZnodeStat:
-        """Write a znode. Raises NoNode, BadVersion."""
+        """Write a znode that has the given version; -1 matches any version. Returns its new stat. Raises NoNode,
+        BadVersion."""
         return self._call(requests.SetData(self._full(path), value, version))
 
     def delete(self, path: str, version: int = -1) -> None:
-        """Remove a znode. Raises NoNode, BadVersion, NotEmpty."""
+        """Delete a znode that has the given version; -1 matches any version. Raises NoNode, BadVersion, NotEmpty."""
         self._call(requests.Delete(self._full(path), version))
 
     def delete_many(self, wanted: Sequence[tuple[str, int]]) -> list[bool]:
-        """Remove znodes that have the versions given, each for itself; which of them were removed."""
+        """Delete znodes, given as (path, version), each independently of the others. Returns for each whether it was
+        deleted. Raises NotEmpty."""
         answers = self._call_all([requests.Delete(self._full(path), version) for path, version in wanted])
         return [answer is not None for answer in answers]
 
     def ensure(self, wanted: Iterable[str]) -> None:
-        """Make these znodes and their parents where they are missing."""
+        """Create those znodes that are missing, and their missing parents."""
         wanted = list(wanted)
         present = self._call_all([requests.Exists(self._full(path), None) for path in wanted])
         for path, stat in zip(wanted, present, strict=True):
@@ -379,7 +400,7 @@ class ZooKeeperSession:
         return requests.Create(self._full(operation.path), operation.value, OPEN_ACL_UNSAFE, flags)
 
     def multi(self, operations: Sequence[Operation]) -> None:
-        """All of the operations or none. Raises the first failure: NoNode, NodeExists, BadVersion."""
+        """Execute all operations or none. Raises the first failure: NoNode, NodeExists, BadVersion, NotEmpty."""
         parts: list[requests.Create | requests.SetData | requests.Delete | requests.CheckVersion] = []
         for operation in operations:
             if isinstance(operation, Create):
@@ -396,7 +417,7 @@ class ZooKeeperSession:
 
 
 def _path_of(request: Any) -> str:
-    """The znode that a request writes, the largest of a multi's."""
+    """The znode of a request; of a multi, the znode of its largest operation."""
     if isinstance(request, requests.Transaction):
         return _path_of(max(request.operations, key=lambda part: len(part.serialize())))
     return str(request.path)
