@@ -96,8 +96,9 @@ class DiskErrors:
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
         """Take the directory out of service, because the page cache may differ from the disk.
 
-        If a file is missing, somebody may have removed the partition's folder, for instance with `rm`. The caller may
-        hold locks, so `on_doubt` starts a check in another thread.
+        If a file is missing, somebody may have removed the partition's folder, for instance with `rm`. Then `on_doubt`
+        starts a check in another thread instead, because the caller may hold locks. The caller gets Closed, as from a
+        closed log.
 
         Args:
             doing: the step that failed, for the error's text.

@@ -470,7 +470,7 @@ class Log:
             try:
                 if roll is rolls[-1] and self._snapshots.producers_at < roll.new.base_offset:
                     self._snapshots.save_producers(roll.producers)
-                roll.old.save_index(durable=True)  # one sync for each segment; without, a start might read 1 GiB
+                roll.old.save_index(durable=True)  # one sync for each segment, so that a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
                     self._errors.fail(error, "saving an index")
@@ -618,7 +618,7 @@ class Log:
         """Unlink a segment that no reader can reach any more; under `_save_lock`.
 
         Args:
-            durable: sync the unlink, because only the segment's absence shows that it was deleted. Without, a refused
+            durable: sync the unlink, because only the segment's absence shows that it was deleted. Otherwise a refused
                 unlink can be retried later.
 
         Raises:

@@ -69,8 +69,8 @@ _NEW = ".new"
 _SET_ASIDE = ".set-aside-"
 _META_FACTS = {"cluster_id": str, "broker_id": int, "directory_id": str}
 _REMOVAL_SECONDS = 1.0
-"""If a file is missing, somebody may be removing the folder: after this time the removal must have reached the segment
-in use. Otherwise the missing file counts as a failure of the disk."""
+"""The check for a missing file is repeated after this time. By then, a removal of the folder must have reached the
+active segment. Otherwise the missing file counts as a failure of the disk."""
 
 
 def folder_name(topic_id: bytes, partition: int) -> str:

@@ -221,7 +221,7 @@ class Producers:
         return self._clock.monotonic() - oldest.last_append >= _MAY_SEND_AGAIN_SECONDS
 
     def _monotonic(self, append_us: int) -> float:
-        """The time of an earlier append by the monotonic clock, from its wall time; now, if the wall time is later."""
+        """Convert the wall time of an append to the monotonic clock; a time in the future counts as now."""
         return self._clock.monotonic() - max(self._clock.now_us() - append_us, 0) / 1_000_000
 
     def replay(self, header: BatchHeader) -> None:

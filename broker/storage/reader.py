@@ -85,10 +85,10 @@ def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int
         end_offset: the result is at most this offset.
 
     Returns:
-        (offset reached, bytes up to it). The offset is that of an index entry, or `end_offset`; so the bytes differ
-        from `max_bytes` by at most about index.interval.bytes. They are exact, unless the offset is `end_offset` and
-        its position is not known (`View.place`). The offset is at least one index entry further, whatever `max_bytes`
-        is, so that a reader in such steps always makes progress.
+        (offset reached, bytes up to it). The offset is `end_offset`, or that of an index entry; then the bytes differ
+        from `max_bytes` by at most about index.interval.bytes. The bytes are exact, unless the offset is `end_offset`
+        and its position is not known (`View.place`). The offset is at least one index entry further, whatever
+        `max_bytes` is, so that a reader in such steps always makes progress.
     """
     offset = max(offset, view.start_offset)
     if offset >= end_offset:
