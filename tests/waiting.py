@@ -31,3 +31,9 @@ def suspend(pid: int) -> None:
 
     os.kill(pid, signal.SIGSTOP)
     waited_for(is_suspended, otherwise=f"process {pid} does not stop")
+
+
+def pending_signals(process_id: int) -> int:
+    """Those of a process that it has not received, as a mask."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return sum(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))

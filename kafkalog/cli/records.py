@@ -13,19 +13,19 @@ import json
 import os
 import re
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kafkalog.cli.command import Command, bootstrap_option, headers, not_empty, pairs, timestamp_us
 from kafkalog.cli.extents import readable
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
+from kafkalog.cli.pipe import ReadLines, WrittenPipe, is_pipe
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     BatchTooLarge,
@@ -135,8 +135,9 @@ def produce(
     Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged; to
     continue, send the other lines. While standard input is a pipe, the first Ctrl-C, SIGTERM or SIGHUP does not
     end the command: it sends all lines up to the end of the pipe, because its writer may count them as done. The second
-    ends it at once. After a failure it sends no more lines: if they come from `kafkalog consume --group`, move the
-    group back by at least the lines that are not acknowledged, with `kafkalog groups reset GROUP --shift-by -N`.
+    ends it at once. After a failure it reads and sends no more lines: if they come from `kafkalog consume --group`, the
+    group continues after those that were read. Move it back by at least as many as were read and are not
+    acknowledged, with `kafkalog groups reset GROUP --shift-by -N`.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -218,7 +219,7 @@ def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[li
 def _reading_a_pipe_to_its_end() -> Iterator[None]:
     """While standard input is a pipe: the first signal to end, which all commands of a pipeline get, is left to those
     that write into it. The second interrupts, unless it is SIGHUP: a terminal that closes sends several."""
-    if not _is_pipe(sys.stdin):
+    if not is_pipe(sys.stdin):
         yield
         return
 
@@ -231,13 +232,6 @@ def _reading_a_pipe_to_its_end() -> Iterator[None]:
 
     with _signals_to(first) as ours:
         yield
-
-
-def _is_pipe(stream: TextIO) -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):  # closed, or not a file
-        return False
 
 
 class _Acknowledged:
@@ -415,9 +409,9 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     callback=not_empty,
     help="Continue at this group's committed offsets, and commit the records that were shown. Takes precedence over "
     "--from-beginning; cannot be combined with --offset or --timestamp. Several commands with the same group each show "
-    "all records. Records written into a pipe count as shown: `kafkalog produce` reads all of them, also after Ctrl-C. "
-    "A reader that fails or ends before loses the rest: move the group back with `kafkalog groups reset GROUP "
-    "--shift-by -N`.",
+    "all records. Records written into a pipe are committed once its reader has read them, and the command ends only "
+    "then, or when the reader has ended; a second Ctrl-C ends it at once. If the reader fails after it has read them, "
+    "move the group back with `kafkalog groups reset GROUP --shift-by -N`.",
 )
 @click.option(
     "--format",
@@ -483,7 +477,8 @@ def consume(
 
 
 class _Showing:
-    """Writes what a consumer reads to stdout, a line each, and commits what is written.
+    """Writes what a consumer reads to stdout, a line each. Commits what is written; into a pipe, what its reader has
+    read.
 
     Args:
         ends: of the partitions that are read; where to stop in each, if `stops_at_end`.
@@ -510,51 +505,73 @@ class _Showing:
         self._stops_at_end = stops_at_end
         self._commits = commits
         self._from_beginning = from_beginning
-        # With PYTHONUNBUFFERED it is raw: a write that a signal interrupts would end amid the line.
+        self._pipe = WrittenPipe(sys.stdout.fileno()) if is_pipe(sys.stdout) else None
         out = sys.stdout.buffer
+        # With PYTHONUNBUFFERED it is raw: a write that a signal interrupts would end amid the line.
         is_raw = isinstance(out, io.RawIOBase)
-        self._out = open(out.fileno(), "wb", closefd=False) if is_raw else out  # noqa: SIM115
-        self._shown = self._committed = 0
-        self._commit_due = 0.0
+        self._out = (
+            io.BufferedWriter(self._pipe) if self._pipe
+            else open(out.fileno(), "wb", closefd=False) if is_raw  # noqa: SIM115
+            else out
+        )  # fmt: skip
+        self._shown = self._looked_at = 0
+        self._committed = -1
+        self._look_due = 0.0
         self._interrupts = 0
         self._is_writing = False
         self.has_failed = False
-        # What was written, not what was handed out: Ctrl-C may come between the two. Also the start offset of
-        # partitions without a record shown, or the next run would start at their ends.
-        self._offsets = {partition: consumer.position(partition) for partition in ends}
+        # Also of partitions without a record shown, or the next run would start at their ends.
+        starts = {partition: consumer.position(partition) for partition in ends}
+        self._read = ReadLines(self._pipe, starts)
+        self._has_unread = False
         if stops_at_end:
-            consumer.unassign([partition for partition, end in ends.items() if self._offsets[partition] == end])
+            consumer.unassign([partition for partition, end in ends.items() if starts[partition] == end])
 
     def show(self, max_messages: int | None) -> None:
-        """Show records until the ends, the number of records or Ctrl-C."""
-        consumer = self._consumer
+        """Show records until the ends, the number of records, Ctrl-C, or the reader is gone (BrokenPipeError)."""
         try:
-            self._commit()
-            waits = False
-            while (
-                consumer.assignment() and not self._interrupts and (max_messages is None or self._shown < max_messages)
-            ):
-                before = self._shown
-                try:
-                    if waits:
-                        self._show_some(1, _IDLE_SECONDS)
-                    else:
-                        self._show_some(None if max_messages is None else max_messages - before, 0.0)
-                except KafkalogError as error:
-                    self._leave_out(error)
-                self._flush()
-                was_idle, waits = waits, self._shown == before
-                if self._shown > self._committed and ((was_idle and waits) or time.monotonic() >= self._commit_due):
-                    self._commit()
-            self._commit()
-        except KeyboardInterrupt:  # the normal end, unless it is the second
-            if self._interrupts > 1:
+            try:
+                self._show_all(max_messages)
+                self._finish()
+            except KeyboardInterrupt:  # the normal end, unless it is the second
+                if self._interrupts > 1:
+                    raise
+                self._finish()
+            except KafkalogError:
+                with suppress(KafkalogError):
+                    self._finish()
                 raise
+        except BrokenPipeError:
             self._commit()
-        except KafkalogError:
-            with suppress(KafkalogError):
-                self._commit()
             raise
+
+    def _show_all(self, max_messages: int | None) -> None:
+        consumer = self._consumer
+        self._commit()
+        waits = False
+        while consumer.assignment() and not self._interrupts and (max_messages is None or self._shown < max_messages):
+            before = self._shown
+            try:
+                if waits:
+                    self._show_some(1, _IDLE_SECONDS)
+                else:
+                    self._show_some(None if max_messages is None else max_messages - before, 0.0)
+            except KafkalogError as error:
+                self._leave_out(error)
+            self._flush()
+            was_idle, waits = waits, self._shown == before
+            is_due = (was_idle and waits) or time.monotonic() >= self._look_due
+            if is_due and (self._shown > self._looked_at or self._has_unread):
+                self._commit()
+            if waits and self._pipe and not self._pipe.has_reader():
+                raise BrokenPipeError
+
+    def _finish(self) -> None:
+        """The last commit: who reads the pipe reads all of it, or goes away."""
+        self._flush()
+        if self._commits and self._pipe:
+            self._pipe.wait_until_read()
+        self._commit()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler: the first lets a line be written whole, which the reader would take for a record. The
@@ -576,31 +593,36 @@ class _Showing:
 
     def _show_some(self, left: int | None, timeout: float) -> None:
         """Show the records that have arrived, or arrive within a timeout after each."""
-        consumer, offsets, ends = self._consumer, self._offsets, self._ends
+        consumer, read, ends = self._consumer, self._read, self._ends
         for message in consumer.messages(max_messages=left, timeout=timeout):
             line, partition = self._as_line(message), TopicPartition(message.topic, message.partition)
             self._is_writing = True
             self._out.write(line)
-            offsets[partition] = message.offset + 1
+            if self._commits:
+                read.add(len(line), partition, message.offset + 1)
             self._shown += 1
             self._is_writing = False
-            if self._shown - self._committed >= _COMMIT_EVERY or time.monotonic() >= self._commit_due:
+            if self._shown - self._looked_at >= _COMMIT_EVERY or time.monotonic() >= self._look_due:
+                self._flush()
                 self._commit()
             if self._interrupts:
                 return
-            if self._stops_at_end and offsets[partition] >= ends[partition]:
+            if self._stops_at_end and message.offset + 1 >= ends[partition]:
                 consumer.unassign([partition])
                 if not consumer.assignment():
                     return
 
     def _commit(self) -> None:
-        """Commit what is shown. A group that is to start at the ends, and was shown nothing, gets no offsets: the next
-        call may choose another start. Nothing is committed twice: the group may have been reset meanwhile."""
-        self._flush()
-        is_new = self._shown > self._committed or not self._commit_due
-        if self._commits and self._offsets and is_new and (self._shown or self._from_beginning):
-            self._consumer.commit(self._offsets)
-        self._committed, self._commit_due = self._shown, time.monotonic() + _COMMIT_SECONDS
+        """Commit what is read. Everything is flushed, or cannot be. A group that is to start at the ends, and was shown
+        nothing, gets no offsets: the next call may choose another start. Nothing is committed twice: the group may have
+        been reset meanwhile."""
+        if self._commits:
+            self._has_unread = self._read.look()
+            is_new = self._read.count > self._committed
+            if is_new and self._read.offsets and (self._shown or self._from_beginning):
+                self._consumer.commit(self._read.offsets)
+                self._committed = self._read.count
+        self._looked_at, self._look_due = self._shown, time.monotonic() + _COMMIT_SECONDS
 
     def _leave_out(self, error: KafkalogError) -> None:
         """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""

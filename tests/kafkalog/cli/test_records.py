@@ -10,7 +10,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from kafkalog.cli import records
 from kafkalog.cli.main import run
 from kafkalog.errors import BrokerUnreachable, InvalidArgument
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
-from tests.waiting import waited_for
+from tests.waiting import pending_signals, waited_for
 
 
 def test_a_damaged_partition_ends_no_other_ones_records(
@@ -592,12 +591,6 @@ def bytes_in(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def pending_signals(process_id: int) -> int:
-    """Those of a process that it has not received, as a mask."""
-    status = Path(f"/proc/{process_id}/status").read_text()
-    return sum(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
-
-
 def test_a_consume_that_ends_does_not_undo_a_reset(cluster: LocalCluster, topic: str) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         for _ in range(3):
@@ -608,6 +601,8 @@ def test_a_consume_that_ends_does_not_undo_a_reset(cluster: LocalCluster, topic:
         subprocess.Popen([*command, "--group", topic], stdout=subprocess.PIPE) as process,
         Admin(cluster.bootstrap_servers) as admin,
     ):
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == [b"x\n"] * 3
         waited_for(lambda: admin.committed(topic).get(where) == 3)
         admin.reset_offsets(topic, {where: 1})
         process.send_signal(signal.SIGINT)
@@ -632,7 +627,7 @@ def test_records_that_come_steadily_are_written_and_committed_in_time(cluster: L
         sending.start()
         try:
             assert process.stdout is not None
-            assert select.select([process.stdout], [], [], 30)[0]
+            assert process.stdout.readline() == "x\n"
             waited_for(lambda: admin.committed(topic).get(where, 0) > 0)
         finally:
             stopped.set()
