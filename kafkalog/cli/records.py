@@ -24,6 +24,7 @@ import click
 
 from kafkalog.cli.command import Command, bootstrap_option, headers, not_empty, pairs, timestamp_us
 from kafkalog.cli.extents import readable
+from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
 from kafkalog.cli.pipe import ReadLines, WrittenPipe, is_pipe
 from kafkalog.config import nearest_hint
@@ -135,9 +136,9 @@ def produce(
     Prints the number of sent records on stderr. After a failure or Ctrl-C it prints which lines are acknowledged; to
     continue, send the other lines. While standard input is a pipe, the first Ctrl-C, SIGTERM or SIGHUP does not
     end the command: it sends all lines up to the end of the pipe, because its writer may count them as done. The second
-    ends it at once. After a failure it reads and sends no more lines: if they come from `kafkalog consume --group`, the
-    group continues after those that were read. Move it back by at least as many as were read and are not
-    acknowledged, with `kafkalog groups reset GROUP --shift-by -N`.
+    ends it at once. After a failure it reads and sends no more lines, and prints how many of those that it read from a
+    pipe may be missing. If they come from `kafkalog consume --group`, the group continues after them: move it back by
+    that many, with `kafkalog groups reset GROUP --shift-by -N`.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -152,28 +153,30 @@ def produce(
     parse_producer(config)  # names a wrong setting; the Producer has other arguments beside the settings
     failures: list[BaseException] = []
     acknowledged = _Acknowledged()
+    lines = LineReader(sys.stdin.fileno())
 
     def delivered(number: int, error: BaseException | None, metadata: RecordMetadata | None) -> None:
-        if isinstance(error, _OF_THE_RECORD):
-            failures.append(_in_line(number, error))
-        elif error is not None:
-            failures.append(error)
-        else:
+        if error is None:
             acknowledged.add(number)
+        else:
+            failures.append(_in_line(number, error) if isinstance(error, _OF_THE_RECORD) else error)
+            lines.stop()
 
     watched = sys.stderr.isatty() and not sys.stdin.isatty()
     number = 0
     try:
         # The pipe first: its writer may end, and count its lines as done, while this waits for a broker.
-        with _reading_a_pipe_to_its_end():
+        with lines, _reading_a_pipe_to_its_end():
             with admin_of(bootstrap) as admin:
-                admin.describe_topics([topic])  # a wrong name fails before the first line is typed
+                [described] = admin.describe_topics([topic])  # a wrong name fails before the first line is read
+                if partition is not None:
+                    described.partition(partition)
             with (
                 progress("records sent", watched=watched) as advance,
                 Producer(bootstrap, **config) as producer,
             ):
-                for number, line in enumerate(sys.stdin.buffer, 1):
-                    record = record_of(line.removesuffix(b"\n"), number)
+                for number, line in enumerate(lines, 1):
+                    record = record_of(line, number)
                     try:
                         producer.send(
                             topic,
@@ -188,13 +191,14 @@ def produce(
                         raise _in_line(number, error) from None
                     if number % _COUNT_EVERY == 0:
                         advance(_COUNT_EVERY)
-                    if failures:
-                        break
                 producer.flush()
         if failures:
             raise failures[0]
     except (Exception, KeyboardInterrupt) as error:  # the producer is closed: no further line is acknowledged
         error.add_note(str(acknowledged))
+        if is_pipe(sys.stdin) and lines.count > acknowledged.first:
+            after = lines.count - acknowledged.first
+            error.add_note(f"the last {after} of {counted(lines.count, 'line')} read from the pipe may be missing")
         raise
     if not quiet:
         click.echo(f"sent {counted(number, 'record')} to {topic}", err=True)
@@ -240,7 +244,7 @@ class _Acknowledged:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both
-        self._first = 0  # the number of lines from the first one on without a gap
+        self._first = 0
         self._beyond: set[int] = set()  # the others: at most those in flight, unless a partition fails
 
     def add(self, number: int) -> None:
@@ -249,6 +253,12 @@ class _Acknowledged:
             while self._first + 1 in self._beyond:
                 self._first += 1
                 self._beyond.remove(self._first)
+
+    @property
+    def first(self) -> int:
+        """How many lines are, from the first one on without a gap."""
+        with self._lock:
+            return self._first
 
     def __str__(self) -> str:
         with self._lock:

@@ -205,8 +205,9 @@ def test_a_no_to_a_question_is_no_interrupt(topic: str, cluster: LocalCluster) -
 
 @pytest.mark.parametrize("command", [["topics", "describe"], ["consume"], ["produce"], ["offsets"]], ids=" ".join)
 def test_a_misspelt_topic_is_reported_with_the_one_that_may_be_meant(
-    topic: str, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
+    feed(monkeypatch, b"")
     ran = Ran(capfdbinary, *command, f"{topic[:-1]}")
     ran.fails_with(f"there is no topic '{topic[:-1]}'; did you mean '{topic}'?")
 

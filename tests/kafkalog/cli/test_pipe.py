@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -100,6 +101,32 @@ def test_a_misspelt_destination_loses_no_line(full: TopicPartition, cluster: Loc
         assert (producing.wait(60), consuming.wait(60)) == (0, 0)
     assert sorted(values(cluster, copy)) == [b"%09d" % number for number in range(LINES)]  # type: ignore[type-var]
     assert admin.committed(full.topic)[full] == LINES
+    admin.delete_topic(copy)
+
+
+def test_a_group_that_is_moved_back_as_a_failed_produce_says_loses_no_line(
+    full: TopicPartition, cluster: LocalCluster, admin: Admin
+) -> None:
+    copy = f"{full.topic}.copy"
+    admin.create_topic(copy, partitions=2, config={"max.message.bytes": 1024})
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(full.topic, b"large" * 1000, partition=0)
+    fill(cluster, full.topic, range(LINES, 2 * LINES))
+    consume = [full.topic, "--group", full.topic, "--from-beginning", "--exit-at-end"]
+    with piped(consume, [copy]) as (consuming, producing):
+        assert producing.stderr is not None
+        assert producing.wait(60) == 1
+        told = producing.stderr.read().decode()
+        assert consuming.wait(60) == 0
+    said = re.search(r"the last (\d+) of (\d+) lines read from the pipe may be missing", told)
+    assert said is not None, told
+    assert admin.committed(full.topic)[full] == int(said[2]) < 2 * LINES
+    back = ["groups", "reset", full.topic, "--shift-by", f"-{said[1]}"]
+    subprocess.run([*KAFKALOG, *back], check=True, capture_output=True)
+    admin.alter_topic(copy, unset=["max.message.bytes"])
+    with piped(consume, [copy]) as (consuming, producing):
+        assert (producing.wait(60), consuming.wait(60)) == (0, 0)
+    assert set(values(cluster, copy)) == {b"%09d" % number for number in range(2 * LINES)} | {b"large" * 1000}
     admin.delete_topic(copy)
 
 

@@ -16,6 +16,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,34 +99,43 @@ def test_a_line_without_the_separator_is_named(
     ran.fails_with("line 1 of the input has no key separator ':'; no line is acknowledged\n")
 
 
+@pytest.mark.parametrize("standard_input", ["pipe", "terminal"])
 @pytest.mark.parametrize("limit_is_known", [True, False])
-def test_a_line_that_is_too_large_is_named(
-    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch,
-    limit_is_known: bool,
-) -> None:  # fmt: skip
+def test_a_line_that_is_too_large_is_named_and_ends_produce_while_no_other_line_comes(
+    topic: str, cluster: LocalCluster, limit_is_known: bool, standard_input: str
+) -> None:
     """By the producer before it is sent, or by a broker whose limit was lowered since."""
     where = TopicPartition(topic, 0)
-    lines = [b"small\n", b"large" * 10_000 + b"\n"]
+    reading, writing = os.pipe() if standard_input == "pipe" else pty.openpty()[::-1]
+    command = [*KAFKALOG, "produce", topic, "--partition", "0", "--bootstrap", cluster.bootstrap_servers]
     with Admin(cluster.bootstrap_servers) as admin:
 
         def lower() -> None:
-            admin.alter_topic(topic, set={"max.message.bytes": 20_000})
+            admin.alter_topic(topic, set={"max.message.bytes": 1024})
 
-        class Input(io.BytesIO):
-            def __iter__(self) -> Iterator[bytes]:
-                yield lines[0]
-                while admin.list_offsets({where: "latest"})[where].offset != 1:
-                    pass
+        try:
+            if limit_is_known:
+                lower()
+            with subprocess.Popen(command, stdin=reading, stderr=subprocess.PIPE) as process:
+                os.write(writing, b"small\n")
+                waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
                 if not limit_is_known:
                     lower()
-                yield lines[1]
-
-        if limit_is_known:
-            lower()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
-        ran = Ran(capfdbinary, "produce", topic, "--partition", "0")
-        ran.fails_with("line 2 of the input: ")
-        ran.fails_with("; the first line is acknowledged\n")
+                os.write(writing, b"large" * 500 + b"\n")
+                try:
+                    assert process.wait(60) == 1
+                finally:
+                    process.kill()
+                assert process.stderr is not None
+                told = process.stderr.read().decode()
+        finally:
+            os.close(reading)
+            os.close(writing)
+        assert re.fullmatch(
+            "kafkalog: line 2 of the input: .*; the first line is acknowledged"
+            + ("; the last 1 of 2 lines read from the pipe may be missing\n" if standard_input == "pipe" else "\n"),
+            told,
+        )
         assert admin.list_offsets({where: "latest"})[where].offset == 1
 
 
@@ -133,31 +143,26 @@ def test_produce_asks_for_no_more_lines_once_one_has_failed(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = TopicPartition(topic, 0)
-    failed, in_line = threading.Event(), records._in_line
+    reading, writing = os.pipe()
+    with Admin(cluster.bootstrap_servers) as admin, open(reading) as stdin, open(writing, "wb", buffering=0) as pipe:
 
-    def noted(number: int, error: BaseException) -> InvalidArgument:
-        failed.set()
-        return in_line(number, error)
+        def write() -> None:
+            pipe.write(b"small\n")
+            waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
+            admin.alter_topic(topic, set={"max.message.bytes": 20_000})  # which the producer does not know yet
+            pipe.write(b"large" * 10_000 + b"\n")
+            with suppress(BrokenPipeError):
+                while True:
+                    pipe.write(b"more\n")
 
-    monkeypatch.setattr(records, "_in_line", noted)
-    with Admin(cluster.bootstrap_servers) as admin:
-
-        class Input(io.BytesIO):
-            def __iter__(self) -> Iterator[bytes]:
-                yield b"small\n"
-                waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 1)
-                admin.alter_topic(topic, set={"max.message.bytes": 20_000})  # which the producer does not know yet
-                yield b"large" * 10_000 + b"\n"
-                assert failed.wait(30)
-                # The callback has the failure; that the command is about to look at it is told by nothing. A line every
-                # 10 ms, so that it need not be quick, and 1,000 of them before it counts as not looking.
-                for _ in range(1000):
-                    threading.Event().wait(0.01)
-                    yield b"more\n"
-                raise AssertionError("all of it was asked for")
-
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Input()))
-        Ran(capfdbinary, "produce", topic, "--partition", "0").fails_with("line 2 of the input: ")
+        writer = threading.Thread(target=write)
+        writer.start()
+        monkeypatch.setattr(sys, "stdin", stdin)
+        ran = Ran(capfdbinary, "produce", topic, "--partition", "0")
+        stdin.close()
+        writer.join(60)
+        assert not writer.is_alive()
+    ran.fails_with("line 2 of the input: ")
 
 
 def test_a_failed_produce_says_which_lines_are_acknowledged() -> None:
@@ -187,8 +192,7 @@ def test_produce_says_what_is_wrong(
     ):
         feed(monkeypatch, b"a\n")
         Ran(capfdbinary, "produce", *arguments).fails_with(sentence)
-    feed(monkeypatch, b"")  # before there is a line
-    Ran(capfdbinary, "produce", f"{topic}-not").fails_with(f"there is no topic '{topic}-not'")
+        assert sys.stdin.buffer.read() == b"a\n"  # it fails before the first line is read
 
 
 def test_a_group_continues_where_it_committed(
@@ -521,7 +525,8 @@ def test_a_produce_that_is_told_to_end_sends_what_it_has_read(
             told = process.stderr.read().strip().decode()
         sent = admin.list_offsets({where: "latest"})[where].offset or 0
         assert sent > 2000
-        assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged"
+        left = "" if sent == 3000 else f"; the last {3000 - sent} of 3000 lines read from the pipe may be missing"
+        assert told == f"kafkalog: interrupted; the first {sent} lines are acknowledged{left}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

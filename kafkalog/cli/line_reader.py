@@ -1,0 +1,62 @@
+"""Lines of a file, a pipe or a terminal, which another thread can stop. Knows no records."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+from collections.abc import Iterator
+from typing import Self
+
+
+class LineReader:
+    """Iterates over lines, without their ends. A context manager.
+
+    Attributes:
+        count: of the lines that are read, also if they are not handed out yet.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.count = 0
+        self._descriptor = descriptor
+        self._is_stopped = False
+        self._woken, self._waker = os.pipe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_stopped = True  # who stops it later finds nobody to wake
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def stop(self) -> None:
+        """Hand out no more lines, at once also if none comes. Thread-safe."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            os.write(self._waker, b"\0")
+
+    def __iter__(self) -> Iterator[bytes]:
+        begun: list[bytes] = []  # of a line whose end is not read
+        while data := self._read():
+            *lines, rest = data.split(b"\n")
+            if lines:
+                lines[0] = b"".join((*begun, lines[0]))
+                begun.clear()
+            begun.append(rest)
+            self.count += len(lines)
+            yield from self._until_stopped(lines)
+        if last := b"".join(begun):
+            self.count += 1
+            yield from self._until_stopped([last])
+
+    def _until_stopped(self, lines: list[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            if self._is_stopped:
+                return
+            yield line
+
+    def _read(self) -> bytes:
+        """What has come, once something has; nothing at the end, and when stopped."""
+        ready, _, _ = select.select([self._descriptor, self._woken], [], [])
+        return b"" if self._woken in ready else os.read(self._descriptor, io.DEFAULT_BUFFER_SIZE)

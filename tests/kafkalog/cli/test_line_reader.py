@@ -1,0 +1,58 @@
+"""Reading lines that another thread can stop: files, pipes, terminals."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkalog.cli.line_reader import LineReader
+
+
+@given(st.lists(st.binary(max_size=30), max_size=50), st.integers(0, 3))
+def test_lines_of_a_file_are_those_between_its_line_ends(parts: list[bytes], large: int) -> None:
+    data = b"\n".join([*parts, b"large" * 5000 * large])
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        with LineReader(file.fileno()) as lines:
+            found = list(lines)
+            assert lines.count == len(found)
+        file.seek(0)
+        assert found == [line.removesuffix(b"\n") for line in file]
+
+
+def test_a_line_that_comes_in_pieces_is_handed_out_whole_and_once_it_ended() -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "wb", buffering=0) as pipe, LineReader(reading) as lines:
+        found = iter(lines)
+        pipe.write(b"first\nsecond\nthi")
+        assert (next(found), lines.count) == (b"first", 2)  # the second is read too
+        pipe.write(b"rd")
+        assert next(found) == b"second"
+        pipe.write(b"\nthe rest")
+        assert next(found) == b"third"
+        pipe.close()
+        assert (list(found), lines.count) == ([b"the rest"], 4)
+
+
+def test_a_stop_ends_the_lines_while_none_comes_and_drops_those_that_are_read() -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "wb", buffering=0) as pipe:
+        with LineReader(reading) as lines:
+            pipe.write(b"first\nsecond\nthird")
+            found = iter(lines)
+            assert next(found) == b"first"
+            lines.stop()
+            lines.stop()
+            assert list(found) == []
+        with LineReader(reading) as lines:
+            stopping = threading.Thread(target=lines.stop)
+            stopping.start()
+            assert list(lines) == []
+            stopping.join(60)
+            lines.stop()
+        lines.stop()  # late, and there is nothing left to wake
