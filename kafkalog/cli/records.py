@@ -296,9 +296,7 @@ _FIELDS = (
 def _from_json(line: bytes, number: int) -> _Record:
     """The record of a line as `_json_line` makes it. Raises InvalidArgument."""
     try:
-        told = json.loads(line)
-        if not isinstance(told, dict):
-            raise ValueError("it is no JSON object")
+        told = _object(line)
         for name in told:
             if name not in _FIELDS:
                 raise ValueError(f"there is no field '{name}'{nearest_hint(name, _FIELDS)}")
@@ -306,14 +304,31 @@ def _from_json(line: bytes, number: int) -> _Record:
             raise ValueError("it has no value; a tombstone's is null")
         partition, timestamp = _whole_number(told, "partition"), _whole_number(told, "timestamp_us")
         return _Record(_data(told, "value"), _data(told, "key"), partition, timestamp, _headers(told))
-    except json.JSONDecodeError as error:
-        raise _in_line(number, f"it is not JSON: {error.msg} (column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _in_line(number, str(error)) from None
 
 
-def _data(told: Mapping[str, Any], name: str) -> bytes | None:
-    """The bytes of a field, the inverse of `as_text`. Raises ValueError."""
+def _object(line: bytes) -> dict[str, Any]:
+    """A JSON object. Bytes in it that are not UTF-8 become surrogates, which `_encoded` refuses. Raises ValueError."""
+    try:
+        told = json.loads(line.decode("utf-8-sig", "surrogateescape"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # Python's limit of digits
+        raise ValueError("a number in it has too many digits") from None
+    if not isinstance(told, dict):
+        raise ValueError("it is no JSON object")
+    return told
+
+
+def _data(told: Mapping[str, Any], name: str, of: str = "") -> bytes | None:
+    """The bytes of a field, the inverse of `as_text`. Raises ValueError.
+
+    Args:
+        of: what has the field, if not the record.
+    """
     text = told.get(name)
     if name in told and f"{name}_base64" in told:
         raise ValueError(f"it has {name} and {name}_base64: give one of them")
@@ -325,7 +340,18 @@ def _data(told: Mapping[str, Any], name: str) -> bytes | None:
             raise ValueError(f"{name}_base64 is no base64: {json_line(encoded)}") from None
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name} must be a text or null, not {json_line(text)}; JSON within it stands in quotes")
-    return None if text is None else text.encode()
+    return None if text is None else _encoded(text, f"{of}{name}", f"; give its bytes as {name}_base64")
+
+
+def _encoded(text: str, what: str, otherwise: str = "") -> bytes:
+    """The text as UTF-8. Raises ValueError."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        wrong = text[error.start]
+    if "\udc80" <= wrong <= "\udcff":
+        raise ValueError(f"{what} has the byte 0x{ord(wrong) - 0xDC00:02x}, which is not UTF-8{otherwise}")
+    raise ValueError(f"{what} has the lone surrogate \\u{ord(wrong):04x}, which UTF-8 cannot encode{otherwise}")
 
 
 def _headers(told: Mapping[str, Any]) -> tuple[tuple[str, bytes | None], ...]:
@@ -336,7 +362,9 @@ def _headers(told: Mapping[str, Any]) -> tuple[tuple[str, bytes | None], ...]:
         for each in listed
     ):
         raise ValueError('headers must be like [{"key": "name", "value": "text"}], or with value_base64')
-    return tuple((each["key"], _data(each, "value")) for each in listed)
+    for each in listed:
+        _encoded(each["key"], "a header's key")
+    return tuple((each["key"], _data(each, "value", "a header's ")) for each in listed)
 
 
 def _whole_number(told: Mapping[str, Any], name: str) -> int | None:
