@@ -85,15 +85,17 @@ def readable(
     names = sorted({partition.topic for partition in wanted})
     until = time.monotonic() + _OPENING_SECONDS
     while True:
-        found = admin.extents(names)
-        live = {broker.broker_id for broker in admin.describe_cluster().brokers}
         topics = {topic.name: topic for topic in admin.describe_topics(names)}
+        leaders = {partition: topics[partition.topic].partition(partition.partition).leader for partition in wanted}
+        # Only these: another broker of the topics may hang, and an earlier look may have waited for it.
+        found = admin.extents(names, brokers=leaders.values())
+        live = {broker.broker_id for broker in admin.describe_cluster().brokers}
         served: dict[TopicPartition, PartitionExtent] = {}
         failed: dict[TopicPartition, KafkalogError] = {}
         is_opening = False
         for partition in wanted:
             extent = found.get(partition)
-            leader = topics[partition.topic].partition(partition.partition).leader
+            leader = leaders[partition]
             error = why_unserved(extent, leader, live)
             if error is not None:
                 failed[partition] = error

@@ -374,23 +374,30 @@ class Admin:
         found = self.extents(names) if names else {}
         return {partition: error for partition, error in found.items() if isinstance(error, KafkalogError)}
 
-    def extents(self, names: Iterable[str] | None = None) -> dict[TopicPartition, PartitionExtent | KafkalogError]:
+    def extents(
+        self, names: Iterable[str] | None = None, brokers: Iterable[int] | None = None
+    ) -> dict[TopicPartition, PartitionExtent | KafkalogError]:
         """The start and end offset of the partitions of some topics (None: all), or why they are not served.
 
-        Sends one request to each live broker, whatever the number of partitions. Only a partition's broker knows its
-        offsets: partitions of a broker that is not live, or does not answer at once, are left out.
+        Sends one request to each live broker, whatever the number of partitions, to all at the same time. Only a
+        partition's broker knows its offsets: partitions of a broker that is not live, or does not answer at once, are
+        left out.
+
+        Args:
+            brokers: ids of those to be asked, if not all; only their partitions are found.
         """
         wanted = [] if names is None else arguments.texts("names", names)
         if names is not None and not wanted:
             return {}
         request = pb.DescribeTopicsRequest(names=wanted, extents=True)
         found: dict[TopicPartition, PartitionExtent | KafkalogError] = {}
-        for broker in self._cluster.describe().brokers:
-            try:
-                reply: pb.TopicDescriptions
-                reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
-            except (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut):
+        live = {broker.broker_id for broker in self._cluster.describe().brokers}
+        asked = live if brokers is None else live.intersection(brokers)
+        for reply in self._cluster.call_each("DescribeTopics", request, asked).values():
+            if isinstance(reply, (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut)):
                 continue
+            if isinstance(reply, Exception):
+                raise reply
             for topic in reply.topics:
                 for partition in topic.partitions:
                     where = TopicPartition(topic.name, partition.partition)

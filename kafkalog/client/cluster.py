@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.complaints import Complaint
@@ -196,6 +197,27 @@ class Cluster:
         # A call that is not repeatable may be half done when a broker answers it with another retriable error.
         retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
         return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
+
+    def call_each(self, method: str, request: Any, broker_ids: Iterable[int]) -> dict[int, Any]:
+        """Call brokers in parallel, each once. Returns the answer of each, or what it raised."""
+        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        def call(broker_id: int) -> None:
+            answer: Any
+            try:
+                answer = self.call(method, request, broker_id=broker_id, patient=False)
+            except Exception as error:
+                answer = error
+            answers.put((broker_id, answer))
+
+        broker_ids = list(broker_ids)
+        for broker_id in broker_ids:
+            try:
+                # Threads, because connecting to a broker that hangs takes longest; Ctrl-C does not wait for daemons.
+                threading.Thread(target=call, args=(broker_id,), daemon=True).start()
+            except RuntimeError:  # no further thread can be started
+                call(broker_id)
+        return dict(answers.get() for _ in broker_ids)
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
         """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.

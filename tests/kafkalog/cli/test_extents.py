@@ -22,7 +22,7 @@ class Described:
         self.leader = leader
         self.asked = 0
 
-    def extents(self, names: object) -> dict[TopicPartition, PartitionExtent]:
+    def extents(self, names: object, brokers: object) -> dict[TopicPartition, PartitionExtent]:
         self.asked += 1
         opened = 1 if self.asked == 1 or self.leader > 0 else 2
         return {TopicPartition("t", number): FULL for number in range(opened)}

@@ -29,8 +29,9 @@ from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import records
 from kafkalog.cli.main import run
 from kafkalog.errors import BrokerUnreachable, InvalidArgument
+from kafkalog.net.control import ControlConnection
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
-from tests.waiting import pending_signals, waited_for
+from tests.waiting import pending_signals, suspend, waited_for
 
 
 def test_a_damaged_partition_ends_no_other_ones_records(
@@ -329,6 +330,48 @@ def test_a_broker_that_is_away_hides_no_other_ones_partitions(
             ran = Ran(capfdbinary, "consume", "t", "--from-beginning", *until)
             ran.fails_with(f"t-1: its leader, broker {away}, is not registered in the cluster")
             assert ran.out == "in 0\n"
+
+
+def test_brokers_that_hang_are_waited_for_once_and_together(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(brokers=3) as own, Admin(own.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", own.brokers[0].address)
+        created = admin.create_topic("t", partitions=3)
+        leader_of = [partition.leader for partition in created.partitions]
+        with Producer(own.bootstrap_servers) as producer:
+            for partition, leader in enumerate(leader_of):
+                producer.send("t", b"in %d" % leader, partition=partition)
+        asked: list[int] = []
+        under_way: list[int] = []
+        together = 0
+        connect = ControlConnection.connect
+
+        def noted(control: ControlConnection) -> Any:
+            nonlocal together
+            under_way.append(control._port)
+            together = max(together, len(under_way))
+            try:
+                return connect(control)
+            except BrokerUnreachable:
+                asked.append(control._port)
+                raise
+            finally:
+                under_way.remove(control._port)
+
+        monkeypatch.setattr(ControlConnection, "connect", noted)
+        hung = [each.pid for each in own.brokers if each.broker_id != 0 and each.pid is not None]
+        for pid in hung:
+            suspend(pid)
+        try:
+            ran = Ran(capfdbinary, "consume", "t", "--from-beginning", "--exit-at-end")
+        finally:
+            for pid in hung:
+                os.kill(pid, signal.SIGCONT)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "in 0\n", 2)
+        for partition, leader in enumerate(leader_of):
+            assert not leader or f"kafkalog: t-{partition}: its leader, broker {leader}, " in ran.err
+        assert (len(asked), together) == (2, 2), asked
 
 
 def test_a_topic_created_again_as_consume_starts_is_not_read_to_the_ends_of_the_old_one(
