@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import CommandGroup, bootstrap_option, confirm, json_option
-from kafkalog.cli.output import admin_of, print_json, print_rows, print_table
+from kafkalog.cli.output import admin_of, counted, print_json, print_rows, print_table
 from kafkalog.config import nearest_hint
 from kafkalog.errors import UnknownTransaction
+from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalog.client.transaction.coordinator import TransactionCoordinator
@@ -130,14 +131,20 @@ def describe(transaction: str, bootstrap: str, as_json: bool) -> None:
 @click.argument("transaction")
 @bootstrap_option
 def abort(transaction: str, bootstrap: str) -> None:
-    """Drop the prepared rows of TRANSACTION that are not decided. A writer that still runs fails."""
+    """Drop the prepared rows of TRANSACTION that are not decided. A writer that still runs fails, unless it prepares
+    them again before they are dropped: then they are listed as not yet given up, and it may commit them."""
     with _coordinator(bootstrap) as coordinator:
         _known(coordinator, transaction)
-        given_up = coordinator.abort(transaction)
+        given_up, kept = coordinator.abort(transaction)
     if given_up:
-        size = sum(each.length for each in given_up)
-        click.echo(f"gave up what {len(given_up)} partitions had prepared of transaction {transaction}, {size} bytes")
-    else:
+        size, where = sum(each.length for each in given_up), counted(len(given_up), "partition")
+        click.echo(f"gave up what {where} had prepared of transaction {transaction}, {size} bytes")
+    for each in kept:
+        click.echo(
+            f"not yet given up: what {TopicPartition(each.topic, each.partition)} has prepared, {each.length} bytes; "
+            "its broker is applying another batch, or a writer has prepared it again: abort it once more"
+        )
+    if not given_up and not kept:
         click.echo(f"nothing of transaction {transaction} is prepared and undecided")
 
 

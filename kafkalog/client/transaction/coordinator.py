@@ -617,12 +617,13 @@ class TransactionCoordinator:
             for staged in self._cluster.call("ListStaged", request, broker_id=broker.broker_id).sets
         ]
 
-    def abort(self, transactional_id: str) -> list[pb.StagedSet]:
+    def abort(self, transactional_id: str) -> tuple[list[pb.StagedSet], list[pb.StagedSet]]:
         """Give up sets that are prepared and not decided. First the version is raised, so that a writer has to prepare
-        again before it can decide; then this is reported to the leaders.
+        again before it can decide; then this is reported to the leaders. A leader keeps a set that a writer prepared
+        again meanwhile, and one in a partition where an apply runs: in-doubt recovery drops that one later.
 
         Returns:
-            the prepared sets that were given up.
+            the prepared sets that were given up, and those that leaders have kept.
 
         Raises:
             InvalidArgument: a batch is decided and not done; it can only be rolled forward (`resolve`).
@@ -636,7 +637,7 @@ class TransactionCoordinator:
             )
         undecided = [each for each in self.staged(transactional_id) if _is_undecided(each, decision)]
         if not undecided:
-            return []
+            return [], []
         version = self._decide(decision)
         while version <= max(staged.version for staged in undecided):  # one raised before was forgotten
             version = self._decide(replace(decision, version=version))
@@ -652,7 +653,9 @@ class TransactionCoordinator:
             )
             _, leader = self._cluster.leader_of(place.label, place.topic_id)
             self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
-        return undecided
+        left = set(map(_identity, self.staged(transactional_id)))
+        given_up = [each for each in undecided if _identity(each) not in left]
+        return given_up, [each for each in undecided if _identity(each) in left]
 
     def resolve(self, transactional_id: str, accept_loss: bool = False) -> tuple[Decision, list[StagedPartLost]]:
         """Apply a decided batch in all its partitions and mark it done.
@@ -700,6 +703,10 @@ def _seconds_awake_or_not() -> float:
 
 def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
     return bool(staged.commit_uuid) and (decision.batch_id == NO_BATCH or staged.commit_uuid != decision.commit_uuid)
+
+
+def _identity(staged: pb.StagedSet) -> tuple[bytes, int, bytes]:
+    return staged.topic_id, staged.partition, staged.commit_uuid
 
 
 def _unless_forgotten(now: Decision, decision: Decision) -> Decision:

@@ -487,8 +487,8 @@ def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_vers
         return pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=partition, batch_id=6, commit_uuid=commit_uuid)
 
     sets = [prepared(0, OTHER), prepared(1, UUID), prepared(2, b"")]
-    coordinator.staged = lambda transactional_id: sets
-    assert coordinator.abort("tx") == [sets[1]]
+    coordinator.staged = lambda transactional_id: sets[:1] if registry.released else sets
+    assert coordinator.abort("tx") == ([sets[1]], [])
     [told] = registry.released
     assert (told.commit_uuid, told.below_version, [each.partition for each in told.partitions]) == (UUID, 10, [1])
 
@@ -860,14 +860,44 @@ def test_what_is_prepared_and_undecided_is_aborted_for_good(
     dies_before(query, "decide")
     with pytest.raises(_Died):
         query.write(0, rows(0))
-    assert {each.partition for each in operator.coordinator.abort(query.transactional_id)} == {0, 1, 2}
+    given_up, kept = operator.coordinator.abort(query.transactional_id)
+    assert ({each.partition for each in given_up}, kept) == ({0, 1, 2}, [])
     assert operator.coordinator.staged(query.transactional_id) == []
-    assert operator.coordinator.abort(query.transactional_id) == []
+    assert operator.coordinator.abort(query.transactional_id) == ([], [])
     late: Any = operator.coordinator
     with pytest.raises(KafkalogError):  # the late decision of the one that was aborted
         late._decide(Decision(query.transactional_id, -1, 0, UUID, "run 1"))
     assert start_query("run 2").write(0, rows(0, attempt="b")) is Outcome.COMMITTED
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="b"))
+
+
+def test_what_a_writer_prepares_again_while_it_is_aborted_is_not_listed_as_given_up(
+    start_query: StartQuery, topic: str, cluster: LocalCluster, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    query = start_query()
+    dies_before(query, "decide")
+    batch = query.batch(0, query.stage(0, rows(0)))
+    with pytest.raises(_Died):
+        query.coordinator.commit(batch)
+    call = Cluster.call
+    writer = start_query()
+
+    def prepared_again(client: Cluster, method: str, request: Any, **how: Any) -> Any:
+        if method == "ForgetStaged" and request.partitions[0].partition == 1:
+            [part] = [part for part in batch.parts if part.partition == 1]
+            decision = Decision(query.transactional_id, request.below_version)
+            again = replace(batch, parts=[part])
+            writer.coordinator._prepare(decision, again, request.commit_uuid, Patience(30))
+        return call(client, method, request, **how)
+
+    monkeypatch.setattr(Cluster, "call", prepared_again)
+    address = ["--bootstrap", cluster.bootstrap_servers]
+    assert run(["transactions", "abort", query.transactional_id, *address]) == 0
+    told = capfd.readouterr().out
+    assert "gave up what 2 partitions had prepared" in told
+    assert f"not yet given up: what {topic}-1 has prepared" in told
+    assert [each.partition for each in writer.coordinator.staged(query.transactional_id)] == [1]
 
 
 def test_what_is_decided_is_resolved_and_not_aborted(
