@@ -42,7 +42,7 @@ class WrittenPipe(io.FileIO):
 
     def write(self, data: ReadableBuffer, /) -> int:
         count = super().write(data)
-        self._written += count
+        self._written += count or 0  # None: a pipe that must not block is full
         return count
 
     def _unread(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -256,3 +258,33 @@ def test_bytes_of_another_writer_are_not_taken_for_read_ones() -> None:
         assert not pipe.has_reader()
     finally:
         os.close(writing)
+
+
+def test_a_full_pipe_that_must_not_block_takes_what_it_can() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        pipe = WrittenPipe(writing)
+        out = io.BufferedWriter(pipe)
+        with pytest.raises(BlockingIOError):
+            out.write(bytes(1 << 20))
+        assert pipe.read_to() == 0
+        taken = len(os.read(reading, 1 << 20))
+        assert pipe.read_to() == taken > 0
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_produce_that_finds_no_broker_has_read_nothing() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe, open(writing, "wb", buffering=0) as writer, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets it, and it refuses
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        writer.write(b"line\n")
+        ran = subprocess.run(
+            [*KAFKALOG, "produce", "t", "--bootstrap", address], stdin=pipe, capture_output=True, timeout=60
+        )
+        assert ran.returncode == 1
+        assert ran.stderr.endswith(b"; no line is acknowledged\n")
+        assert pipe.readline() == b"line\n"
