@@ -46,9 +46,10 @@ class LineReader:
             begun.append(rest)
             self.count += len(lines)
             yield from self._until_stopped(lines)
-        if last := b"".join(begun):
+        last = b"".join(begun)
+        if last and not self._is_stopped:
             self.count += 1
-            yield from self._until_stopped([last])
+            yield last
 
     def _until_stopped(self, lines: list[bytes]) -> Iterator[bytes]:
         for line in lines:
