@@ -73,6 +73,9 @@ class Applier:
         self._lock = threading.Lock()  # guards all below
         self._starts: dict[TransactionalBatch, int] = {}  # of hidden batches
         self._ends: dict[TransactionalBatch, int] = {}  # of complete batches, shown when the log is flushed to it
+        # In the log, perhaps only in part: their sets may have been here, and be lost without a trace.
+        self._doubted = log.applied_batches() if staging.may_lack_sets else set()
+        self._settle_doubts()
         for producer_id, progress in self._half_applied().items():
             self.hide((producer_id, progress.batch_id), progress.start_offset)
 
@@ -129,7 +132,7 @@ class Applier:
         count = 0
         progress = self._log.apply_progress(producer_id)
         if prepared is None:
-            lost = self._lost_without_set(progress, batch_id)
+            lost = self._lost_without_set(progress, (producer_id, batch_id))
             if lost is not None:
                 raise StagedPartLost(
                     transactional_id=transactional_id, batch_id=batch_id, partition=self._log.label, reason=lost
@@ -138,16 +141,21 @@ class Applier:
             count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
             progress = self._log.apply_progress(producer_id)
         assert progress is not None
+        if prepared is not None:
+            with self._lock:
+                self._doubted.discard((producer_id, batch_id))
         self._show_once_flushed((producer_id, batch_id), progress.end_offset)
         end_offset = progress.end_offset if progress.batch_id == batch_id else 0
         return Applied(producer_id, batch_id, end_offset, progress.end_offset, count)
 
-    def _lost_without_set(self, progress: Progress | None, batch_id: int) -> str | None:
+    def _lost_without_set(self, progress: Progress | None, batch: TransactionalBatch) -> str | None:
         """Why a batch without a prepared set is lost; None: the log has it. Its set is dropped once it is done."""
-        if progress is None or progress.batch_id < batch_id:
+        if progress is None or progress.batch_id < batch[1]:
             return "it is not prepared on this broker"
-        if progress.batch_id == batch_id and self._staging.may_lack_sets:
-            return "staged data was damaged before the last start, so the log may have only a part of the batch"
+        if batch in self._doubted:
+            return (
+                "staged data was damaged or removed before the last start, so the log may have only a part of the batch"
+            )
         return None
 
     def _append(self, prepared: PreparedSet, progress: Progress | None) -> int:
@@ -312,6 +320,19 @@ class Applier:
         # `keep` is taken before this call, so that the sets of all others are known to be dropped for good.
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
+        self._settle_doubts()
+
+    def _settle_doubts(self) -> None:
+        """Batches are doubted until they are applied from their sets, or until the log has a later batch of their
+        transaction, or has forgotten it."""
+        if not self._staging.may_lack_sets:
+            return
+        applied = self._log.applied_batches()
+        with self._lock:
+            self._doubted &= applied
+            settled = not self._doubted
+        if settled:
+            self._staging.note_complete()
 
     def close(self) -> None:
         """Wait for the running apply or drop: it ends at its next use of the staging, which is closed. The log's next

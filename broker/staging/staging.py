@@ -1,6 +1,7 @@
 """The staged parts of one partition, beside its log: parts of batches that are not decided yet.
 
     <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
+    <partition's folder>/staging/complete           empty; there while no set lacks that the log may have half of
 
 A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
 parts of its batch prepared as one set (`prepare`). From the ack on they are durable, and kept until the set is dropped
@@ -12,6 +13,10 @@ A file is closed at 64 MiB and removed once nothing in it is needed, as is the a
 bytes of which none is needed. After a restart existing files are not appended to. A start reads all files: a part
 counts up to its first missing or damaged batch, and a set with an incomplete part is lost.
 
+Damage may also have cost a set of which nothing is known any more. A start that finds such damage removes the file
+`complete` before any other, and one that does not find `complete`, as after a removal of the folder by hand, cannot
+rely on the sets that it found either (`may_lack_sets`). The file is made again by `note_complete`.
+
 Threads: `_lock` guards all that changes. `_sync_lock` comes before it and lets one sync run at a time while others
 stage; the directory's flusher threads sync before `prepare` does.
 """
@@ -22,7 +27,7 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fastcrc.crc32 import iscsi as crc32c
 
@@ -52,7 +57,7 @@ from broker.staging.part import (
     read_batches,
     write_of,
 )
-from broker.storage.disk import Buffer, TruncateFailed
+from broker.storage.disk import Buffer, TruncateFailed, is_missing, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.flusher import FlushTask
 from broker.storage.segment import base_offset_of
@@ -65,6 +70,8 @@ log = get_logger(__name__)
 
 STAGING = "staging"
 """The folder within the partition's."""
+COMPLETE = "complete"
+"""A file in it; see above."""
 _FILE_BYTES = 64 << 20
 _WASTE_MAX = 8 << 20
 _SYNC_AHEAD_BYTES = 8 << 20
@@ -147,6 +154,7 @@ class Staging:
         self._drops_made = self._drops_synced = 0  # sets dropped, and those whose drop is durable
         # sets whose end could not be recorded for lack of space, and their files
         self._unrecorded_drops: dict[bytes, list[StagedFile]] = {}
+        self._has_folder = False
         self._files: dict[int, StagedFile] = {}
         self._removed: set[int] = set()  # numbers of removed files that a power cut may restore
         self._next_number = 0
@@ -154,8 +162,10 @@ class Staging:
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
-        self.may_lack_sets = False
-        """A start found damage outside of parts: sets may have been prepared here that are not known any more."""
+        self.may_lack_sets = True
+        """Sets may have been prepared here that are not known any more: a start found damage outside of parts, or no
+        file `complete`; until `note_complete`."""
+        self._damaged = False  # found by the start
         try:
             self._open()
         except OSError as error:
@@ -168,6 +178,7 @@ class Staging:
             names = self._disk.names(self._folder)
         except FileNotFoundError:
             return
+        self._has_folder = True
         self._drops_made = 1  # as for names: a set may have been dropped just before a kill
         numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
         for number in numbers:
@@ -177,8 +188,12 @@ class Staging:
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
         self._next_number = numbers[-1] + 1 if numbers else 0
         self._names_made = 1  # the process that made them may have ended before the sync
+        self.may_lack_sets = self._damaged or COMPLETE not in names
+        if self._damaged and COMPLETE in names:
+            self._disk.unlink(self._folder / COMPLETE)
         if self._files:
-            self._disk.sync_dir(self._folder)  # for the removals before a kill: `_remove_dead` counts on them
+            # For removals before a kill, on which `_remove_dead` counts; and that of COMPLETE precedes those here.
+            self._disk.sync_dir(self._folder)
         self._remove_dead()
 
     def _read_file(self, file: StagedFile) -> None:
@@ -189,12 +204,12 @@ class Staging:
             end = min(FILE_START.size, file.size)
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 skipped = found.position - FRAME_SIZE > end
-                self.may_lack_sets |= skipped or (found.kind == PREPARED and found.fault is not None)
+                self._damaged |= skipped or (found.kind == PREPARED and found.fault is not None)
                 end = found.position + found.length
                 self._replay(file, found)
-            self.may_lack_sets |= end < file.size  # torn by a stop, or damaged
+            self._damaged |= end < file.size  # torn by a stop, or damaged
         except UnreadableFile as error:
-            self.may_lack_sets = True
+            self._damaged = True
             del self._files[file.number]  # the file is kept: it may be needed
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip
@@ -266,6 +281,19 @@ class Staging:
                 return False
             here = [part.places for part in known.parts if part.number == number and batch < len(part.places)]
             return not here or here[0][batch][3] == crc
+
+    def note_complete(self) -> None:
+        """Record that the log has no half of a batch whose set is not known. Raises StorageFailed, Closed."""
+        with self._lock:
+            self._check_usable()
+            try:
+                if self._has_folder:
+                    self._make_complete()
+            except OSError as error:
+                if passes(error):
+                    return  # asked for again
+                self._errors.fail(error, "noting that all sets are known")
+            self.may_lack_sets = False
 
     def producer_ids(self) -> set[int]:
         """The producer ids of the prepared sets."""
@@ -368,17 +396,31 @@ class Staging:
             return active
         file = StagedFile(self._disk, self._folder, self._next_number, secrets.randbits(64))
         try:
-            try:
-                self._disk.make_dir(self._folder)
-            except FileExistsError:
-                pass
+            if not self._has_folder:
+                self._make_folder()
             file.create()
         except OSError as error:
-            self._errors.refuse(error, "making a staged file")
+            self._refuse(error, "making a staged file")
         self._names_made += 1
         self._next_number += 1
         self._files[file.number] = self._active = file
         return file
+
+    def _make_folder(self) -> None:
+        """Once only: a folder that is missing later was removed by hand."""
+        try:
+            self._disk.make_dir(self._folder)
+        except FileExistsError:  # made by a call that failed after it
+            pass
+        if not self.may_lack_sets:
+            self._make_complete()
+        self._has_folder = True
+
+    def _make_complete(self) -> None:
+        try:
+            self._disk.close(self._disk.create(self._folder / COMPLETE))
+        except FileExistsError:
+            pass
 
     def _now(self) -> float:
         return self._clock.monotonic()
@@ -659,6 +701,8 @@ class Staging:
             finally:
                 shared.release()
         except OSError as error:
+            if self._was_removed(error):
+                raise PartDamaged(f"{file.path} was removed") from None
             self._errors.refuse(error, "reading what is staged")
 
     # --- syncing -------------------------------------------------------------------------------------------------
@@ -701,7 +745,7 @@ class Staging:
                     if not self._names_synced:
                         self._disk.sync_dir(self._folder.parent)
                 except OSError as error:
-                    self._errors.refuse(error, "syncing the folder of staged files")
+                    self._refuse(error, "syncing the folder of staged files")
                 self._drops_synced = drops
                 with self._lock:
                     self._removed -= removed
@@ -714,7 +758,7 @@ class Staging:
                     return  # nothing in it is needed any more
                 shared = file.share()
         except OSError as error:
-            self._errors.refuse(error, "opening a staged file")
+            self._refuse(error, "opening a staged file")
         try:
             self._disk.sync(shared.fd)
         except OSError as error:
@@ -726,6 +770,20 @@ class Staging:
             file.synced = size
 
     # --- the end -------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: OSError, doing: str) -> NoReturn:
+        """As `DiskErrors.refuse`, but FileRefused if somebody removed staged files."""
+        if self._was_removed(error):
+            self._errors.refuse_to_open(error, doing)
+        self._errors.refuse(error, doing)
+
+    def _was_removed(self, error: OSError) -> bool:
+        """Whether a staged file or the folder of them was removed by hand, which affects this partition only. If all of
+        the partition was, `DiskErrors` finds it."""
+        try:
+            return is_missing(error) and bool(self._disk.names(self._folder.parent))
+        except OSError:
+            return False
 
     def _check_usable(self) -> None:
         if self._closed or self._errors.health.failed is not None:

@@ -132,6 +132,10 @@ class ApplyProgress:
         it."""
         return self._by_id.get(producer_id)
 
+    def batches(self) -> set[tuple[int, int]]:
+        """Producer id and batch id of every progress."""
+        return {(number, progress.batch_id) for number, progress in self._by_id.items()}
+
     def record(self, header: BatchHeader, base_offset: int, append_us: int) -> None:
         """Add a record batch of a transaction, appended at `base_offset`."""
         assert header.transaction_batch_id != NO_TRANSACTION

@@ -350,6 +350,11 @@ class Log:
         with self._lock:
             return self._apply_progress.get(producer_id)
 
+    def applied_batches(self) -> set[tuple[int, int]]:
+        """Producer id and batch id of each transaction's last batch of which anything was appended."""
+        with self._lock:
+            return self._apply_progress.batches()
+
     def _roll(self) -> None:
         """Create a segment at the end offset, and make it the active one. A later flush syncs the old segment and then
         renames the new one.

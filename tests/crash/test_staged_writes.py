@@ -385,7 +385,7 @@ def test_damage_of_a_staged_batch_loses_its_set_and_is_never_served() -> None:
     work._stage(FIRST)
     work._prepare(FIRST)
     directory.close(clean=False)
-    (name,) = work.disk.names(work.partition.log.directory / staging.STAGING)
+    (name, _) = work.disk.names(work.partition.log.directory / staging.STAGING)
     path = work.partition.log.directory / staging.STAGING / name
     size = work.disk.file_size(path)
     for at in range(0, size, 7):

@@ -21,7 +21,7 @@ from broker.storage.apply_progress import DONE_PROGRESS_KEPT_US, PROGRESS_KEPT_U
 from broker.storage.dump import dump, verify
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
-from kafkalog.errors import DiskFull, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
+from kafkalog.errors import DiskFull, FileRefused, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
 from kafkalog.format.batch import Batch
 from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.replica.partitions import append_part_of_a_batch, open_partition
@@ -61,7 +61,7 @@ def apply(partition: Partition, prepared: PreparedSet) -> int:
 
 
 def staged_files(partition: Partition) -> list[Path]:
-    return sorted((partition.log.directory / staging.STAGING).glob("*"))
+    return sorted((partition.log.directory / staging.STAGING).glob("*.staged"))
 
 
 def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDirectory) -> None:
@@ -480,6 +480,69 @@ def test_half_a_batch_whose_set_is_lost_is_not_taken_for_the_whole(directory: Lo
         partition.close()
 
 
+@pytest.mark.parametrize("lost", ["damaged", "removed", "removed, and staged to since"])
+def test_half_a_batch_whose_set_was_lost_several_starts_ago_is_not_taken_for_the_whole(
+    directory: LogDirectory, lost: str
+) -> None:
+    """Nothing is needed any more of the file that had the set, and it is gone."""
+    partition = open_partition(directory)
+    batches = [batch(number) for number in range(3)]
+    prepared = write(partition, 0, batches)
+    append_part_of_a_batch(partition, batches[:1])
+    (file,) = staged_files(partition)
+    if lost == "damaged":
+        data = bytearray(file.read_bytes())
+        for position in range(16, len(data), 8):
+            data[position : position + 4] = bytes(4)  # no frame is left
+        file.write_bytes(data)
+    else:
+        shutil.rmtree(file.parent)
+    for _ in range(3):
+        directory, partition = reopened(directory)
+        assert staged_files(partition) == []
+        if lost == "removed, and staged to since":
+            partition.abort_parts([b"u" * 16] if partition.stage(b"u" * 16, [batch(0, batch_id=7)]) else [])
+            partition.expire((), directory.services.clock.monotonic() + 1)
+        with pytest.raises(StagedPartLost, match="only a part of the batch"):
+            apply(partition, prepared)
+        assert partition.readable_end_offset == 1
+        partition.forget_silent_transactions()
+    later = write(partition, 1, [batch(0, batch_id=1)])
+    assert apply(partition, later) == 2
+    assert partition.drop(later.commit_uuid, 5)
+    apply(partition, later)
+    partition.forget_silent_transactions()
+    directory, partition = reopened(directory)
+    apply(partition, later)  # nothing is doubted any more
+    directory.close()
+
+
+def test_an_apply_whose_staged_files_are_removed_by_hand_is_refused_and_affects_nothing_else(
+    directory: LogDirectory,
+) -> None:
+    partition = open_partition(directory)
+    batches = [batch(number) for number in range(3)]
+    prepared = write(partition, 0, batches)
+    append_part_of_a_batch(partition, batches[:1])
+    directory, partition = reopened(directory)
+    assert partition.readable_end_offset == 0
+    shutil.rmtree(partition.log.directory / staging.STAGING)
+    for _ in range(2):
+        with pytest.raises(StagedPartLost, match=r"00\.staged was removed"):
+            apply(partition, prepared)
+    assert partition.readable_end_offset == 1
+    with pytest.raises(FileRefused, match="making a staged file for t-0: No such file or directory"):
+        partition.stage(b"u" * 16, [batch(0, batch_id=1)])
+    partition.append_as_leader([numbered(1)])
+    partition.log.flush()
+    assert (partition.readable_end_offset, directory.failed) == (2, None)
+    directory, partition = reopened(directory)
+    with pytest.raises(StagedPartLost, match="only a part of the batch"):
+        apply(partition, prepared)
+    assert apply(partition, write(partition, 1, [batch(0, batch_id=1)])) == 3
+    directory.close()
+
+
 def test_a_hint_to_drop_a_set_does_not_wait_for_an_apply(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -814,7 +877,7 @@ def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_fo
     assert partition.drop(prepared.commit_uuid, 5)
     partition.expire((), 1 << 40)
     disk = disk.after_kill()
-    assert disk.names(partition.log.directory / staging.STAGING) == []
+    assert disk.names(partition.log.directory / staging.STAGING) == [staging.COMPLETE]
     partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
     assert partition._staging.settle_drops()
     partition = open_partition(
@@ -835,18 +898,22 @@ def test_a_power_cut_that_keeps_the_end_of_a_set_removed_keeps_the_set_removed(
     held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
     elsewhere = write(partition, 2, [batch(0, batch_id=2, size=2200)])  # in a second file, as the ends that follow
     folder = partition.log.directory / staging.STAGING
-    assert len(disk.names(folder)) == 2
+
+    def files() -> list[str]:
+        return [name for name in disk.names(folder) if name != staging.COMPLETE]
+
+    assert len(files()) == 2
     assert partition.drop(dropped.commit_uuid, 5)
     assert partition._staging.settle_drops()
-    assert len(disk.names(folder)) == 2
+    assert len(files()) == 2
     assert partition.drop(held.commit_uuid, 5)  # removes the first file
-    assert len(disk.names(folder)) == 1
+    assert len(files()) == 1
     if killed:
         disk = disk.after_kill()
         partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
     assert partition.drop(elsewhere.commit_uuid, 5)
     partition.expire((), 1 << 40)
-    assert disk.names(folder) == []
+    assert files() == []
     for seed in range(20):
         cut = disk.after_power_cut(random.Random(seed), 0.5)
         partition = open_partition(LogDirectory(path, disk=cut, clock=ManualClock()))
