@@ -11,6 +11,9 @@ between the check and the append or while the broker is down, leaves half of the
 half, because the rest cannot be appended any more, and each apply of the set returns StagedPartLost.
 
 The log itself records the progress of an apply (`apply_progress.py`), so an apply can stop anywhere and be repeated.
+Which set a batch came from is not recorded. Several coordinators may prepare sets of one batch, and these may begin
+alike, but only one is decided. So once a set is in the log, the others of its batch are dropped before readers see it,
+and no other is taken: what a start finds half applied was never readable.
 
 Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging. `_lock` guards
 what is hidden; it comes after the log's. Readers take neither: they look at `hidden`.
@@ -91,6 +94,15 @@ class Applier:
                 half[staged.producer_id] = progress
         return half
 
+    def prepare(self, prepared: PreparedSet) -> None:
+        """Record a set, unless the log has anything of its batch or of a later one; see Staging.prepare."""
+
+        def is_over() -> bool:
+            progress = self._log.apply_progress(prepared.producer_id)
+            return progress is not None and progress.batch_id >= prepared.batch_id
+
+        self._staging.prepare(prepared, is_over)
+
     # --- applying ------------------------------------------------------------------------------------------------
 
     def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
@@ -141,6 +153,7 @@ class Applier:
             count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
             progress = self._log.apply_progress(producer_id)
         assert progress is not None
+        self._staging.drop_others(producer_id, batch_id, commit_uuid)
         if prepared is not None:
             with self._lock:
                 self._doubted.discard((producer_id, batch_id))

@@ -199,9 +199,9 @@ class Partition:
             return self._staging.stage(uuid, batches)
 
     def prepare(self, prepared: PreparedSet) -> None:
-        """Record parts as a set; it is durable after `keep_prepared`. See Staging.prepare."""
+        """Record parts as a set; it is durable after `keep_prepared`. See Applier.prepare."""
         with self._hosted():
-            self._staging.prepare(prepared)
+            self._applier.prepare(prepared)
             self._staging.request_sync()
 
     def keep_prepared(self, commit_uuid: bytes) -> None:

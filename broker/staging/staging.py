@@ -427,10 +427,14 @@ class Staging:
 
     # --- prepared sets -------------------------------------------------------------------------------------------
 
-    def prepare(self, prepared: PreparedSet) -> None:
+    def prepare(self, prepared: PreparedSet, is_over: Callable[[], bool] = lambda: False) -> None:
         """Record a set of parts, to be kept until it is dropped; durable after `sync`.
 
         If the set is prepared already, only a newer version is recorded.
+
+        Args:
+            is_over: whether the log has its batch; called with the lock held. If so, it came from another set, and this
+                one is not recorded, because it cannot be decided any more.
 
         Raises:
             StagedPartLost: a part is missing, short, or another's.
@@ -440,6 +444,8 @@ class Staging:
         with self._lock:
             self._check_usable()
             known = self._sets.get(prepared.commit_uuid)
+            if known is None and is_over():
+                return
             if known is not None and known.prepared._replace(version=prepared.version) != prepared:
                 raise InvalidRequest(reason=f"commit {prepared.commit_uuid.hex()} of {self.label} has another set")
             for spec in prepared.parts:
@@ -481,15 +487,33 @@ class Staging:
             known = self._sets.get(commit_uuid)
             if known is None or (below_version is not None and known.prepared.version >= below_version):
                 return False
-            try:
-                file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
-            except DiskFull as full:  # if a start finds the set again, in-doubt recovery drops it again
-                self._services.health.log_full(full, self.label)
-                self._forget_set(commit_uuid, None)
-            else:
-                self._forget_set(commit_uuid, file)
-            self._remove_dead()
+            self._drop(commit_uuid)
             return True
+
+    def drop_others(self, producer_id: int, batch_id: int, commit_uuid: bytes) -> None:
+        """Forget all sets of a batch but one; durably, unless the disk is full. Raises StorageFailed, Closed."""
+        batch = producer_id, batch_id
+        with self._lock:
+            self._check_usable()
+            others = [
+                uuid
+                for uuid, known in self._sets.items()
+                if (known.prepared.producer_id, known.prepared.batch_id) == batch and uuid != commit_uuid
+            ]
+            for uuid in others:
+                self._drop(uuid)
+        if others:
+            self.settle_drops()
+
+    def _drop(self, commit_uuid: bytes) -> None:
+        try:
+            file, _ = self._write([(DROPPED, 0, commit_uuid, 0, b"")], self._clock.now_us())
+        except DiskFull as full:  # if a start finds the set again, in-doubt recovery drops it again
+            self._services.health.log_full(full, self.label)
+            self._forget_set(commit_uuid, None)
+        else:
+            self._forget_set(commit_uuid, file)
+        self._remove_dead()
 
     def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None) -> None:
         known = self._sets.pop(commit_uuid)

@@ -202,6 +202,7 @@ class Staged(Done):
 
     def _apply(self, which: Set) -> None:
         self.decided.add(which)
+        self.dropped |= {each for each in ALL if (each.producer, each.batch_id) == (which.producer, which.batch_id)}
         self._try(functools.partial(apply, self.partition, which))
         self.applied.add(which)
         self.synced_plain = len(self.plain)

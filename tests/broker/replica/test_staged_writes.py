@@ -643,6 +643,34 @@ def test_a_release_forgets_what_other_attempts_of_the_batch_staged(directory: Lo
     assert [(staged.batch_id, staged.parts) for staged in partition.staged()] == [(1, 1)]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["prepared before the apply", "prepared after it"])
+@pytest.mark.parametrize("dropped", [False, True], ids=["kept", "dropped"])
+@pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
+def test_another_attempts_set_that_begins_alike_hides_nothing_that_was_readable(
+    late: bool, dropped: bool, power_cut: bool
+) -> None:
+    disk, path = MemoryDisk(), Path("/data")
+    partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    batches = [batch(number) for number in range(3)]
+    length = sum(len(data) for _, data in batches)
+    other = PreparedSet("x", PRODUCER, 0, b"o" * 16, -1, (PartSpec(b"o" * 16, 0, 3, length),))
+    prepared = write(partition, 0, batches[:2])
+    partition.stage(b"o" * 16, batches)
+    if late:
+        apply(partition, prepared)
+    partition.prepare(other)
+    partition.keep_prepared(other.commit_uuid)
+    apply(partition, prepared)
+    if dropped:
+        partition.drop(prepared.commit_uuid, 5)
+        partition._staging.sync()
+    assert partition.readable_end_offset == 2
+    disk = disk.after_power_cut(random.Random(0), 0.0) if power_cut else disk.after_kill()
+    partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
+    assert partition.readable_end_offset == 2
+    assert [each.prepared for each in partition.staged() if each.prepared] == ([] if dropped else [prepared])
+
+
 def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(number, batch_id=1) for number in range(2)])
