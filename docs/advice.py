@@ -89,4 +89,5 @@ ADVICE = {
     170: "Give the query a `checkpointLocation` of its own, or select the same topics again.",
     180: "Correct the id; `kafkalog transactions list` lists the transactions.",
     181: "Start the cluster again.",
+    182: "Find out who wrote it, and put back what was there. The rest of the cluster is not affected.",
 }

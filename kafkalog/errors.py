@@ -388,6 +388,13 @@ class ZooKeeperNotAsked(ZooKeeperUnreachable):
     message = "ZooKeeper at {address} is not reachable: {reason} (the request was not sent)"
 
 
+class UnreadableZnode(KafkalogError):
+    """Only what is in this znode cannot be used."""
+
+    code = 182
+    message = "znode {path} in ZooKeeper cannot be read: {reason}"
+
+
 class TooLargeForZooKeeper(KafkalogError):
     """Nothing was written: ZooKeeper would have ended the connection, again at every retry."""
 

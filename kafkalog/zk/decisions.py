@@ -7,14 +7,14 @@ prepared set.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kafkalog.errors import DecisionMoved
+from kafkalog.errors import DecisionMoved, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
+from kafkalog.zk.content import fields_of, to_json
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
 log = get_logger(__name__)
@@ -97,8 +97,8 @@ def _readable(transactional_id: str, content: bytes, stat: Any) -> Decision | No
     """Parse a decision; None if it cannot be parsed, which must not prevent the use of other decisions."""
     try:
         return _decision(transactional_id, content, stat)
-    except (ValueError, KeyError, TypeError) as error:
-        log.warning("decision_not_readable", transactional_id=transactional_id, reason=repr(error))
+    except UnreadableZnode as error:
+        log.warning("decision_not_readable", transactional_id=transactional_id, reason=str(error))
         return None
 
 
@@ -147,7 +147,7 @@ def _content(decision: Decision) -> bytes:
             for each in decision.writers
         ],
     }
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return to_json(fields)
 
 
 def _topics_to_json(topics: Iterable[DecidedTopic]) -> list[dict[str, Any]]:
@@ -168,23 +168,24 @@ def _topics(fields: Iterable[dict[str, Any]]) -> tuple[DecidedTopic, ...]:
 
 
 def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
-    fields = json.loads(content)
-    return Decision(
-        transactional_id=transactional_id,
-        version=stat.version,
-        batch_id=fields["batch_id"],
-        commit_uuid=bytes.fromhex(fields["commit_uuid"]),
-        run_id=fields["run_id"],
-        fingerprint=bytes.fromhex(fields["fingerprint"]),
-        done=fields["done"],
-        topics=_topics(fields["topics"]),
-        applied=_topics(fields["applied"]),
-        replaced_runs=tuple(fields["replaced_runs"]),
-        stays=fields["stays"],
-        decided_us=fields["decided_us"] or stat.mtime * 1000,
-        query_id=fields["query_id"],
-        forgotten=fields["forgotten"],
-        writers=tuple(
-            Writer(bytes.fromhex(each["commit_uuid"]), each["run_id"], each["session_id"]) for each in fields["writers"]
-        ),
-    )
+    with fields_of(paths.transaction(transactional_id), content) as fields:
+        return Decision(
+            transactional_id=transactional_id,
+            version=stat.version,
+            batch_id=fields["batch_id"],
+            commit_uuid=bytes.fromhex(fields["commit_uuid"]),
+            run_id=fields["run_id"],
+            fingerprint=bytes.fromhex(fields["fingerprint"]),
+            done=fields["done"],
+            topics=_topics(fields["topics"]),
+            applied=_topics(fields["applied"]),
+            replaced_runs=tuple(fields["replaced_runs"]),
+            stays=fields["stays"],
+            decided_us=fields["decided_us"] or stat.mtime * 1000,
+            query_id=fields["query_id"],
+            forgotten=fields["forgotten"],
+            writers=tuple(
+                Writer(bytes.fromhex(each["commit_uuid"]), each["run_id"], each["session_id"])
+                for each in fields["writers"]
+            ),
+        )

@@ -9,12 +9,12 @@ lost, its broker was suspended) cannot overwrite a later one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kafkalog.records import TopicPartition
 from kafkalog.zk import paths
+from kafkalog.zk.content import fields_of, to_json
 from kafkalog.zk.session import (
     MULTI_MAX,
     BadVersion,
@@ -84,7 +84,7 @@ def commit_offsets(
 
 def _content(offset: int, topic_id: bytes, now_us: int) -> bytes:
     fields = {"offset": offset, "topic_id": topic_id.hex(), "committed_us": now_us}
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return to_json(fields)
 
 
 def _write(session: ZooKeeperSession, contents: Mapping[str, bytes], guard: Check | None) -> None:
@@ -131,7 +131,7 @@ def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartit
         path = paths.group_offset(group, *partition)
         try:
             content, stat = session.get(path)
-            if _parse(content).topic_id == topic_id:
+            if _parse(path, content).topic_id == topic_id:
                 session.delete(path, stat.version)
         except (NoNode, BadVersion):  # it is gone, or was just written, and so is of an existing topic
             continue
@@ -186,16 +186,16 @@ def _read(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[T
             numbers = sorted(int(number) for number in session.children(paths.group_topic_offsets(group, name)))
         except NoNode:
             continue
-        contents = session.get_many([paths.group_offset(group, name, number) for number in numbers])
-        for number, content in zip(numbers, contents, strict=True):
+        wanted = [paths.group_offset(group, name, number) for number in numbers]
+        for number, path, content in zip(numbers, wanted, session.get_many(wanted), strict=True):
             if content is not None:
-                found[TopicPartition(name, number)] = _parse(content[0])
+                found[TopicPartition(name, number)] = _parse(path, content[0])
     return found
 
 
-def _parse(content: bytes) -> Committed:
-    fields = json.loads(content)
-    return Committed(int(fields["offset"]), int(fields["committed_us"]), bytes.fromhex(fields["topic_id"]))
+def _parse(path: str, content: bytes) -> Committed:
+    with fields_of(path, content) as fields:
+        return Committed(int(fields["offset"]), int(fields["committed_us"]), bytes.fromhex(fields["topic_id"]))
 
 
 def committed_offsets(

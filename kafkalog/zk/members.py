@@ -10,16 +10,21 @@ member whose lease has ended is removed by the next reader. If it returns, it is
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kafkalog.errors import UnreadableZnode
+from kafkalog.events import get_logger
 from kafkalog.zk import paths
+from kafkalog.zk.content import fields_of, to_json
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+
+log = get_logger(__name__)
 
 LEASE_MS = 10_000
 """A member is live this long after the last write of its znode."""
 
 _ATTEMPTS = 5
+_FIELDS = ("subscription", "host", "process")
 
 
 class Member(NamedTuple):
@@ -51,7 +56,7 @@ def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = 
     """
     path = paths.group_member(group, member.name)
     fields = {"subscription": member.subscription, "host": member.host, "process": member.process}
-    content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    content = to_json(fields)
     for _ in range(_ATTEMPTS):
         try:
             renewed = session.set(path, content)
@@ -91,17 +96,22 @@ def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> 
     except NoNode:
         return []
     found: list[tuple[int, Member]] = []
-    for name, content in zip(names, session.get_many([paths.group_member(group, name) for name in names]), strict=True):
+    wanted = [paths.group_member(group, name) for name in names]
+    for name, path, content in zip(names, wanted, session.get_many(wanted), strict=True):
         if content is None:
             continue
         data, stat = content
-        if stat.mtime > now_ms - lease_ms:
-            fields: dict[str, Any] = json.loads(data or b"{}")
-            subscription, host, process = (str(fields.get(each, "")) for each in ("subscription", "host", "process"))
-            left_ms = stat.mtime + lease_ms - now_ms
-            found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms, stat.version)))
-        else:
-            _remove(session, paths.group_member(group, name), stat.version)
+        if stat.mtime <= now_ms - lease_ms:
+            _remove(session, path, stat.version)
+            continue
+        try:
+            with fields_of(path, data or b"{}") as fields:
+                subscription, host, process = (str(fields.get(each, "")) for each in _FIELDS)
+        except UnreadableZnode as error:  # no member's; it goes when its lease ends
+            log.warning("member_not_readable", group=group, member=name, reason=str(error))
+            continue
+        left_ms = stat.mtime + lease_ms - now_ms
+        found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms, stat.version)))
     return [member for _, member in sorted(found)]
 
 

@@ -6,15 +6,15 @@ Contents are JSON objects with the fields of `paths.py`. Unknown fields of a new
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
+from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.zk import paths
+from kafkalog.zk.content import fields_of, to_json
 from kafkalog.zk.session import (
     MULTI_MAX,
     BadVersion,
@@ -100,10 +100,6 @@ class TopicRecord:
         return self.replicas[number][0]
 
 
-def _dump(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-
-
 # --- the cluster ---------------------------------------------------------------------------------------------------
 
 
@@ -111,11 +107,12 @@ def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
     """The cluster's id, which the first broker creates. Also creates the permanent parents where they are missing."""
     session.ensure(paths.PERMANENT)
     try:
-        session.create(paths.CLUSTER, _dump({"cluster_id": uuid.uuid4().hex, "created_us": now_us}))
+        session.create(paths.CLUSTER, to_json({"cluster_id": uuid.uuid4().hex, "created_us": now_us}))
     except NodeExists:
         pass
     content, _ = session.get(paths.CLUSTER)
-    return str(json.loads(content)["cluster_id"])
+    with fields_of(paths.CLUSTER, content) as fields:
+        return str(fields["cluster_id"])
 
 
 # --- brokers -------------------------------------------------------------------------------------------------------
@@ -177,7 +174,7 @@ def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
 
 
 def _broker_content(broker: BrokerRecord) -> bytes:
-    return _dump({name: value for name, value in vars(broker).items() if name not in ("broker_id", "epoch")})
+    return to_json({name: value for name, value in vars(broker).items() if name not in ("broker_id", "epoch")})
 
 
 def _registered(session: ZooKeeperSession, broker_id: int) -> tuple[BrokerRecord, Any] | None:
@@ -197,25 +194,25 @@ def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[
             found[int(name)] = _broker_record(int(name), content, stat)
         except NoNode:
             continue
-        except (ValueError, KeyError, TypeError) as error:  # not a broker's, or a newer version's; use the others
-            log.warning("broker_not_readable", znode=f"{paths.BROKER_IDS}/{name}", reason=repr(error))
+        except (ValueError, UnreadableZnode) as error:  # not a broker's, or a newer version's; use the others
+            log.warning("broker_not_readable", znode=f"{paths.BROKER_IDS}/{name}", reason=str(error))
     return dict(sorted(found.items()))
 
 
 def _broker_record(broker_id: int, content: bytes, stat: Any) -> BrokerRecord:
-    fields = json.loads(content)
-    return BrokerRecord(
-        broker_id=broker_id,
-        host=fields["host"],
-        grpc_port=fields["grpc_port"],
-        data_port=fields["data_port"],
-        rack=fields.get("rack", ""),
-        version=fields.get("version", ""),
-        directory=fields.get("directory", ""),
-        lock=fields.get("lock", ""),
-        where=fields.get("where", ""),
-        epoch=stat.czxid,
-    )
+    with fields_of(paths.broker(broker_id), content) as fields:
+        return BrokerRecord(
+            broker_id=broker_id,
+            host=fields["host"],
+            grpc_port=fields["grpc_port"],
+            data_port=fields["data_port"],
+            rack=fields.get("rack", ""),
+            version=fields.get("version", ""),
+            directory=fields.get("directory", ""),
+            lock=fields.get("lock", ""),
+            where=fields.get("where", ""),
+            epoch=stat.czxid,
+        )
 
 
 # --- topics --------------------------------------------------------------------------------------------------------
@@ -233,37 +230,36 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
         content, stat = session.get(paths.topic(name), watch)
     except NoNode:
         return None
-    fields = json.loads(content)
-    replicas = [tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))]
-    deleted = bool(fields.get("deleted"))
-    topic_id = bytes.fromhex(fields["topic_id"])
-    states = {}
-    if not deleted:
-        wanted = [paths.partition_state(name, topic_id, number) for number in range(len(replicas))]
-        for number, found in enumerate(session.get_many(wanted, watch)):
-            if found is not None:
-                states[number] = _read_state(*found)
-    return TopicRecord(
-        name=name,
-        topic_id=topic_id,
-        config=fields["config"],
-        replicas=replicas,
-        created_us=fields["created_us"],
-        states=states,
-        version=stat.version,
-        deleted=deleted,
-    )
+    with fields_of(paths.topic(name), content) as fields:
+        topic = TopicRecord(
+            name=name,
+            topic_id=bytes.fromhex(fields["topic_id"]),
+            config=fields["config"],
+            replicas=[tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))],
+            created_us=fields["created_us"],
+            version=stat.version,
+            deleted=bool(fields.get("deleted")),
+        )
+    if topic.deleted:
+        return topic
+    wanted = [paths.partition_state(name, topic.topic_id, number) for number in range(len(topic.replicas))]
+    states = {
+        number: _read_state(path, *found)
+        for number, (path, found) in enumerate(zip(wanted, session.get_many(wanted, watch), strict=True))
+        if found is not None
+    }
+    return replace(topic, states=states)
 
 
-def _read_state(content: bytes, stat: Any) -> PartitionState:
-    fields = json.loads(content)
-    return PartitionState(
-        leader=fields["leader"],
-        leader_epoch=fields["leader_epoch"],
-        isr=tuple(fields["isr"]),
-        directory=fields["directory"],
-        version=stat.version,
-    )
+def _read_state(path: str, content: bytes, stat: Any) -> PartitionState:
+    with fields_of(path, content) as fields:
+        return PartitionState(
+            leader=fields["leader"],
+            leader_epoch=fields["leader_epoch"],
+            isr=tuple(fields["isr"]),
+            directory=fields["directory"],
+            version=stat.version,
+        )
 
 
 def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
@@ -275,7 +271,7 @@ def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
     }
     if deleted:
         fields["deleted"] = True
-    return _dump(fields)
+    return to_json(fields)
 
 
 def create_topic(session: ZooKeeperSession, topic: TopicRecord) -> None:
@@ -353,7 +349,7 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=name)
         hosts = sorted({broker for replicas in topic.replicas for broker in replicas})
-        note = Create(paths.deleted_topic(topic.topic_id), _dump({"topic": name, "brokers": hosts}))
+        note = Create(paths.deleted_topic(topic.topic_id), to_json({"topic": name, "brokers": hosts}))
         try:
             session.multi([*_set_topic(topic, deleted=True), note])
         except BadVersion:
@@ -415,12 +411,12 @@ def logs_removed(session: ZooKeeperSession, topic_id: bytes, broker_id: int) -> 
     while True:
         try:
             content, stat = session.get(path)
-            fields = json.loads(content)
-            if broker_id not in fields["brokers"]:
+            with fields_of(path, content) as fields:
+                left = [each for each in fields["brokers"] if each != broker_id]
+            if len(left) == len(fields["brokers"]):
                 return
-            fields["brokers"].remove(broker_id)
-            if fields["brokers"]:
-                session.set(path, _dump(fields), stat.version)
+            if left:
+                session.set(path, to_json(fields | {"brokers": left}), stat.version)
             else:
                 session.delete(path, stat.version)
             return
@@ -471,9 +467,9 @@ def write_states(
                     session.multi([operation])
                 except (NodeExists, BadVersion, NoNode):
                     continue
-        for number, found in zip(chunk, session.get_many(wanted), strict=True):
+        for number, path, found in zip(chunk, wanted, session.get_many(wanted), strict=True):
             if found is not None:
-                written[number] = _read_state(*found)
+                written[number] = _read_state(path, *found)
     return written
 
 
@@ -494,7 +490,7 @@ def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
 
 
 def _state_content(state: PartitionState) -> bytes:
-    return _dump({name: value for name, value in vars(state).items() if name != "version"})
+    return to_json({name: value for name, value in vars(state).items() if name != "version"})
 
 
 def place_partitions(brokers: Iterable[int], hosted: Mapping[int, int], count: int) -> list[tuple[int, ...]]:

@@ -473,10 +473,14 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_made_and_is_read_
     assert caplog.text.count("not_followed path=/brokers/topics/a") == 2  # once by each
 
 
-def test_a_topic_that_could_not_be_read_is_tried_no_more_once_it_is_gone(broker: RunningBroker) -> None:
+def test_a_topic_that_could_not_be_read_is_tried_no_more_once_it_is_gone(
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     host, path = broker.broker.host, paths.topic("bad")
-    host.metadata.session.create(path, b"{")
+    host.metadata.session.create(path, b"[" * 100_000)
     until(broker, lambda: path in host._undone.reasons)
+    [record] = [record for record in caplog.records if record.getMessage().startswith("not_followed")]
+    assert "cannot be read: its JSON is nested too deeply" in record.getMessage() and not record.exc_info
     host.metadata.session.delete(path)
     until(broker, lambda: path not in broker.broker.watcher._to_retry())
 

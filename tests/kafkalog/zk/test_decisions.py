@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafkalog.errors import DecisionMoved
+from kafkalog.errors import DecisionMoved, UnreadableZnode
 from kafkalog.format.decisions import DecidedTopic, Decision, Writer, ranges
 from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.zk import decisions, paths
@@ -149,8 +150,13 @@ def test_a_decision_that_cannot_be_read_keeps_no_other_from_being_listed_and_for
 ) -> None:
     decisions.write_decision(session, replace(DECIDED, transactional_id="old", stays=False, done=True))
     session.create(paths.transaction("unreadable"), b"{}")
+    session.create(paths.transaction("nested"), b"[" * 100_000)
     assert [each.transactional_id for each in decisions.list_decisions(session)] == ["old"]
     assert forgotten(session) == ["old"]
+    for name, reason in (("unreadable", "it has no field 'batch_id'"), ("nested", "its JSON is nested too deeply")):
+        sentence = f"znode {paths.transaction(name)} in ZooKeeper cannot be read: {reason}"
+        with pytest.raises(UnreadableZnode, match=re.escape(sentence)):
+            decisions.read_decision(session, name)
 
 
 def test_several_brokers_forget_expired_decisions_at_once(session: ZooKeeperSession) -> None:

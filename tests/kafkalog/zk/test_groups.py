@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kafkalog.errors import ZooKeeperNotAsked, ZooKeeperUnreachable
+from kafkalog.errors import UnreadableZnode, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.session import BadVersion, Check, Operation, Watch, ZooKeeperSession
@@ -33,6 +33,16 @@ def test_offsets_are_read_back_by_partition(session: ZooKeeperSession) -> None:
     }
     content, _ = session.get(paths.group_offset("g", "a", 0))
     assert json.loads(content) == {"offset": 4, "topic_id": IDS["a"].hex(), "committed_us": 124}
+
+
+def test_an_offset_that_cannot_be_read_is_an_error_and_not_taken_for_none(session: ZooKeeperSession) -> None:
+    for group in ("g", "h"):
+        groups.commit_offsets(session, group, {TopicPartition("a", 0): 5}, IDS, 1)
+    path = paths.group_offset("g", "a", 0)
+    session.set(path, b"[" * 100_000)
+    with pytest.raises(UnreadableZnode, match=f"znode {path} in ZooKeeper cannot be read: .* nested too deeply"):
+        groups.committed_offsets(session, "g", IDS)
+    assert groups.committed_offsets(session, "h", IDS) == {TopicPartition("a", 0): 5}
 
 
 def test_a_topic_created_again_inherits_no_offset(session: ZooKeeperSession) -> None:

@@ -39,6 +39,13 @@ def test_the_first_stays_first_whoever_renews_through_whichever_broker(
     assert members.live_members(session, "nobody") == []
 
 
+def test_a_member_that_cannot_be_read_hides_no_other(session: ZooKeeperSession) -> None:
+    members.keep(session, "g", ONE)
+    session.create(paths.group_member("g", "nested"), b"[" * 100_000)
+    session.create(paths.group_member("g", "list"), b"[]")
+    assert names(members.keep(session, "g", TWO)) == ["one", "two"]
+
+
 def test_a_member_outlives_the_broker_through_which_it_came(
     session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:

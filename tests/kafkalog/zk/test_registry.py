@@ -48,7 +48,11 @@ def test_a_broker_is_listed_while_its_session_lasts(
     assert registry.live_brokers(cluster) == {}
 
 
-@pytest.mark.parametrize(("znode", "content"), [("7", b'{"host": "h", "ports": {}}'), ("7", b""), ("seven", b"{}")])
+@pytest.mark.parametrize(
+    ("znode", "content"),
+    [("7", b'{"host": "h", "ports": {}}'), ("7", b""), ("seven", b"{}"), ("7", b'{"host": ' + b"[" * 100_000)],
+    ids=["of another version", "empty", "no broker's", "nested too deeply"],
+)
 def test_a_broker_that_cannot_be_read_hides_no_other(cluster: ZooKeeperSession, znode: str, content: bytes) -> None:
     registry.register_broker(cluster, BrokerRecord(1, "host", 10, 11, directory="one", lock="boot:8:77"))
     cluster.create(f"{paths.BROKER_IDS}/{znode}", content)

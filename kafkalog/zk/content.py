@@ -1,0 +1,40 @@
+"""The contents of znodes: JSON objects. Knows none of their fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kafkalog.errors import UnreadableZnode
+
+
+def to_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+@contextmanager
+def fields_of(path: str, content: bytes) -> Iterator[dict[str, Any]]:
+    """The fields of the znode at a path, to be taken out of the object during the `with` block.
+
+    Raises:
+        UnreadableZnode: the content is no JSON object, or in the block a field turned out to be missing or of another
+            kind.
+    """
+    try:
+        yield _parsed(content)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UnreadableZnode(path=path, reason=str(error)) from None
+    except KeyError as error:
+        raise UnreadableZnode(path=path, reason=f"it has no field {error}") from None
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found
