@@ -15,7 +15,8 @@ Which set a batch came from is not recorded. Several coordinators may prepare se
 alike, but only one is decided. So once a set is in the log, the others of its batch are dropped before readers see it,
 and no other is taken: what a start finds half applied was never readable.
 
-Threads: `_applying` lets one apply or drop run at a time; it comes before the locks of log and staging. `_lock` guards
+Threads: `_applying` lets one apply or drop run at a time; it comes before `_appending`, and that before the locks of
+log and staging. `_lock` guards
 what is hidden; it comes after the log's. Readers take neither: they look at `hidden`.
 """
 
@@ -30,7 +31,7 @@ from broker.staging.format import PreparedSet
 from broker.staging.staging import Staging
 from broker.storage.apply_progress import Progress
 from broker.storage.log import Log
-from kafkalog.errors import InvalidRequest, RequestTimedOut, StagedPartLost
+from kafkalog.errors import Closed, InvalidRequest, RequestTimedOut, StagedPartLost
 from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
@@ -73,6 +74,8 @@ class Applier:
         self._log = log
         self._staging = staging
         self._applying = threading.Lock()
+        self._appending = threading.Lock()  # guards _closed, and each append
+        self._closed = False
         self._lock = threading.Lock()  # guards all below
         self._starts: dict[TransactionalBatch, int] = {}  # of hidden batches
         self._ends: dict[TransactionalBatch, int] = {}  # of complete batches, shown when the log is flushed to it
@@ -182,7 +185,9 @@ class Applier:
             batch = prepared.producer_id, prepared.batch_id
             self.hide(batch, progress.start_offset if progress is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
-                self._log.append_decided(batches)
+                with self._appending:
+                    self._check_open()
+                    self._log.append_decided(batches)
                 count += len(batches)
                 size = sum(header.length for header, _ in batches)
                 self.applied_bytes += size
@@ -348,10 +353,15 @@ class Applier:
             self._staging.note_complete()
 
     def close(self) -> None:
-        """Wait for the running apply or drop: it ends at its next use of the staging, which is closed. The log's next
-        owner must not append the same record batches at the same time."""
-        with self._applying:
-            pass
+        """From now on a running apply appends nothing: the log's next owner may append the same record batches. Waits
+        for an append that is under way, not for a check or a sync: a sync may take seconds, and the thread that closes
+        a partition opens all others."""
+        with self._appending:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(what=f"partition {self._log.label}")
 
 
 def _is_applied(progress: Progress | None, batch_id: int, prepared: PreparedSet) -> bool:

@@ -778,6 +778,7 @@ class Staging:
     def _sync_file(self, file: StagedFile, size: int) -> None:
         try:
             with self._lock:
+                self._check_usable()
                 if file.number not in self._files:
                     return  # nothing in it is needed any more
                 shared = file.share()
@@ -797,6 +798,8 @@ class Staging:
 
     def _refuse(self, error: OSError, doing: str) -> NoReturn:
         """As `DiskErrors.refuse`, but FileRefused if somebody removed staged files."""
+        if self._closed and is_missing(error):  # the partition may have been deleted since
+            raise Closed(what=f"staging of {self.label}") from error
         if self._was_removed(error):
             self._errors.refuse_to_open(error, doing)
         self._errors.refuse(error, doing)
@@ -815,7 +818,8 @@ class Staging:
             raise Closed(what=f"staging of {self.label}")
 
     def close(self) -> None:
-        with self._sync_lock, self._lock:
+        """Does not wait for a sync that is under way: it shares the open files."""
+        with self._lock:
             self._closed = True
             for file in self._files.values():
                 file.close()

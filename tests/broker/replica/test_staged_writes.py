@@ -441,6 +441,54 @@ def test_an_apply_that_its_partition_s_end_meets_between_read_and_append_doubles
     following.close()
 
 
+@pytest.mark.parametrize("what", ["prepare", "apply"])
+def test_the_end_of_a_partition_waits_for_no_sync(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The thread that closes it opens all others. A sync took 4.9 s."""
+    monkeypatch.setattr("broker.replica.applier._SYNC_BYTES", 1)
+    partition = open_partition(directory)
+    batches = [batch(number, size=600_000) for number in range(4)]
+    prepared = write(partition, 0, batches)
+    if what == "prepare":
+        partition.stage(b"u" * 16, [batch(0, batch_id=1)])
+        partition._staging._names_made += 1  # as with a new file: the folder is synced after it
+    real, syncing, may_go_on = directory.disk.sync, threading.Event(), threading.Event()
+
+    def sync(fd: int) -> None:
+        syncing.set()
+        assert may_go_on.wait(30)
+        real(fd)
+
+    monkeypatch.setattr(directory.disk, "sync", sync)
+    with ThreadPoolExecutor(1) as threads:
+        steps = {
+            "prepare": lambda: partition.keep_prepared(prepared.commit_uuid),
+            "apply": lambda: apply(partition, prepared),
+        }
+        step = threads.submit(steps[what])
+        try:
+            assert syncing.wait(30)
+            closing = threading.Thread(target=partition.close, daemon=True)
+            closing.start()
+            closing.join(10)
+            is_closed = not closing.is_alive()
+            if is_closed and what == "prepare":  # a topic of that name is made anew
+                directory.remove_log(TOPIC_ID, 0)
+                again = directory.open_log(b"another topic's.", 0, "t-0", topic(), 0)
+                again.append([numbered(0)])
+        finally:
+            may_go_on.set()
+        assert is_closed
+        with pytest.raises(NotLeader):
+            step.result(30)
+    assert (directory.failed, directory._doubted) == (None, set())
+    if what == "apply":
+        following = open_partition(directory)
+        assert apply(following, prepared) == 4
+        assert len(read_all(following)) == following.end_offset == 4
+
+
 def test_nothing_is_staged_any_more_once_the_directory_has_closed_the_log(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
