@@ -3,8 +3,9 @@ follow. A lost partition is replaced by the broker that should lead it.
 
 A change returns once this broker has seen it. For a new topic or partition it also waits until the leader has opened
 the log, so that a client may use it at once. This wait is bounded, because a leader that has just died opens nothing,
-and a leader may have thousands of logs to open; the answer then has no leader for it. The topic exists all the same,
-and clients wait for its leaders.
+and a leader may have thousands of logs to open; the answer then has no leader for it, and states whether this broker is
+behind. The topic exists all the same, and clients wait for its leaders. Whether other brokers have followed a change, a
+client asks them (`Admin`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from broker.config import TopicSettings
 from broker.replica.host import Host
@@ -229,9 +231,13 @@ def _once_opened(
             and all(number in seen.states or host.failure(topic.topic_id, number) for number in added)
         )
 
-    host.metadata.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
+    followed = host.metadata.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
+    seen = current()
     description = pb.TopicDescription()
-    _describe(current() or topic, host, description)
+    _describe(
+        seen if seen is not None and seen.version >= version else replace(topic, version=version), host, description
+    )
+    description.behind = not followed
     return description
 
 
@@ -239,6 +245,8 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
     description.name = topic.name
     description.topic_id = topic.topic_id
     description.created_us = topic.created_us
+    description.version = topic.version
+    description.behind = host.is_behind(topic.name)
     description.config.update(topic.config)
     for name, value in topic_settings(topic).items():
         description.effective[name] = TopicSettings.rows[name].to_text(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +53,7 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
             click.echo(f"topic {topic} exists already")
             return
     click.echo(f"created topic {made.name} with {_partitions_of(made)}")
+    _warn_of(made.behind)
 
 
 @topics.command(
@@ -121,6 +122,12 @@ def _partitions_of(topic: TopicDescription) -> str:
     return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"
 
 
+def _warn_of(behind: Sequence[int]) -> None:
+    if behind:
+        brokers = ", ".join(map(str, behind))
+        click.echo(f"warning: not followed yet by broker {brokers}: the change takes effect there later", err=True)
+
+
 def _all_of(topic: TopicDescription) -> list[TopicPartition]:
     return [TopicPartition(topic.name, partition.partition) for partition in topic.partitions]
 
@@ -177,6 +184,7 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
         altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
     click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
+    _warn_of(altered.behind)
 
 
 @topics.command(
@@ -239,13 +247,14 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
     confirm(f"delete topic {topic} and all its records?", yes)
     with admin_of(bootstrap) as admin:
         try:
-            admin.delete_topic(topic)
+            behind = admin.delete_topic(topic)
         except UnknownTopic:
             if not if_exists:
                 raise
             click.echo(f"there is no topic {topic}")
             return
     click.echo(f"deleted topic {topic}")
+    _warn_of(behind)
 
 
 @click.command(

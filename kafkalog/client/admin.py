@@ -38,6 +38,10 @@ TopicDescription = TopicInfo
 _STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 """Failures after which the topics are asked for anew."""
 
+_FOLLOWED_SECONDS = 10.0
+"""How long a change of a topic waits for its brokers."""
+_ASKED_MS = 100
+
 _Answer = TypeVar("_Answer")
 
 
@@ -327,9 +331,9 @@ class Admin:
             config: topic settings by dotted name.
 
         Returns:
-            the topic, as soon as its logs are open, or after 10 s. The topic exists then in any case. Partitions whose
-            logs are not open yet have the leader -1; clients retry them for retry.timeout.ms, a producer for
-            delivery.timeout.ms.
+            the topic, as soon as its logs are open, or after 10 s. The topic exists then in any case. `behind` has the
+            brokers that have not followed. Partitions whose logs are not open yet have the leader -1; clients retry
+            them for retry.timeout.ms, a producer for delivery.timeout.ms.
 
         Raises:
             TopicExists: there is a topic of that name.
@@ -338,7 +342,8 @@ class Admin:
         """
         arguments.text("name", name)
         request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
-        return topic_info(self._cluster.call("CreateTopic", request, repeatable=False))
+        until = time.monotonic() + _FOLLOWED_SECONDS
+        return self._once_followed(self._cluster.call("CreateTopic", request, repeatable=False), until)
 
     def alter_topic(
         self,
@@ -350,7 +355,8 @@ class Admin:
         """Change a topic's settings, or give it more partitions.
 
         Returns:
-            the topic; new partitions as in `create_topic`.
+            the topic, once its brokers use the settings and have opened new partitions, or after 10 s. `behind` has the
+            brokers that have not followed; they do once they can.
 
         Raises:
             UnknownTopic: it does not exist.
@@ -364,9 +370,42 @@ class Admin:
             unset=arguments.texts("unset", unset),
             partitions=_positive(partitions),
         )
-        topic = topic_info(self._cluster.call("AlterTopic", request, repeatable=False))
+        until = time.monotonic() + _FOLLOWED_SECONDS
+        topic = self._once_followed(self._cluster.call("AlterTopic", request, repeatable=False), until)
         self._cluster.remember(topic)
         return topic
+
+    def _once_followed(self, changed: pb.TopicDescription, until: float) -> TopicInfo:
+        """Wait until the brokers of a topic's partitions have followed its change, as far as they are live."""
+        topic = topic_info(changed)
+
+        def has_followed(seen: pb.TopicDescription) -> bool:
+            return not seen.HasField("error") and seen.version >= changed.version and not seen.behind
+
+        return topic._replace(behind=self._behind(topic, has_followed, until))
+
+    def _behind(
+        self, topic: TopicInfo, has_followed: Callable[[pb.TopicDescription], bool], until: float
+    ) -> tuple[int, ...]:
+        """The brokers of a topic's partitions that have not followed a change by a time. Only each broker itself knows
+        whether it has. Brokers that are not live are not waited for."""
+        behind = sorted({broker for partition in topic.partitions for broker in partition.replicas})
+        request = pb.DescribeTopicsRequest(ids=[topic.topic_id])
+        live = {broker.broker_id for broker in self._cluster.describe().brokers}
+        while True:
+            for broker_id in live.intersection(behind):
+                left_ms = max(round((until - time.monotonic()) * 1000), _ASKED_MS)
+                try:
+                    [seen] = self._cluster.call(
+                        "DescribeTopics", request, broker_id=broker_id, patient=False, within_ms=left_ms
+                    ).topics
+                except (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut):
+                    continue
+                if has_followed(seen):
+                    behind.remove(broker_id)
+            if live.isdisjoint(behind) or time.monotonic() >= until:
+                return tuple(behind)
+            self._cluster.pause(_ASKED_MS / 1000)
 
     def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
         """The partitions of some topics that their live brokers do not serve, and why; see `extents`."""
@@ -444,11 +483,21 @@ class Admin:
                 found[TopicPartition(name, each.partition)] = each.start_offset
         return dict(sorted(found.items()))
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records. Raises UnknownTopic."""
+    def delete_topic(self, name: str) -> tuple[int, ...]:
+        """Delete a topic and its records.
+
+        Returns:
+            the brokers of its partitions that have not followed after 10 s; they do once they can.
+
+        Raises:
+            UnknownTopic: it does not exist.
+        """
         arguments.text("name", name)
+        until = time.monotonic() + _FOLLOWED_SECONDS
+        [topic] = self._cluster.describe_topics([name])
         self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
         self._cluster.forget(name)
+        return self._behind(topic, lambda seen: seen.HasField("error"), until)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before an offset of each partition (KIP-107); -1 deletes all readable records.

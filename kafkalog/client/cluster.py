@@ -85,8 +85,8 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic. `config` has the settings that were set, `effective` all settings with their values in force, as
-    text."""
+    """A topic. `config` has the settings that were set, `effective` all settings with their values in force, as text.
+    `behind`: in the result of a change, the brokers of its partitions that have not followed yet."""
 
     name: str
     topic_id: bytes
@@ -94,6 +94,7 @@ class TopicInfo(NamedTuple):
     effective: Mapping[str, str]
     partitions: tuple[PartitionInfo, ...]
     created_us: int
+    behind: tuple[int, ...] = ()
 
     @property
     def max_message_bytes(self) -> int:
@@ -180,6 +181,7 @@ class Cluster:
         broker_id: int | None = None,
         repeatable: bool = True,
         patient: bool = True,
+        within_ms: int | None = None,
     ) -> Any:
         """Call a broker's gRPC method, any broker's unless one is named.
 
@@ -187,16 +189,17 @@ class Cluster:
             broker_id: of the broker that has to answer.
             repeatable: whether the call may be repeated if a broker may have received it.
             patient: whether to keep trying if no broker answers.
+            within_ms: of each try; None: request.timeout.ms.
 
         Raises:
             BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
             KafkalogError: what the broker answered.
         """
         if not patient:
-            return self._call_once(method, request, broker_id, True)
+            return self._call_once(method, request, broker_id, True, within_ms)
         # A call that is not repeatable may be half done when a broker answers it with another retriable error.
         retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
-        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
+        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable, within_ms), retried)
 
     def call_each(self, method: str, request: Any, broker_ids: Iterable[int]) -> dict[int, Any]:
         """Call brokers in parallel, each once. Returns the answer of each, or what it raised."""
@@ -289,25 +292,29 @@ class Cluster:
         if self._stopped.wait(seconds):
             raise Closed(what="client")
 
-    def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
+    def _call_once(
+        self, method: str, request: Any, broker_id: int | None, repeatable: bool, within_ms: int | None
+    ) -> Any:
         if broker_id is None:
-            return self._call_any_of(self._addresses(), method, request, repeatable)
+            return self._call_any_of(self._addresses(), method, request, repeatable, within_ms)
         address = self._known_address(broker_id)
         try:
             if address is None:
                 raise _unregistered(broker_id)
-            return self._call_any_of([address], method, request, repeatable)
+            return self._call_any_of([address], method, request, repeatable, within_ms)
         except BrokerUnreachable:
             moved = self._address_now(broker_id)
             if moved is None or moved == address:
                 raise
-        return self._call_any_of([moved], method, request, repeatable)
+        return self._call_any_of([moved], method, request, repeatable, within_ms)
 
-    def _call_any_of(self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool) -> Any:
+    def _call_any_of(
+        self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool, within_ms: int | None
+    ) -> Any:
         failures: list[KafkalogError] = []
         for address in addresses:
             try:
-                return self._call_at(address, method, request)
+                return self._call_at(address, method, request, within_ms)
             except _NotSure as error:
                 if not repeatable:
                     raise
@@ -322,12 +329,12 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(self, address: tuple[str, int], method: str, request: Any) -> Any:
+    def _call_at(self, address: tuple[str, int], method: str, request: Any, within_ms: int | None) -> Any:
         """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
             control = self._connected(address)
             try:
-                return control.call(method, request, self.settings.request_timeout_ms)
+                return control.call(method, request, within_ms or self.settings.request_timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:

@@ -62,7 +62,7 @@ class TopicDescriptions(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
-    __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us")
+    __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us", "version", "behind")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,8 @@ class TopicDescription(_message.Message):
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     name: str
     topic_id: bytes
@@ -91,7 +93,9 @@ class TopicDescription(_message.Message):
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionDescription]
     effective: _containers.ScalarMap[str, str]
     created_us: int
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ...) -> None: ...
+    version: int
+    behind: bool
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ..., version: _Optional[int] = ..., behind: _Optional[bool] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
     __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent")

@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from broker.requests import topics
 from broker.transport import rpc
+from kafkalog import Admin
+from kafkalog.client import admin
 from kafkalog.errors import InvalidPartitions, InvalidRequest, KafkalogError, StorageFailed, UnknownTopic
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire import dataport_pb2
@@ -103,6 +106,38 @@ def test_a_change_is_waited_for_no_longer_than_its_client_waits() -> None:
     assert topics._bounded(10, 600) == 10
     assert topics._bounded(10, 5) == 4  # the rest is for the answer
     assert topics._bounded(10, 0.5) == 0
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("slow", [0, 1], ids=["the broker that is asked", "another"])
+def test_a_change_waits_for_every_broker_of_the_topic_and_names_those_that_have_not_followed(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, slow: int, follows: bool
+) -> None:
+    monkeypatch.setattr(admin, "_FOLLOWED_SECONDS", 30.0 if follows else 1.0)
+    monkeypatch.setattr(topics, "_OPENED_SECONDS", 0.5)
+    monkeypatch.setattr(topics, "_SEEN_SECONDS", 0.5)
+    one, two = start_broker(0), start_broker(1)
+    assert one.broker.host.metadata.wait_until(lambda: 1 in one.broker.host.metadata.brokers, 30)
+    host = (one, two)[slow].broker.host
+    opens, real = threading.Event(), host.open_for_a_turn
+
+    def open_for_a_turn() -> None:
+        assert opens.wait(30)
+        real()
+
+    with Admin(f"127.0.0.1:{one.broker.grpc_port}") as client:
+        made = client.create_topic("t", partitions=2)
+        assert made.behind == ()
+        monkeypatch.setattr(host, "open_for_a_turn", open_for_a_turn)
+        if follows:
+            threading.Timer(1.0, opens.set).start()
+        altered = client.alter_topic("t", set={"retention.ms": 5})
+        assert (altered.behind, altered.config) == (() if follows else (slow,), {"retention.ms": "5"})
+        for broker in (one, two) if follows else ():
+            assert [each.settings.retention_ms for each in broker.broker.host.hosted.values()] == [5]
+        opens.set()
+        monkeypatch.undo()
+        assert client.delete_topic("t") == ()
 
 
 def test_a_partition_that_cannot_be_opened_is_not_waited_for(

@@ -28,6 +28,15 @@ def test_a_topic_that_was_made_says_which_part_of_it_cannot_be_used_yet(leaders:
     assert topics._partitions_of(TopicInfo("t", b"t" * 16, {}, {}, partitions, 0)) == said
 
 
+def test_brokers_that_have_not_followed_a_change_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    topics._warn_of(())
+    assert capsys.readouterr().err == ""
+    topics._warn_of((1, 3))
+    assert capsys.readouterr().err == (
+        "warning: not followed yet by broker 1, 3: the change takes effect there later\n"
+    )
+
+
 def test_topics_are_made_listed_described_altered_and_deleted(
     topic: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

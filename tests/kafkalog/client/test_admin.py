@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
 from kafkalog.client.admin import AfterBytes, ListedOffset, list_offsets, wait_for_records
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import Cluster, ClusterInfo
 from kafkalog.client.config import ClientSettings
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import (
@@ -39,6 +41,7 @@ from kafkalog.errors import (
 )
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
+from tests.waiting import suspend, waited_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,6 +50,28 @@ pytestmark = pytest.mark.timeout(60)
 def admin(cluster: LocalCluster) -> Iterator[Admin]:
     with Admin(cluster.bootstrap_servers) as connected:
         yield connected
+
+
+def test_a_change_waits_for_the_brokers_of_the_topic_and_names_those_that_do_not_follow() -> None:
+    with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers.split(",")[0]) as admin:
+        for name in ("t", "u"):
+            assert admin.create_topic(name, partitions=2).behind == ()
+        for changed in ("1", "2", "3"):
+            assert admin.alter_topic("t", set={"retention.ms": changed}).behind == ()
+            request = pb.DescribeTopicsRequest(names=["t"])
+            [seen] = admin._cluster.call("DescribeTopics", request, broker_id=1).topics
+            assert (seen.effective["retention.ms"], seen.behind) == (changed, False)
+        assert len(admin.alter_topic("t", partitions=4).partitions) == 4
+        suspend(pid := own.brokers[1].pid or 0)
+        try:
+            altered = admin.alter_topic("t", set={"retention.ms": 4})
+            assert (altered.behind, altered.config) == ((1,), {"retention.ms": "4"})
+            assert admin.delete_topic("u") == (1,)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 2)
+        assert admin.alter_topic("t", set={"retention.ms": 5}).behind == ()
+        assert admin.delete_topic("t") == ()
 
 
 def test_a_topic_from_its_making_to_its_end(admin: Admin, topic: str) -> None:
@@ -360,13 +385,16 @@ def test_what_an_operator_changes_is_asked_for_once_and_values_go_as_the_brokers
     asked: list[tuple[str, bool]] = []
     requests: list[Any] = []
 
-    def call(method: str, request: Any, *, repeatable: bool = True, **_: Any) -> pb.TopicDescription:
+    def call(method: str, request: Any, *, repeatable: bool = True, **_: Any) -> Any:
+        if method == "DescribeTopics":
+            return pb.TopicDescriptions(topics=[pb.TopicDescription(name="t")])
         asked.append((method, repeatable))
         requests.append(request)
         return pb.TopicDescription(name="t")
 
     with Admin("here:1") as admin:
         monkeypatch.setattr(admin._cluster, "call", call)
+        monkeypatch.setattr(admin._cluster, "describe", lambda: ClusterInfo("", (), "", ""))
         admin.create_topic("t", 1, {"a.b": True, "c": 5})
         admin.alter_topic("t", set={"a.b": False})
         admin.delete_topic("t")
