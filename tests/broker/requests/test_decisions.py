@@ -121,7 +121,7 @@ def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_
 def test_a_broker_forgets_many_decisions_over_several_looks(
     chroot: str, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "_PIECE", 1)
+    monkeypatch.setattr(decisions, "_CHUNK", 1)
     monkeypatch.setattr(expiry, "_FORGET_SECONDS", 0.0)
     monkeypatch.setattr(in_doubt, "_EVERY_SECONDS", 0.01)
     left, none_left = [5], threading.Event()
