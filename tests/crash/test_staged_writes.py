@@ -348,6 +348,49 @@ def test_kill_at_every_step_of_an_apply_that_resumes_costs_nothing() -> None:
             check(image.after_power_cut(random.Random(number), 0.5), crash.done, power_cut=True)
 
 
+class Alike(Set):
+    """An attempt whose record batches are those of any other, as far as both have them."""
+
+    def _values(self, part: int, number: int) -> Iterator[bytes]:
+        yield b"%02d-%02d" % (part, number)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("late", [False, True], ids=["both prepared before the apply", "one prepared after it"])
+def test_readers_end_goes_back_at_no_crash_between_two_attempts_that_begin_alike(length: int, late: bool) -> None:
+    decided, other = Alike(PRODUCER, 0, ((0, 2),)), Alike(PRODUCER, 0, ((0, length),), attempt=1)
+    found: list[tuple[int, bool, MemoryDisk]] = []
+    work = Staged(MemoryDisk())
+    directory = work._start()
+    partition, readable = work.partition, 0
+
+    def before(_: str) -> None:
+        nonlocal readable
+        readable = max(readable, partition.readable_end_offset)
+        found.append((readable, False, work.disk.after_kill()))
+        cut = work.disk.after_power_cut(random.Random(len(found)), 0.5)
+        found.append((2 if readable >= 2 else 0, True, cut))
+
+    work.disk.before = before
+    work._stage(decided, other)
+    for each in (decided,) if late else (other, decided):
+        work._prepare(each)
+    work._apply(decided)
+    work._plain()
+    if late:
+        work._prepare(other)
+    work._drop(decided)
+    work._plain()
+    partition.expire((), 1 << 40)
+    partition.log.flush()
+    work._drop(other)
+    directory.close(clean=False)
+    for end, power_cut, disk in found:
+        reopened = open_partition(open_directory(disk), leader_epoch=1)
+        assert reopened.readable_end_offset >= end, power_cut
+    assert len(found) > 30
+
+
 @pytest.mark.parametrize("count", [1, 9])
 def test_full_disk_at_any_step_of_a_staged_write_refuses_and_continues_when_there_is_room(count: int) -> None:
     whole = MemoryDisk()
