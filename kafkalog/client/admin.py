@@ -405,7 +405,9 @@ class Admin:
                     behind.remove(broker_id)
             if live.isdisjoint(behind) or time.monotonic() >= until:
                 return tuple(behind)
-            self._cluster.pause(_ASKED_MS / 1000)
+            self._cluster.pause(
+                _ASKED_MS / 1000
+            )  # brokers notify no client that they have followed; bounded by `until`
 
     def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
         """The partitions of some topics that their live brokers do not serve, and why; see `extents`."""
