@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.net.data import DataConnection
+from tests.threads import join_all
 
 
 class Proxy:
@@ -84,7 +85,7 @@ class Proxy:
         _shut_down(self._listener)
         self._listener.close()
         self.cut()
-        self._thread.join()
+        join_all([self._thread], 60)
 
 
 class StallingProxy(Proxy):

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from broker.signals import StopRequest
+from tests.threads import join_all
 
 WAIT_SECONDS = 60.0
 
@@ -22,7 +23,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(number: signal.Signals)
         hitting.start()
         assert stop.wait(WAIT_SECONDS)
         assert stop.wait()
-        hitting.join()
+        join_all([hitting], 60)
     assert signal.getsignal(number) is before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -32,7 +33,7 @@ def test_a_thread_may_ask_and_one_that_comes_late_harms_nobody() -> None:
         asking = threading.Thread(target=stop.ask)
         asking.start()
         assert stop.wait()
-        asking.join()
+        join_all([asking], 60)
     stop.ask()
 
 

@@ -25,6 +25,7 @@ from pyspark_kafkalog.read.admission import MinOffsets
 from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, Logged, by_partition, ranges, read_between, rows
+from tests.threads import join_all
 
 
 def batches(stream: StreamReader, start: Logged) -> Iterator[Logged]:
@@ -190,7 +191,7 @@ def test_an_idle_stream_waits_in_the_broker_until_records_come_or_200_ms_are_ove
     waiting = threading.Thread(target=lambda: latest.append(stream.latestOffset(end, EVERYTHING)))
     waiting.start()
     live.append(topic, 1, 1)
-    waiting.join()
+    join_all([waiting], 60)
     assert latest in ([{topic: {"0": 3, "1": 1}}], [end])  # the machine may have been slow to append
     assert stream.latestOffset(end, EVERYTHING) == {topic: {"0": 3, "1": 1}}
 

@@ -41,6 +41,7 @@ from tests.broker.data_port_client import (
     fetch_frame,
     stage_frame,
 )
+from tests.threads import join_all
 from tests.waiting import waited_for
 from tests.whole_batch import check_batch
 
@@ -75,7 +76,7 @@ def test_pipelined_appends_are_answered_in_order_and_read_back_as_sent(broker: R
             header, _ = client.reply()
             assert header.correlation_id == number
             assert header.append.partitions[0].base_offset == number
-        sender.join()
+        join_all([sender], 60)
         values: list[bytes] = []
         while len(values) < count:
             part, body = client.fetch(topic, len(values), max_bytes=100_000)
@@ -195,7 +196,7 @@ def test_large_and_small_frames_in_turn_come_through_one_connection(broker: Runn
         sender = threading.Thread(target=client.send, args=(stream,))
         sender.start()
         assert [client.reply()[0].append.partitions[0].base_offset for _ in sizes] == list(range(len(sizes)))
-        sender.join()
+        join_all([sender], 60)
         for number, size in enumerate(sizes):
             assert values_in(client.fetch(topic, number, max_bytes=1)[1])[0] == bytes([number]) * size
 
@@ -768,7 +769,7 @@ def test_a_large_answer_comes_whole_though_its_connection_ends_behind_it_with_in
             received += len(piece)
         assert received > 8 << 20
         client.sock.shutdown(socket.SHUT_RDWR)
-        sending.join()
+        join_all([sending], 60)
 
 
 def test_an_unknown_request_is_reported_and_the_connection_continues(broker: RunningBroker) -> None:
@@ -832,8 +833,7 @@ def test_more_bodies_than_the_pool_wait_their_turn_and_all_arrive(
         clients[0].send(first[len(first) // 2 :])
         for client in clients:
             assert not client.reply()[0].append.partitions[0].HasField("error")
-        for sender in senders:
-            sender.join()
+        join_all(senders, 60)
     with broker.client() as reader:
         letters = set()
         for offset in range(6):
@@ -1022,7 +1022,7 @@ def test_a_stop_answers_what_was_received_and_what_waits(start_broker: StartBrok
                 assert writer.reply()[0].append.partitions[0].base_offset == answered
                 answered += 1
         writer.close()
-        stopping.join()
+        join_all([stopping], 60)
     again = start_broker()
     with again.client() as client:
         assert client.fetch(topic, 0)[0].end_offset == answered

@@ -13,6 +13,7 @@ from broker.transport.intake import Intake
 from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import ManualClock
 from kafkalog.wire.frames import frame_start
+from tests.threads import join_all
 
 LIMIT = 4 << 20
 READ_AHEAD = 1 << 20
@@ -95,7 +96,7 @@ def test_the_time_after_a_large_frame_came_is_not_its_peers(receiving: Receiving
         assert intake.receive()
         frame = intake.next_frame()
         intake.fit()
-    sender.join()
+    join_all([sender], 60)
     receiving.clock.advance(1000)
     assert not intake.is_too_slow
 

@@ -31,7 +31,7 @@ from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.stub import BrokerStub
 from tests.proxy import StallingProxy
-from tests.threads import NoThreads
+from tests.threads import NoThreads, join_all
 from tests.waiting import waited_for
 
 
@@ -344,7 +344,7 @@ def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker
     partition = broker.broker.host.leader_of(topic, 0)
     waited_for(lambda: partition.waiting > 0)
     append(broker, topic, a_batch([b"news"]))
-    waiting.join()
+    join_all([waiting], 60)
     assert len(pulled[0].body) == pulled[0].reply.partitions[0].length > 0
     assert partition.waiting == 0
     for _ in range(50):
@@ -610,7 +610,7 @@ def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: R
         stopping = threading.Thread(target=broker.broker.stop)
         stopping.start()
         assert broker.broker.rpc_service._stopping.wait(30)
-    stopping.join()
+    join_all([stopping], 60)
     for call in calls:
         assert call.exception(timeout=30) is None
     error = queued.exception(timeout=30)
@@ -629,7 +629,7 @@ def test_who_watches_a_brokers_health_is_told_that_it_stops(broker: RunningBroke
         assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
     finally:
         watching.cancel()
-        stopping.join()
+        join_all([stopping], 60)
 
 
 # --- overload ------------------------------------------------------------------------------------------------------
@@ -761,7 +761,7 @@ def test_a_client_tries_again_where_a_broker_was_busy(broker: RunningBroker, mon
         thread, outcome = in_another_thread(admin.topics)
         assert refused_once.wait(30)
         monkeypatch.undo()
-        thread.join()
+        join_all([thread], 60)
     assert [topic.name for topic in outcome[0]] == ["t"]
 
 
@@ -894,7 +894,7 @@ def test_a_commit_lives_through_a_moment_without_zookeeper(
         thread, outcome = in_another_thread(lambda: admin.commit("g", {partition: 2}))
         assert refused_once.wait(30)
         proxy.resume()
-        thread.join()
+        join_all([thread], 60)
         assert outcome == [None]
         assert admin.committed("g") == {partition: 2}
 

@@ -31,6 +31,7 @@ from kafkalog.cli.main import run
 from kafkalog.errors import BrokerUnreachable, InvalidArgument
 from kafkalog.net.control import ControlConnection
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
+from tests.threads import join_all
 from tests.waiting import pending_signals, suspend, waited_for
 
 
@@ -679,7 +680,7 @@ def test_records_that_come_steadily_are_written_and_committed_in_time(cluster: L
             waited_for(lambda: admin.committed(topic).get(where, 0) > 0)
         finally:
             stopped.set()
-            sending.join()
+            join_all([sending], 60)
 
 
 def test_a_hangup_that_nohup_has_ignored_ends_no_command(cluster: LocalCluster, topic: str) -> None:

@@ -16,6 +16,7 @@ from kafkalog.format.decisions import DecidedTopic, Decision, Writer, ranges
 from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
 from kafkalog.zk import decisions, paths
 from kafkalog.zk.session import NoNode, ZooKeeperSession
+from tests.threads import join_all
 
 ID = "spark-stream-6b0c8f2e-4f5e-4d6e-9a5e-0d6a3c1b2a90"
 DECIDED = Decision(
@@ -80,8 +81,7 @@ def test_of_many_who_decide_on_one_version_one_succeeds(new_session: Callable[[]
     threads = [threading.Thread(target=decide, args=(new_session(), number)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join_all(threads, 60)
     versions = [outcome for outcome in outcomes if outcome != "moved"]
     assert len(versions) == len(set(versions))
     assert decisions.read_decision(new_session(), ID).version == max(map(int, versions))

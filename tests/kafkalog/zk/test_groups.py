@@ -14,6 +14,7 @@ from kafkalog.zk import groups, members, paths
 from kafkalog.zk.session import BadVersion, Check, Operation, Watch, ZooKeeperSession
 from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
@@ -79,8 +80,7 @@ def test_members_that_commit_the_same_new_partitions_at_once_all_succeed(
     threads = [threading.Thread(target=commit, args=(new_session(), offset)) for offset in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join_all(threads, 60)
     assert errors == []
     assert len(groups.committed_offsets(new_session(), "g", IDS)) == 8
 

@@ -14,6 +14,7 @@ from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
 from tests.kafkalog.zk.between import amid
+from tests.threads import join_all
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
 
@@ -385,8 +386,7 @@ def test_two_deletions_at_once_delete_once(
     threads = [threading.Thread(target=delete, args=(new_session(),)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join_all(threads, 60)
     assert sorted(map(str, outcomes)) == sorted(map(str, [A_TOPIC.topic_id, UnknownTopic, UnknownTopic]))
 
 

@@ -31,6 +31,7 @@ from kafkalog.zk.session import (
 )
 from tests.kafkalog.zk.expiry import expire
 from tests.proxy import StallingProxy
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 NewSession = Callable[..., ZooKeeperSession]
@@ -322,8 +323,7 @@ def test_a_request_that_was_not_sent_in_time_is_taken_back_and_one_that_was_is_u
     threads = [threading.Thread(target=create, args=(f"/{number}",)) for number in range(24)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join_all(threads, 60)
     assert len(outcomes) == 24
     not_asked = {path for path, error in outcomes.items() if isinstance(error, ZooKeeperNotAsked)}
     assert 0 < len(not_asked) < 24
@@ -360,7 +360,7 @@ def test_an_answer_lost_with_the_connection_is_unknown_and_not_as_if_it_had_not_
     writing.start()
     waited_for(lambda: bool(session._client._pending))
     proxy.cut()
-    writing.join()
+    join_all([writing], 60)
     assert [type(error) for error in raised] == [ZooKeeperUnreachable]
 
 
@@ -408,7 +408,7 @@ def test_a_request_waits_for_the_connection_where_patience_was_asked_for(
     with pytest.raises(ZooKeeperNotAsked):  # patience is a thread's own
         session.get("/a")
     reconnect(session, proxy)
-    reading.join()
+    join_all([reading], 60)
     assert read == [b"x"]
 
 

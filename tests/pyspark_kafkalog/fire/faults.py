@@ -127,7 +127,8 @@ class FireWriter(StreamWriter):
         if fault in ("twin", "late twin"):
             twin.start()
         if fault == "twin":
-            twin.join()
+            twin.join(120)
+            assert not twin.is_alive()
         middles: dict[str, Callable[[], None]] = {SLOW: partial(_wait_for, twin_of_slow), "fails": _fail}
         message = super().write(_with_token(rows, token, middles.get(fault or "", _do_nothing)))
         if fault == "killed":

@@ -26,6 +26,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, POINTS, TASK_FAULTS, Plan
 from tests.reading import messages_of
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,7 +173,7 @@ class Reader:
             self.failure = error
 
     def join(self) -> None:
-        self._thread.join()
+        join_all([self._thread], 120)
         if self.failure is not None:
             raise self.failure
 
@@ -257,8 +258,7 @@ class _Run:
             over.set()
             for job in self._jobs:
                 job.close()
-            for thread in self._restarting:
-                thread.join()
+            join_all(self._restarting, 120)
             reader.join()
         happened = {path.name for path in (self._folder / "happened").iterdir()}
         return Outcome(output, reader.seen, self._failures, len(self._jobs), happened)
@@ -342,8 +342,7 @@ class _Run:
         return (self._folder / f"stderr-{job.number}").read_text()[-2000:]
 
     def _read_all(self) -> dict[int, list[Record]]:
-        for thread in self._restarting:
-            thread.join()
+        join_all(self._restarting, 120)
         return {
             partition: [(message.offset, message.value or b"") for message in messages]
             for partition, messages in messages_of(self._cluster.bootstrap_servers, OUTPUT).items()

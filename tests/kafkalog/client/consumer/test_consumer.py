@@ -210,7 +210,7 @@ def commit_elsewhere(consumer: Consumer) -> None:
     """As a timer's thread would, or one that takes the partition away."""
     elsewhere = threading.Thread(target=consumer.commit)
     elsewhere.start()
-    elsewhere.join()
+    join_all([elsewhere], 60)
 
 
 @pytest.mark.parametrize("iterate", ["consumer", "messages", "stream"])
@@ -255,7 +255,7 @@ def test_what_an_iterator_has_behind_it_is_processed_while_it_waits(
     grouped.commit()
     assert grouped.committed() == {filled: 100}
     grouped.close()
-    reader.join()
+    join_all([reader], 60)
 
 
 @pytest.mark.parametrize("last", [1, 10, 13, 100])

@@ -14,6 +14,7 @@ from kafkalog.client.producer import mutex as mutexes
 from kafkalog.client.producer.mutex import Mutex
 from kafkalog.errors import ReentrantCall
 from tests.interrupts import interrupted_at
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,8 +39,7 @@ def test_one_holder_at_a_time_and_every_thread_gets_the_lock() -> None:
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join_all(threads, 60)
     finally:
         sys.setswitchinterval(interval)
     assert counter == 18_000
@@ -78,8 +78,7 @@ def test_conditions_wait_for_it_and_give_it_back() -> None:
         with mutex:
             items.append(number)
             ready.notify()
-    for taker in takers:
-        taker.join()
+    join_all(takers, 60)
     assert sorted(taken) == list(range(1500))
     with mutex:
         assert not ready.wait(0.001)

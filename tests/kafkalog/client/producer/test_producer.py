@@ -39,7 +39,7 @@ from kafkalog.records import RecordMetadata
 from tests.interrupts import interrupted_at
 from tests.proxy import proxied
 from tests.reading import messages_of
-from tests.threads import NoThreads
+from tests.threads import NoThreads, join_all
 
 pytestmark = pytest.mark.timeout(120)
 PARTITIONS = 3
@@ -265,8 +265,7 @@ def test_many_threads_send_through_one_producer(cluster: LocalCluster, made: str
         threads = [threading.Thread(target=send, args=(name,)) for name in range(6)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join_all(threads, 60)
     found = read(cluster, made, 6000)
     for name in range(6):
         mine = [

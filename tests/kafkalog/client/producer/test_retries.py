@@ -18,6 +18,7 @@ from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, 
 from kafkalog.records import RecordMetadata
 from tests.proxy import proxied
 from tests.reading import messages_of
+from tests.threads import join_all
 from tests.waiting import suspend
 
 pytestmark = pytest.mark.timeout(180)
@@ -88,7 +89,7 @@ class Sending:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        join_all([self._thread], 60)
         self._producer.flush(60)
 
 

@@ -18,7 +18,7 @@ from kafkalog.errors import BrokerUnreachable, NoProgress, NotLeader, StagedPart
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
-from tests.threads import NoThreads
+from tests.threads import NoThreads, join_all
 
 PLACES = [Place("t", b"t" * 16, number) for number in range(4)]
 UNREACHABLE = BrokerUnreachable(address="b:1", reason="down")
@@ -365,7 +365,7 @@ def test_a_call_that_fails_waits_for_those_beside_it() -> None:
     with pytest.raises(BrokerUnreachable):
         asked.each(range(2), call)
     assert ended.is_set()
-    ends.join()
+    join_all([ends], 60)
     asked.close()
 
 

@@ -40,7 +40,7 @@ from kafkalog.wire.frames import PREFIX, PREFIX_SIZE, error_to_wire
 from tests.free_ports import free_ports
 from tests.kafkalog.client.transaction.test_coordinator import PARTITIONS, expected, read, rows
 from tests.proxy import proxied
-from tests.threads import NoThreads
+from tests.threads import NoThreads, join_all
 from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -170,7 +170,7 @@ def test_answers_that_are_lost_stage_nothing_twice(cluster: LocalCluster, topic:
         cut = threading.Timer(0.3, proxy.cut)
         cut.start()
         parts = task.finish()
-        cut.join()
+        join_all([cut], 60)
         coordinator = TransactionCoordinator(behind)
         coordinator.commit(CommitBatch(name, 0, "run", True, b"", parts))
         coordinator.close()
