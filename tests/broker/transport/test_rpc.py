@@ -657,6 +657,7 @@ def test_every_method_has_its_lane() -> None:
 
 @pytest.fixture
 def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
+    """Named before `start_broker`, it ends after the brokers: without ZooKeeper their stop would wait for it."""
     assert zookeeper.port is not None
     one = StallingProxy(zookeeper.port)
     yield one
@@ -664,7 +665,7 @@ def proxy(zookeeper: EmbeddedZooKeeper) -> Iterator[StallingProxy]:
 
 
 def test_while_zookeeper_stands_still_who_needs_it_not_is_answered(
-    start_broker: StartBroker, proxy: StallingProxy, chroot: str
+    proxy: StallingProxy, start_broker: StartBroker, chroot: str
 ) -> None:
     through_proxy = f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"
     broker = start_broker(**{"zookeeper.connect": through_proxy, "zookeeper.session.timeout.ms": 60_000})
@@ -874,7 +875,7 @@ def test_a_peer_that_has_vanished_loses_its_connection(
 
 
 def test_a_commit_lives_through_a_moment_without_zookeeper(
-    start_broker: StartBroker, proxy: StallingProxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+    proxy: StallingProxy, start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = TopicPartition("t", 0)
     broker = start_broker(**{"zookeeper.connect": f"127.0.0.1:{proxy.port}/{chroot.partition('/')[2]}"})
@@ -900,7 +901,7 @@ def test_a_commit_lives_through_a_moment_without_zookeeper(
 
 
 def test_a_start_and_a_change_of_topics_wait_for_a_zookeeper_that_is_away_for_a_moment(
-    start_broker: StartBroker, proxy: StallingProxy, chroot: str, monkeypatch: pytest.MonkeyPatch
+    proxy: StallingProxy, start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away: list[bool] = []
     start, wait = ZooKeeperSession.start, Client.wait_connected

@@ -15,6 +15,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 from kafkalog.cli import doctor
+from kafkalog.client.config import ClientSettings
 from kafkalog.errors import KafkalogError
 from tests.full_disk import FULL_DISK
 from tests.kafkalog.cli.command_line import Ran
@@ -83,7 +84,11 @@ def test_doctor_says_that_a_data_directory_failed_and_that_a_broker_is_away(
         assert set(findings_of(capfdbinary, own.brokers[0].address)) == {"broker 1"}  # nobody says where it is
 
 
-def test_doctor_says_that_a_broker_does_not_answer(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_doctor_says_that_a_broker_does_not_answer(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"connect_timeout_ms": 1000, "request_timeout_ms": 5000, "retry_timeout_ms": 1000}
+    monkeypatch.setattr(doctor, "_STATUS_TIMEOUTS", short)
     with LocalCluster(2) as own:
         hung = psutil.Process(own.brokers[1].pid)
         hung.suspend()
@@ -101,6 +106,7 @@ def test_doctor_prints_advice(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
     monkeypatch.setenv("KAFKALOG_BOOTSTRAP", "127.0.0.1:1")
+    monkeypatch.setattr(ClientSettings.bootstrap_timeout_ms, "default", 300)
     ran = Ran(capfdbinary, "doctor", "--json")
     findings = {finding["check"]: finding for finding in json.loads(ran.out)}
     assert ran.code == 1 and ran.err.startswith("kafkalog: 3 of ")

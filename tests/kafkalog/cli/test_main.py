@@ -17,6 +17,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin
 from kafkalog.cli import doctor, main, output
+from kafkalog.client.config import ClientSettings
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed
 from tests.waiting import waited_for
 
@@ -65,6 +66,7 @@ def test_an_unreachable_cluster_is_one_sentence_with_its_address(
     arguments: list[str], capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed(monkeypatch, b"a\n")
+    monkeypatch.setattr(ClientSettings.bootstrap_timeout_ms, "default", 300)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets it, and it refuses
         address = f"127.0.0.1:{unused.getsockname()[1]}"
