@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from tests.java import QUICK
-from tests.two_processes import ByModule, put_in_order
+from tests.processes import ByModule, put_in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
