@@ -1,4 +1,4 @@
-"""How tests are shared out among pytest-xdist's processes (`-n 2`): module by module, so that what a module's fixtures
+"""How tests are shared out among pytest-xdist's processes (`-n 3`): module by module, so that what a module's fixtures
 start is started once; and all modules that use Spark to one process, so that it starts once too."""
 
 from __future__ import annotations
