@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
-from kafkalog.client.config import ConsumerSettings, ProducerSettings
+from kafkalog.client.config import ClientSettings, ConsumerSettings, ProducerSettings
 from pyspark_kafkalog import connections
 from pyspark_kafkalog.connections import cluster_of
 from pyspark_kafkalog.source import BatchReader, StreamReader
@@ -40,7 +40,8 @@ def test_a_new_process_is_as_patient_as_one_that_had_an_answer_unless_told_other
 def test_reads_and_writes_that_start_while_their_broker_is_away_wait_for_it_and_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Longer than bootstrap.timeout.ms, 5 s, and in processes that were never answered."""
+    """Longer than bootstrap.timeout.ms, and in processes that were never answered."""
+    monkeypatch.setattr(ClientSettings.bootstrap_timeout_ms, "default", 1000)
     schema = StructType([StructField("value", BinaryType())])
     rows = pa.record_batch([pa.array([b"v"], pa.binary())], names=["value"])
     with LocalCluster(brokers=1) as cluster:
@@ -59,7 +60,7 @@ def test_reads_and_writes_that_start_while_their_broker_is_away_wait_for_it_and_
             planned = pool.submit(batch.partitions)
             written = pool.submit(direct.write_rows, iter([rows]), sink, ("value",))
             pending: list[Future[Any]] = [started, planned, written]
-            assert not wait(pending, timeout=7, return_when=FIRST_COMPLETED).done
+            assert not wait(pending, timeout=3, return_when=FIRST_COMPLETED).done
             told = [record.getMessage() for record in caplog.records if "no_broker_answers_yet" in record.getMessage()]
             assert 2 <= len(told) <= 3  # one for each, but what shares its connections with another may be told by it
             assert all(f"{cluster.bootstrap_servers}: connection refused" in each for each in told)

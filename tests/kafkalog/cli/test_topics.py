@@ -13,7 +13,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
-from kafkalog.cli import topics
+from kafkalog.cli import extents, topics
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from tests.kafkalog.cli.command_line import Ran, feed, running
 from tests.waiting import waited_for
@@ -201,8 +201,9 @@ def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
 
 
 def test_a_broker_that_is_away_hides_no_other_ones_offsets(
-    topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(extents, "_OPENING_SECONDS", 0.5)
     with LocalCluster(2) as own, Admin(own.bootstrap_servers) as admin:
         admin.create_topic(topic, partitions=2)
         admin.commit("readers", {TopicPartition(topic, number): 0 for number in range(2)})

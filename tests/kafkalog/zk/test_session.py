@@ -176,7 +176,7 @@ def test_an_unreachable_zookeeper_is_reported_within_its_time_and_by_its_address
 def test_a_start_that_gets_a_connection_and_no_answer_leaves_neither_it_nor_a_thread(
     zookeeper: EmbeddedZooKeeper, proxy: StallingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = ZooKeeperSession(f"127.0.0.1:{proxy.port}/never", request_timeout_ms=200)
+    session = ZooKeeperSession(f"127.0.0.1:{proxy.port}/never", session_timeout_ms=1500, request_timeout_ms=200)
     threads = set(threading.enumerate())
     start = session._client.start
 
