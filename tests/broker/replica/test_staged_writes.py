@@ -215,6 +215,41 @@ def test_an_apply_for_which_there_was_no_room_at_all_hides_nothing(directory: Lo
     assert apply(partition, prepared) == 2
 
 
+def test_an_apply_for_which_there_was_no_room_amid_its_first_piece_hides_what_came_of_it(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0), batch(1)])
+    append_decided = partition.log.append_decided
+
+    def append_one(batches: list[Batch]) -> None:
+        append_decided(batches[:1])
+        raise DiskFull(directory="/data")
+
+    with monkeypatch.context() as full:
+        full.setattr(partition.log, "append_decided", append_one)
+        with pytest.raises(DiskFull):
+            apply(partition, prepared)
+    partition.append_as_leader([numbered(7)])
+    assert (partition.readable_end_offset, partition.end_offset) == (0, 2)
+    assert apply(partition, prepared) == 3
+    assert len(read_all(partition)) == 3
+
+
+@pytest.mark.parametrize("producer_id, batch_id", [(PRODUCER, 1), (PRODUCER + 1, 0)])
+def test_an_apply_that_names_the_set_of_another_batch_is_refused(
+    directory: LogDirectory, producer_id: int, batch_id: int
+) -> None:
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+    with pytest.raises(
+        InvalidRequest, match=f"commit {prepared.commit_uuid.hex()} of t-0 is of batch 0, not {batch_id}"
+    ):
+        partition.apply("x", producer_id, batch_id, prepared.commit_uuid)
+    assert partition.end_offset == 0
+    assert apply(partition, prepared) == 1
+
+
 def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from broker.local import LocalCluster
@@ -31,11 +32,12 @@ from kafkalog.errors import (
 )
 from kafkalog.net import forks
 from kafkalog.net.control import _ABANDONED, ControlConnection
-from kafkalog.net.data import BODY_LENGTH_MAX, DataConnection
+from kafkalog.net.data import _BUFFER_SIZE, BODY_LENGTH_MAX, DataConnection
 from kafkalog.net.tcp import format_address
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, frame_start, hello
+from kafkalog.wire.service import METHODS
 from tests.threads import join_all
 from tests.waiting import waited_for
 
@@ -203,6 +205,7 @@ def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
         connection.shut_down()
         join_all([waiting], 20)
         connection.close()
+        assert connection.fileno() == -1
     assert [type(error) for error in errors] == [BrokerUnreachable]
 
 
@@ -231,6 +234,19 @@ def test_frames_of_every_size_come_whole_whatever_the_pieces() -> None:
             assert (b"" if received is None else bytes(received)) == body
         assert not connection.has_buffered
         assert connection.is_quiet()
+        connection.close()
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_header_may_fill_the_buffer_to_its_last_byte_and_beyond(more: int) -> None:
+    facts = "x" * (_BUFFER_SIZE - 100)
+    short = pb.ReplyHeader(correlation_id=7, error=pb.Error(facts=facts)).ByteSize()
+    facts += "x" * (_BUFFER_SIZE - PREFIX.size - short + more)
+    header = pb.ReplyHeader(correlation_id=7, error=pb.Error(facts=facts)).SerializeToString()
+    assert PREFIX.size + len(header) == _BUFFER_SIZE + more
+    with server(greet_and(frame_start(header, 0))) as port:
+        connection = connect(port, timeout_ms=20_000)
+        assert connection.receive().header.error.facts == facts
         connection.close()
 
 
@@ -480,6 +496,31 @@ def test_a_fork_closes_the_channel_that_no_call_is_under_way_on(cluster: LocalCl
     assert not connected.close_if_idle(), "there is none any more"
     assert connected.call("DescribeCluster", DESCRIBE, 30_000).cluster_id  # on another
     connected.close()
+
+
+def test_two_connections_to_one_address_share_no_channel() -> None:
+    """Else one that is closed, as before a fork, would leave its sockets and threads to the other."""
+    accepted = threading.Semaphore(0)
+    with server(lambda _: accepted.release()) as port:
+        controls = [channel_to(port) for _ in range(2)]
+        for control in controls:
+            control.begin("DescribeCluster", DESCRIBE, 30_000, lambda: None)
+        assert all(accepted.acquire(timeout=10) for _ in controls)
+        for control in controls:
+            control.close()
+
+
+def test_an_answer_may_be_larger_than_grpc_s_default_of_4_mib() -> None:
+    answer = broker_pb2.ClusterDescription(cluster_id="x" * (5 << 20)).SerializeToString()
+    answers: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
+    service, _, method = METHODS["DescribeCluster"].path.strip("/").partition("/")
+    with ThreadPoolExecutor(1) as pool:
+        serving = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(service, {method: answers})])
+        control = channel_to(serving.add_insecure_port("127.0.0.1:0"))
+        serving.start()
+        assert len(control.call("DescribeCluster", DESCRIBE, 30_000).cluster_id) == 5 << 20
+        control.close()
+        serving.stop(None).wait()
 
 
 def test_a_call_that_was_given_up_says_so() -> None:
