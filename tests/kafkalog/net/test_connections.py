@@ -101,6 +101,15 @@ def greet_and(after: bytes) -> Callable[[socket.socket], None]:
     return talk
 
 
+def hello_and_end(answer: bytes) -> Callable[[socket.socket], None]:
+    def talk(accepted: socket.socket) -> None:
+        accepted.recv(8)
+        accepted.sendall(answer)
+        accepted.close()
+
+    return talk
+
+
 # --- data port -------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +125,8 @@ def test_a_data_port_without_a_listener_is_unreachable() -> None:
     [
         (silent, BrokerUnreachable, "it accepts connections but does not greet as a kafkalog data port"),
         (hang_up, BrokerUnreachable, ""),
+        (hello_and_end(b""), BrokerUnreachable, "it closed the connection without a greeting"),
+        (hello_and_end(hello()[:3]), ProtocolError, "this is not a kafkalog data port"),
         (http, ProtocolError, "this is not a kafkalog data port (is it the gRPC port?)"),
         (
             lambda accepted: accepted.sendall(hello(version=9)),
@@ -155,6 +166,16 @@ def test_bytes_that_are_not_a_frame_raise_protocol_error(answer: bytes, sentence
         connection = connect(port)
         with pytest.raises(ProtocolError, match=sentence):
             connection.receive()
+        connection.close()
+
+
+def test_a_frame_may_be_as_large_as_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = pb.ReplyHeader(correlation_id=1).SerializeToString()
+    monkeypatch.setattr("kafkalog.net.data.HEADER_LENGTH_MAX", len(header))
+    monkeypatch.setattr("kafkalog.net.data.BODY_LENGTH_MAX", 1000)
+    with server(greet_and(frame_start(header, 1000) + bytes(1000))) as port:
+        connection = connect(port, timeout_ms=20_000)
+        assert len(connection.receive().body or b"") == 1000
         connection.close()
 
 
@@ -206,7 +227,9 @@ def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
         join_all([waiting], 20)
         connection.close()
         assert connection.fileno() == -1
-    assert [type(error) for error in errors] == [BrokerUnreachable]
+    assert [str(error) for error in errors] == [
+        f"no broker reachable at {connection.address}: the connection was closed here"
+    ]
 
 
 def test_frames_of_every_size_come_whole_whatever_the_pieces() -> None:
@@ -419,6 +442,11 @@ def test_a_header_that_came_with_others_is_handed_out_with_them_unless_it_has_a_
         connection._fill(len(frame(1) * 2), 0)
         assert [header.correlation_id for header in connection.receive_some()] == [1, 2]
         assert not connection.has_buffered, "who looks at the socket next would not see the last one"
+        connection.close()
+    with server(greet_and(frame(1) + frame_start(b"", 0))) as port:  # the second one has nothing but its lengths
+        connection = connect(port, timeout_ms=20_000)
+        connection._fill(len(frame(1)) + PREFIX.size, 0)
+        assert [header.correlation_id for header in connection.receive_some()] == [1, 0]
         connection.close()
 
 
