@@ -945,15 +945,21 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     clock = directory.services.clock
     assert isinstance(clock, ManualClock)
     partition = open_partition(directory)
-    stream = write(partition, 5, [batch(0, batch_id=5)])
-    apply(partition, stream)
-    partition.forget_staged("x", 5, stays=True)
-    one_off = producer_id_of("one-off")
-    uuid, data = b"u" * 16, make_batch([b"v"], producer=(one_off, 0, 0), transaction=(0, 0))
-    partition.stage(uuid, [data])
-    prepared = PreparedSet("one-off", one_off, 0, b"c" * 16, -1, (PartSpec(uuid, 0, 1, len(data[1])),))
-    partition.prepare(prepared)
-    partition.finish_apply(partition.apply("one-off", one_off, 0, prepared.commit_uuid))
+
+    def applied(name: str) -> PreparedSet:
+        """A batch of a transaction, whose producer id is that of its name."""
+        producer, uuid = producer_id_of(name), name.encode().ljust(16)
+        data = make_batch([b"v"], producer=(producer, 0, 0), transaction=(0, 0))
+        partition.stage(uuid, [data])
+        one = PreparedSet(name, producer, 0, uuid, -1, (PartSpec(uuid, 0, 1, len(data[1])),))
+        partition.prepare(one)
+        partition.finish_apply(partition.apply(name, producer, 0, uuid))
+        return one
+
+    stream = applied("stream").producer_id
+    partition.forget_staged("stream", 0, stays=True)
+    prepared = applied("one-off")
+    one_off = prepared.producer_id
     clock.advance(7200)
     partition.forget_silent_transactions()
     assert partition.log.apply_progress(one_off) is not None  # its set is here, and an apply may come again
@@ -961,7 +967,7 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     partition.forget_staged("one-off", 0, stays=False)
     partition.forget_silent_transactions()
     assert partition.log.apply_progress(one_off) is None
-    assert partition.log.apply_progress(PRODUCER) is not None
+    assert partition.log.apply_progress(stream) is not None
     # What comes late all the same appends nothing.
     with pytest.raises(StagedPartLost):
         partition.apply("one-off", one_off, 0, prepared.commit_uuid)
