@@ -101,8 +101,7 @@ class Applier:
         """Record a set, unless the log has anything of its batch or of a later one; see Staging.prepare."""
 
         def is_over() -> bool:
-            progress = self._log.apply_progress(prepared.producer_id)
-            return progress is not None and progress.batch_id >= prepared.batch_id
+            return self._log.applied_batch(prepared.producer_id) >= prepared.batch_id
 
         self._staging.prepare(prepared, is_over)
 
@@ -196,6 +195,7 @@ class Applier:
                     behind = self._synced_to(prepared.producer_id, behind)
                     unsynced = 0
         except StagedPartLost:
+            self._staging.drop_others(prepared.producer_id, prepared.batch_id, prepared.commit_uuid)
             self._show_unless_half(prepared)
             raise
         finally:
@@ -338,6 +338,7 @@ class Applier:
         # `keep` is taken before this call, so that the sets of all others are known to be dropped for good.
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
+        self._staging.record_drops()
         self._settle_doubts()
 
     def _settle_doubts(self) -> None:

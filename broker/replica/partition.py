@@ -367,7 +367,7 @@ class Partition:
 
     def close(self) -> None:
         """Refuse requests from now on, and wake all waiters; a running apply ends, perhaps later, and appends nothing
-        more. Waits for no sync. The directory closes the log, which another Partition may open at once."""
+        more. Waits for no fdatasync. The directory closes the log, which another Partition may open at once."""
         self._closed = True
         self.wake_waiters()
         self._staging.close()

@@ -23,6 +23,8 @@ stage; the directory's flusher threads sync before `prepare` does.
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -57,12 +59,12 @@ from broker.staging.part import (
     read_batches,
     write_of,
 )
-from broker.storage.disk import Buffer, TruncateFailed, is_missing, passes
+from broker.storage.disk import Buffer, TruncateFailed, is_missing, is_of_a_name, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.flusher import FlushTask
 from broker.storage.segment import base_offset_of
 from broker.storage.services import Services
-from kafkalog.errors import Closed, DiskFull, InvalidRequest, StagedOutOfOrder, StagedPartLost
+from kafkalog.errors import Closed, DiskFull, FileRefused, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
 
@@ -201,6 +203,7 @@ class Staging:
         try:
             file.size = self._disk.size(fd)
             self._files[file.number] = file
+            self._damaged |= file.size < FILE_START.size  # emptied, or never written to
             end = min(FILE_START.size, file.size)
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 skipped = found.position - FRAME_SIZE > end
@@ -290,10 +293,19 @@ class Staging:
                 if self._has_folder:
                     self._make_complete()
             except OSError as error:
-                if passes(error):
-                    return  # asked for again
+                if passes(error) or is_of_a_name(error):
+                    return  # as for lack of space, or in a folder that was removed; asked for again
                 self._errors.fail(error, "noting that all sets are known")
             self.may_lack_sets = False
+
+    def _note_incomplete(self) -> None:
+        """Make the next start doubt the sets that it finds, because a file was removed by hand."""
+        try:
+            self._disk.unlink(self._folder / COMPLETE)
+            self._disk.sync_dir(self._folder)
+        except OSError as error:
+            if not (passes(error) or is_of_a_name(error)):
+                self._errors.fail(error, "noting that a staged file was removed")
 
     def producer_ids(self) -> set[int]:
         """The producer ids of the prepared sets."""
@@ -511,6 +523,8 @@ class Staging:
         except DiskFull as full:  # if a start finds the set again, in-doubt recovery drops it again
             self._services.health.log_full(full, self.label)
             self._forget_set(commit_uuid, None)
+        except FileRefused:  # the folder was removed, and the set with it
+            self._forget_set(commit_uuid, None)
         else:
             self._forget_set(commit_uuid, file)
         self._remove_dead()
@@ -530,11 +544,8 @@ class Staging:
                 self._forget_part(part)
 
     def settle_drops(self) -> bool:
-        """Make the drops before this call durable, as far as possible; returns whether all are.
-
-        Raises:
-            StorageFailed, Closed.
-        """
+        """Make the drops before this call durable, as far as possible; returns whether all are. Raises StorageFailed,
+        Closed."""
         try:
             with self._lock:
                 self._check_usable()
@@ -545,7 +556,14 @@ class Staging:
         except DiskFull as full:
             self._services.health.log_full(full, self.label)
             return False
+        except FileRefused:  # the folder was removed, and what could bring a set back
+            return False
         return True
+
+    def record_drops(self) -> None:
+        """Write the drops for which there was no room, if there is room now. Raises StorageFailed, Closed."""
+        if self._unrecorded_drops:
+            self.settle_drops()
 
     def _record_drops(self) -> None:
         """Write the drops of sets for which there was no room. Raises DiskFull."""
@@ -726,6 +744,7 @@ class Staging:
                 shared.release()
         except OSError as error:
             if self._was_removed(error):
+                self._note_incomplete()
                 raise PartDamaged(f"{file.path} was removed") from None
             self._errors.refuse(error, "reading what is staged")
 
@@ -782,6 +801,9 @@ class Staging:
                 if file.number not in self._files:
                     return  # nothing in it is needed any more
                 shared = file.share()
+                if not self._disk.stands_at(shared.fd, file.path):  # it could be synced, and no start would find it
+                    shared.release()
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.path))
         except OSError as error:
             self._refuse(error, "opening a staged file")
         try:
@@ -801,6 +823,7 @@ class Staging:
         if self._closed and is_missing(error):  # the partition may have been deleted since
             raise Closed(what=f"staging of {self.label}") from error
         if self._was_removed(error):
+            self._note_incomplete()
             self._errors.refuse_to_open(error, doing)
         self._errors.refuse(error, doing)
 

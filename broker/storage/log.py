@@ -350,6 +350,12 @@ class Log:
         with self._lock:
             return self._apply_progress.get(producer_id)
 
+    def applied_batch(self, producer_id: int) -> int:
+        """The last batch of a transaction of which anything was appended, or -1. Waits for no lock, because an append
+        may hold it for as long as a disk takes."""
+        progress = self._apply_progress.get(producer_id)
+        return -1 if progress is None else progress.batch_id
+
     def applied_batches(self) -> set[tuple[int, int]]:
         """Producer id and batch id of each transaction's last batch of which anything was appended."""
         with self._lock:

@@ -6,6 +6,7 @@ import io
 import os
 import select
 from collections.abc import Iterator
+from types import FrameType
 from typing import Self
 
 
@@ -20,6 +21,7 @@ class LineReader:
         self.count = 0
         self._descriptor = descriptor
         self._is_stopped = False
+        self._is_taking = self._is_interrupted = False
         self._woken, self._waker = os.pipe()
 
     def __enter__(self) -> Self:
@@ -36,6 +38,12 @@ class LineReader:
             self._is_stopped = True
             os.write(self._waker, b"\0")
 
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler. Raises KeyboardInterrupt; what was just read is counted before."""
+        self._is_interrupted = self._is_taking
+        if not self._is_taking:
+            raise KeyboardInterrupt
+
     def __iter__(self) -> Iterator[bytes]:
         begun: list[bytes] = []  # of a line whose end is not read
         while data := self._read():
@@ -44,7 +52,6 @@ class LineReader:
                 lines[0] = b"".join((*begun, lines[0]))
                 begun.clear()
             begun.append(rest)
-            self.count += len(lines)
             yield from self._until_stopped(lines)
         last = b"".join(begun)
         if last and not self._is_stopped:
@@ -60,4 +67,12 @@ class LineReader:
     def _read(self) -> bytes:
         """What has come, once something has; nothing at the end, and when stopped."""
         ready, _, _ = select.select([self._descriptor, self._woken], [], [])
-        return b"" if self._woken in ready else os.read(self._descriptor, io.DEFAULT_BUFFER_SIZE)
+        if self._woken in ready:
+            return b""
+        self._is_taking = True
+        data = os.read(self._descriptor, io.DEFAULT_BUFFER_SIZE)
+        self.count += data.count(b"\n")
+        self._is_taking = False
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        return data

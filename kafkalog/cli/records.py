@@ -137,8 +137,9 @@ def produce(
     continue, send the other lines. While standard input is a pipe, the first Ctrl-C, SIGTERM or SIGHUP does not
     end the command: it sends all lines up to the end of the pipe, because its writer may count them as done. The second
     ends it at once. After a failure it reads and sends no more lines, and prints how many of those that it read from a
-    pipe may be missing. If they come from `kafkalog consume --group`, the group continues after them: move it back by
-    that many, with `kafkalog groups reset GROUP --shift-by -N`.
+    pipe may be missing. If they come directly from `kafkalog consume TOPIC --group GROUP`, the group continues after
+    them: move it back by that many, with `kafkalog groups reset GROUP --topic TOPIC --shift-by -N`. This moves each
+    partition, so some records are sent again. With another command between the two, more lines may be missing.
     """
     from kafkalog.client.config import parse_producer
     from kafkalog.client.producer.producer import Producer
@@ -166,7 +167,7 @@ def produce(
     number = 0
     try:
         # The pipe first: its writer may end, and count its lines as done, while this waits for a broker.
-        with lines, _reading_a_pipe_to_its_end():
+        with lines, _reading_a_pipe_to_its_end(lines):
             with admin_of(bootstrap) as admin:
                 [described] = admin.describe_topics([topic])  # a wrong name fails before the first line is read
                 if partition is not None:
@@ -220,7 +221,7 @@ def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[li
 
 
 @contextmanager
-def _reading_a_pipe_to_its_end() -> Iterator[None]:
+def _reading_a_pipe_to_its_end(lines: LineReader) -> Iterator[None]:
     """While standard input is a pipe: the first signal to end, which all commands of a pipeline get, is left to those
     that write into it. The second interrupts, unless it is SIGHUP: a terminal that closes sends several."""
     if not is_pipe(sys.stdin):
@@ -229,7 +230,7 @@ def _reading_a_pipe_to_its_end() -> Iterator[None]:
 
     def first(number: int, frame: FrameType | None) -> None:
         for each in ours:
-            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.default_int_handler)
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else lines.interrupt)
         with suppress(OSError):  # the terminal is closed
             # Not by click: the signal may have come amid a write to the same buffer.
             os.write(2, b"kafkalog: reading what is in the pipe to its end; another Ctrl-C ends at once\n")
@@ -449,7 +450,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--from-beginning; cannot be combined with --offset or --timestamp. Several commands with the same group each show "
     "all records. Records written into a pipe are committed once its reader has read them, and the command ends only "
     "then, or when the reader has ended; a second Ctrl-C ends it at once. If the reader fails after it has read them, "
-    "move the group back with `kafkalog groups reset GROUP --shift-by -N`.",
+    "move the group back with `kafkalog groups reset GROUP --topic TOPIC --shift-by -N`.",
 )
 @click.option(
     "--format",
@@ -566,7 +567,11 @@ class _Showing:
             consumer.unassign([partition for partition, end in ends.items() if starts[partition] == end])
 
     def show(self, max_messages: int | None) -> None:
-        """Show records until the ends, the number of records, Ctrl-C, or the reader is gone (BrokenPipeError)."""
+        """Show records until the ends, the number of records, or Ctrl-C.
+
+        Raises:
+            BrokenPipeError: the reader is gone; what it has read is committed.
+        """
         try:
             try:
                 self._show_all(max_messages)
@@ -575,12 +580,15 @@ class _Showing:
                 if self._interrupts > 1:
                     raise
                 self._finish()
-            except KafkalogError:
+            except KafkalogError:  # reported at once, so without a wait for the reader
                 with suppress(KafkalogError):
-                    self._finish()
+                    self._flush()
+                    self._commit()
                 raise
-        except BrokenPipeError:
-            self._commit()
+        except OSError:  # the reader is gone, or a pipe that must not block is full
+            if self._pipe:  # of anything else it is not known how much of the buffer was written
+                self._commit()
+            self._discard_output()
             raise
 
     def _show_all(self, max_messages: int | None) -> None:
@@ -619,10 +627,14 @@ class _Showing:
             return
         self._interrupts += 1
         if self._interrupts > 1:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            self._discard_output()
         elif self._is_writing:
             return
         raise KeyboardInterrupt
+
+    def _discard_output(self) -> None:
+        """What is left in the buffer is written when Python ends, and must neither fail nor wait."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
 
     def _flush(self) -> None:
         self._is_writing = True

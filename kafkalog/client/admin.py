@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
@@ -40,7 +41,7 @@ _STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 
 _FOLLOWED_SECONDS = 10.0
 """How long a change of a topic waits for its brokers."""
-_ASKED_MS = 100
+_ASK_AGAIN_SECONDS = 0.1
 
 _Answer = TypeVar("_Answer")
 
@@ -343,7 +344,9 @@ class Admin:
         arguments.text("name", name)
         request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
         until = time.monotonic() + _FOLLOWED_SECONDS
-        return self._once_followed(self._cluster.call("CreateTopic", request, repeatable=False), until)
+        created: pb.TopicDescription = self._cluster.call("CreateTopic", request, repeatable=False)
+        topic = topic_info(created)
+        return topic._replace(behind=self._behind(topic, lambda seen: _has_followed(seen, created), until))
 
     def alter_topic(
         self,
@@ -371,16 +374,12 @@ class Admin:
             partitions=_positive(partitions),
         )
         until = time.monotonic() + _FOLLOWED_SECONDS
-        topic = self._once_followed(self._cluster.call("AlterTopic", request, repeatable=False), until)
-        self._cluster.remember(topic)
-        return topic
-
-    def _once_followed(self, changed: pb.TopicDescription, until: float) -> TopicInfo:
-        """Wait until the brokers of a topic's partitions have followed its change, as far as they are live."""
-        topic = topic_info(changed)
+        altered: pb.TopicDescription = self._cluster.call("AlterTopic", request, repeatable=False)
+        topic = topic_info(altered)
+        self._cluster.remember(topic)  # before the wait, in which others may learn of a later change
 
         def has_followed(seen: pb.TopicDescription) -> bool:
-            return not seen.HasField("error") and seen.version >= changed.version and not seen.behind
+            return seen.HasField("error") or _has_followed(seen, altered)  # an error: it was deleted meanwhile
 
         return topic._replace(behind=self._behind(topic, has_followed, until))
 
@@ -388,26 +387,21 @@ class Admin:
         self, topic: TopicInfo, has_followed: Callable[[pb.TopicDescription], bool], until: float
     ) -> tuple[int, ...]:
         """The brokers of a topic's partitions that have not followed a change by a time. Only each broker itself knows
-        whether it has. Brokers that are not live are not waited for."""
-        behind = sorted({broker for partition in topic.partitions for broker in partition.replicas})
+        whether it has. Brokers that are not live are not waited for. The change is made, so no failure is raised."""
+        behind = {broker for partition in topic.partitions for broker in partition.replicas}
         request = pb.DescribeTopicsRequest(ids=[topic.topic_id])
-        live = {broker.broker_id for broker in self._cluster.describe().brokers}
+        try:
+            live = {broker.broker_id for broker in self._cluster.describe(patient=False).brokers}
+        except KafkalogError:
+            return tuple(sorted(behind))
         while True:
-            for broker_id in live.intersection(behind):
-                left_ms = max(round((until - time.monotonic()) * 1000), _ASKED_MS)
-                try:
-                    [seen] = self._cluster.call(
-                        "DescribeTopics", request, broker_id=broker_id, patient=False, within_ms=left_ms
-                    ).topics
-                except (BrokerBusy, BrokerUnreachable, BrokerStopping, RequestTimedOut):
-                    continue
-                if has_followed(seen):
+            left = until - time.monotonic()
+            for broker_id, reply in self._cluster.call_each("DescribeTopics", request, live & behind, left).items():
+                if not isinstance(reply, Exception) and has_followed(reply.topics[0]):
                     behind.remove(broker_id)
             if live.isdisjoint(behind) or time.monotonic() >= until:
-                return tuple(behind)
-            self._cluster.pause(
-                _ASKED_MS / 1000
-            )  # brokers notify no client that they have followed; bounded by `until`
+                return tuple(sorted(behind))
+            self._cluster.pause(_ASK_AGAIN_SECONDS)  # brokers notify no client that they have followed
 
     def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
         """The partitions of some topics that their live brokers do not serve, and why; see `extents`."""
@@ -496,10 +490,12 @@ class Admin:
         """
         arguments.text("name", name)
         until = time.monotonic() + _FOLLOWED_SECONDS
-        [topic] = self._cluster.describe_topics([name])
+        known: list[TopicInfo] = []
+        with suppress(KafkalogError):  # DeleteTopic says what is wrong
+            known = self._cluster.describe_topics([name])
         self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
         self._cluster.forget(name)
-        return self._behind(topic, lambda seen: seen.HasField("error"), until)
+        return self._behind(known[0], lambda seen: seen.HasField("error"), until) if known else ()
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before an offset of each partition (KIP-107); -1 deletes all readable records.
@@ -620,6 +616,11 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. Raises GroupIsLive, UnknownGroup."""
         delete_group(self._cluster, arguments.text("group", group))
+
+
+def _has_followed(seen: pb.TopicDescription, changed: pb.TopicDescription) -> bool:
+    """Whether the broker that answers has followed a change of a topic."""
+    return not seen.HasField("error") and seen.version >= changed.version and not seen.behind
 
 
 def _positive(partitions: int | None) -> int:

@@ -12,7 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from kafkalog.client.complaints import Complaint
@@ -181,7 +182,6 @@ class Cluster:
         broker_id: int | None = None,
         repeatable: bool = True,
         patient: bool = True,
-        within_ms: int | None = None,
     ) -> Any:
         """Call a broker's gRPC method, any broker's unless one is named.
 
@@ -189,20 +189,29 @@ class Cluster:
             broker_id: of the broker that has to answer.
             repeatable: whether the call may be repeated if a broker may have received it.
             patient: whether to keep trying if no broker answers.
-            within_ms: of each try; None: request.timeout.ms.
 
         Raises:
             BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
             KafkalogError: what the broker answered.
         """
         if not patient:
-            return self._call_once(method, request, broker_id, True, within_ms)
+            return self._call_once(method, request, broker_id, True)
         # A call that is not repeatable may be half done when a broker answers it with another retriable error.
         retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
-        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable, within_ms), retried)
+        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
 
-    def call_each(self, method: str, request: Any, broker_ids: Iterable[int]) -> dict[int, Any]:
-        """Call brokers in parallel, each once. Returns the answer of each, or what it raised."""
+    def call_each(
+        self, method: str, request: Any, broker_ids: Iterable[int], seconds: float | None = None
+    ) -> dict[int, Any]:
+        """Call brokers in parallel, each once.
+
+        Args:
+            seconds: to wait at most, connecting included; None: until all have answered or failed.
+
+        Returns:
+            the answer of each, or what it raised; brokers without either in time are left out.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
         answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
 
         def call(broker_id: int) -> None:
@@ -220,7 +229,12 @@ class Cluster:
                 threading.Thread(target=call, args=(broker_id,), daemon=True).start()
             except RuntimeError:  # no further thread can be started
                 call(broker_id)
-        return dict(answers.get() for _ in broker_ids)
+        found: dict[int, Any] = {}
+        with suppress(Empty):
+            while len(found) < len(broker_ids):
+                broker_id, answer = answers.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                found[broker_id] = answer
+        return found
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
         """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.
@@ -292,29 +306,25 @@ class Cluster:
         if self._stopped.wait(seconds):
             raise Closed(what="client")
 
-    def _call_once(
-        self, method: str, request: Any, broker_id: int | None, repeatable: bool, within_ms: int | None
-    ) -> Any:
+    def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
         if broker_id is None:
-            return self._call_any_of(self._addresses(), method, request, repeatable, within_ms)
+            return self._call_any_of(self._addresses(), method, request, repeatable)
         address = self._known_address(broker_id)
         try:
             if address is None:
                 raise _unregistered(broker_id)
-            return self._call_any_of([address], method, request, repeatable, within_ms)
+            return self._call_any_of([address], method, request, repeatable)
         except BrokerUnreachable:
             moved = self._address_now(broker_id)
             if moved is None or moved == address:
                 raise
-        return self._call_any_of([moved], method, request, repeatable, within_ms)
+        return self._call_any_of([moved], method, request, repeatable)
 
-    def _call_any_of(
-        self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool, within_ms: int | None
-    ) -> Any:
+    def _call_any_of(self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool) -> Any:
         failures: list[KafkalogError] = []
         for address in addresses:
             try:
-                return self._call_at(address, method, request, within_ms)
+                return self._call_at(address, method, request)
             except _NotSure as error:
                 if not repeatable:
                     raise
@@ -329,12 +339,12 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(self, address: tuple[str, int], method: str, request: Any, within_ms: int | None) -> Any:
+    def _call_at(self, address: tuple[str, int], method: str, request: Any) -> Any:
         """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
             control = self._connected(address)
             try:
-                return control.call(method, request, within_ms or self.settings.request_timeout_ms)
+                return control.call(method, request, self.settings.request_timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:

@@ -636,7 +636,7 @@ class Fetcher:
                     waits = self._cluster.known_topic(source.topic_partition.topic) is None
                 else:
                     waits = source.broker_id == broker_id
-                if waits and source.error is None:
+                if waits and (source.error is None or source.error is self._given_up.get(broker_id)):
                     source.error = error
         self._given_up[broker_id] = error
         self._stale = self._found_error = True

@@ -623,7 +623,8 @@ class TransactionCoordinator:
         again meanwhile, and one in a partition where an apply runs: in-doubt recovery drops that one later.
 
         Returns:
-            the prepared sets that were given up, and those that leaders have kept.
+            the prepared sets that were given up, and those that leaders have kept; without those that the writer has
+            committed meanwhile.
 
         Raises:
             InvalidArgument: a batch is decided and not done; it can only be rolled forward (`resolve`).
@@ -654,6 +655,8 @@ class TransactionCoordinator:
             _, leader = self._cluster.leader_of(place.label, place.topic_id)
             self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
         left = set(map(_identity, self.staged(transactional_id)))
+        decided = self.decision(transactional_id).commit_uuid  # after that: a set may be gone because it was committed
+        undecided = [each for each in undecided if each.commit_uuid != decided]
         given_up = [each for each in undecided if _identity(each) not in left]
         return given_up, [each for each in undecided if _identity(each) in left]
 

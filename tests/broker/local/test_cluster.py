@@ -37,6 +37,7 @@ from kafkalog.errors import (
 from kafkalog.wire import broker_pb2
 from tests.broker.data_port_client import DataPortClient, a_batch
 from tests.broker.stub import BrokerStub
+from tests.free_ports import free_ports
 from tests.waiting import suspend
 
 LIMIT_SECONDS = 60.0
@@ -250,21 +251,8 @@ def test_two_clusters_side_by_side_do_not_meet() -> None:
         assert len(here.brokers) == len(there.brokers) == 1
 
 
-def free_port_pair() -> int:
-    """A port that is free, like the one after it."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return int(port)
-
-
 def test_data_directory_and_ports_are_kept_over_a_restart(tmp_path: Path) -> None:
-    port = free_port_pair()
+    port = free_ports(2)
     with LocalCluster(data=tmp_path / "all", port=port) as cluster:
         broker = cluster.brokers[0]
         assert (broker.grpc_port, broker.data_port) == (port, port + 1)
@@ -281,7 +269,7 @@ def test_data_directory_and_ports_are_kept_over_a_restart(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_port_in_use_is_named_and_nothing_is_left(taken: int) -> None:
-    port = free_port_pair()
+    port = free_ports(2)
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", port + taken))
         occupied.listen()

@@ -8,9 +8,10 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -600,6 +601,81 @@ def test_half_a_batch_whose_set_was_lost_several_starts_ago_is_not_taken_for_the
     directory.close()
 
 
+@pytest.mark.parametrize("left", [0, 8])
+def test_half_a_batch_whose_staged_file_was_emptied_is_not_taken_for_the_whole(
+    directory: LogDirectory, left: int
+) -> None:
+    """As a repair of the file system leaves it."""
+    partition = open_partition(directory)
+    batches = [batch(number) for number in range(3)]
+    prepared = write(partition, 0, batches)
+    append_part_of_a_batch(partition, batches[:1])
+    (file,) = staged_files(partition)
+    directory.close(clean=False)
+    os.truncate(file, left)
+    with contextlib.closing(LogDirectory(directory.path, clock=ManualClock())) as again:
+        partition = open_partition(again)
+        with pytest.raises(StagedPartLost, match="only a part of the batch"):
+            apply(partition, prepared)
+
+
+def test_files_removed_under_a_running_broker_stay_known_to_be_lost(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    batches = [batch(number) for number in range(3)]
+    prepared = write(partition, 0, batches)
+    append_part_of_a_batch(partition, batches[:1])
+    directory, partition = reopened(directory)
+    for file in staged_files(partition):
+        file.unlink()
+    for _ in range(2):
+        with pytest.raises(StagedPartLost):
+            apply(partition, prepared)
+        directory, partition = reopened(directory)
+    directory.close()
+
+
+def test_what_is_staged_into_a_file_that_was_removed_is_not_acknowledged_as_durable(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    write(partition, 0, [batch(0)])
+    shutil.rmtree(partition.log.directory / staging.STAGING)
+    partition.stage(b"u" * 16, [batch(0, batch_id=1)])
+    with pytest.raises(FileRefused, match="No such file or directory"):
+        partition._staging.sync()
+    assert directory.failed is None
+
+
+@pytest.mark.parametrize("how", ["removed", "not to be written"])
+def test_that_all_sets_are_known_can_not_be_noted_and_affects_nothing_else(
+    directory: LogDirectory, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    apply(partition, write(partition, 0, [batch(0)]))
+    directory.close(clean=False)
+    (partition.log.directory / staging.STAGING / staging.COMPLETE).unlink()
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    partition = open_partition(directory)
+    apply(partition, write(partition, 1, [batch(0, batch_id=1)]))
+    if how == "removed":
+        shutil.rmtree(partition.log.directory / staging.STAGING)
+    else:
+        refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), staging.COMPLETE)
+        monkeypatch.setattr(directory.services.disk, "create", Raises(refused))
+    partition.forget_silent_transactions()
+    assert (directory.failed, partition._staging.may_lack_sets) == (None, True)
+    partition.append_as_leader([numbered(1)])
+    directory.close(clean=False)
+
+
+class Raises:
+    """A call that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *arguments: object, **named: object) -> NoReturn:
+        raise self._error
+
+
 def test_an_apply_whose_staged_files_are_removed_by_hand_is_refused_and_affects_nothing_else(
     directory: LogDirectory,
 ) -> None:
@@ -752,6 +828,74 @@ def test_another_attempts_set_that_begins_alike_hides_nothing_that_was_readable(
     partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
     assert partition.readable_end_offset == 2
     assert [each.prepared for each in partition.staged() if each.prepared] == ([] if dropped else [prepared])
+
+
+def twins(partition: Partition, lengths: Sequence[int]) -> list[PreparedSet]:
+    """Sets of one batch that begin alike, of so many record batches."""
+    sets = []
+    for number, length in enumerate(lengths):
+        uuid = bytes([97 + number]) * 16
+        batches = [batch(each) for each in range(length)]
+        partition.stage(uuid, batches)
+        spec = PartSpec(uuid, 0, length, sum(len(data) for _, data in batches))
+        sets.append(PreparedSet("x", PRODUCER, 0, uuid.upper(), -1, (spec,)))
+        partition.prepare(sets[-1])
+        partition.keep_prepared(sets[-1].commit_uuid)
+    return sets
+
+
+def test_a_twin_whose_drop_found_no_room_is_dropped_for_good_once_there_is_room(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    decided, _ = twins(partition, [2, 3])
+    with monkeypatch.context() as full:
+        full.setattr(partition._staging, "_write", Raises(DiskFull(directory="x")))
+        apply(partition, decided)
+    assert partition.readable_end_offset == 2
+    partition.forget_silent_transactions()
+    directory, partition = reopened(directory)
+    assert partition.readable_end_offset == 2
+    directory.close()
+
+
+def test_a_twin_that_can_not_be_dropped_because_its_file_was_removed_hides_nothing(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    decided, _ = twins(partition, [2, 3])
+    directory, partition = reopened(directory)  # no file is written to
+    append = partition.log.append_decided
+
+    def removing(batches: Any) -> None:
+        append(batches)
+        shutil.rmtree(partition.log.directory / staging.STAGING, ignore_errors=True)
+
+    monkeypatch.setattr(partition.log, "append_decided", removing)
+    assert apply(partition, decided) == 2
+    assert (partition.readable_end_offset, directory.failed) == (2, None)
+    directory.close(clean=False)
+
+
+def test_a_twin_of_a_damaged_set_hides_nothing(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.staging.part._PIECE_BYTES", 1)
+    partition = open_partition(directory)
+    decided, _ = twins(partition, [3, 3])
+    append = partition.log.append_decided
+
+    def damaging(batches: Any) -> None:
+        append(batches)
+        (file,) = staged_files(partition)
+        data = bytearray(file.read_bytes())
+        data[data.index(b"%020d" % 2) : data.index(b"%020d" % 2) + 4] = bytes(4)
+        file.write_bytes(data)
+
+    monkeypatch.setattr(partition.log, "append_decided", damaging)
+    with pytest.raises(StagedPartLost):
+        apply(partition, decided)
+    assert partition.end_offset > 0
+    assert partition.readable_end_offset == partition.end_offset
+    directory.close(clean=False)
 
 
 def test_an_older_batch_s_late_apply_does_not_show_half_of_a_newer_one(directory: LogDirectory) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +39,26 @@ def test_a_line_that_comes_in_pieces_is_handed_out_whole_and_once_it_ended() -> 
         assert next(found) == b"third"
         pipe.close()
         assert (list(found), lines.count) == ([b"the rest"], 4)
+
+
+def test_an_interrupt_amid_a_read_comes_after_its_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those lines are taken from the pipe: whoever wrote them counts them as read."""
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "wb", buffering=0) as pipe, LineReader(reading) as lines:
+        pipe.write(b"first\nsecond\n")
+        read = os.read
+
+        def interrupted(descriptor: int, count: int) -> bytes:
+            data = read(descriptor, count)
+            lines.interrupt(signal.SIGINT, None)
+            return data
+
+        monkeypatch.setattr(os, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(lines))
+        assert lines.count == 2
+        with pytest.raises(KeyboardInterrupt):
+            lines.interrupt(signal.SIGINT, None)
 
 
 def test_a_stop_ends_the_lines_while_none_comes_and_drops_those_that_are_read() -> None:

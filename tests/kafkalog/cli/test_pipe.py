@@ -288,3 +288,24 @@ def test_a_produce_that_finds_no_broker_has_read_nothing() -> None:
         assert ran.returncode == 1
         assert ran.stderr.endswith(b"; no line is acknowledged\n")
         assert pipe.readline() == b"line\n"
+
+
+def test_a_socket_whose_peer_goes_away_commits_nothing_that_was_not_written(full: TopicPartition, admin: Admin) -> None:
+    ours, stdout = socket.socketpair()
+    stdout.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    command = [*KAFKALOG, "consume", full.topic, "--group", full.topic, "--from-beginning"]
+    with ours, subprocess.Popen(command, stdout=stdout.fileno()) as process:
+        stdout.close()
+        received = 0
+        while received < 10_000:
+            received += len(ours.recv(10_000 - received))
+        ours.shutdown(socket.SHUT_RD)
+        ours.setblocking(False)
+        try:
+            while data := ours.recv(1 << 16):
+                received += len(data)
+        except BlockingIOError:
+            pass
+        ours.close()
+        assert process.wait(60) == 0
+    assert admin.committed(full.topic)[full] <= received / 10

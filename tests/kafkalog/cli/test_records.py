@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import records
+from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.main import run
 from kafkalog.errors import BrokerUnreachable, InvalidArgument
 from kafkalog.net.control import ControlConnection
@@ -528,11 +529,12 @@ def test_once_the_pipe_is_read_an_interrupt_does_what_it_did_before(
     try:
         with open(reading) as stdin, open(writing, "w"):
             monkeypatch.setattr(sys, "stdin", stdin)
-            with records._reading_a_pipe_to_its_end():
+            with LineReader(reading) as lines, records._reading_a_pipe_to_its_end(lines):
                 assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
                 if is_interrupted:
                     signal.raise_signal(signal.SIGINT)
-                    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                    with pytest.raises(KeyboardInterrupt):
+                        signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, others)

@@ -340,6 +340,47 @@ def test_what_an_operator_changes_or_deletes_is_not_known_as_it_was(admin: Admin
     assert asking.known_topic(topic) is None
 
 
+def test_a_change_that_comes_while_an_earlier_one_is_followed_stays_known(
+    cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic, 1)
+    ask = admin._cluster.call_each
+
+    def altered_before(*asked: Any) -> Any:
+        monkeypatch.undo()
+        with Admin(cluster.bootstrap_servers) as other:
+            other.alter_topic(topic, partitions=3)
+        admin._cluster.refresh([topic])
+        return ask(*asked)
+
+    monkeypatch.setattr(admin._cluster, "call_each", altered_before)
+    admin.alter_topic(topic, {"retention.ms": 12345})
+    known = admin._cluster.known_topic(topic)
+    assert known is not None and len(known.partitions) == 3
+
+
+def test_a_change_is_made_also_if_no_broker_answers_any_more(
+    admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not be called a failure: whoever asks again would get TopicExists or UnknownTopic."""
+
+    def fail(**_: Any) -> None:
+        raise AWAY
+
+    [broker] = admin.describe_cluster().brokers
+    with monkeypatch.context() as away:
+        away.setattr(admin._cluster, "describe", fail)
+        assert admin.create_topic(topic, 1).behind == (broker.broker_id,)
+        assert admin.alter_topic(topic, partitions=2).behind == (broker.broker_id,)
+        assert admin.delete_topic(topic) == (broker.broker_id,)
+    assert topic not in [each.name for each in admin.topics()]
+
+
+def test_a_topic_whose_name_no_topic_can_have_is_not_there_to_be_deleted(admin: Admin) -> None:
+    with pytest.raises(UnknownTopic):
+        admin.delete_topic("a b")
+
+
 def test_offsets_that_are_reset_or_kept_are_of_the_topic_that_was_meant(
     cluster: LocalCluster, admin: Admin, topic: str
 ) -> None:
@@ -394,7 +435,7 @@ def test_what_an_operator_changes_is_asked_for_once_and_values_go_as_the_brokers
 
     with Admin("here:1") as admin:
         monkeypatch.setattr(admin._cluster, "call", call)
-        monkeypatch.setattr(admin._cluster, "describe", lambda: ClusterInfo("", (), "", ""))
+        monkeypatch.setattr(admin._cluster, "describe", lambda patient: ClusterInfo("", (), "", ""))
         admin.create_topic("t", 1, {"a.b": True, "c": 5})
         admin.alter_topic("t", set={"a.b": False})
         admin.delete_topic("t")

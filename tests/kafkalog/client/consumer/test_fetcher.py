@@ -968,6 +968,10 @@ def test_a_broker_that_answers_again_is_no_error_for_those_who_did_not_read_mean
     with pytest.raises(BrokerUnreachable), waiting.lock:
         waiting._ready([reading])
     assert errors(waiting) == [None, BrokerUnreachable]
+    for clock.now in (2.0, 3.2):  # given up again
+        waiting._drive(False, None)
+    with pytest.raises(BrokerUnreachable), waiting.lock:
+        waiting._ready([reading])
     asked: list[list[int]] = []
     link = asking(waiting, Keeping(asked), [], 60.0)
     waiting._receive(1, link)

@@ -871,6 +871,29 @@ def test_what_is_prepared_and_undecided_is_aborted_for_good(
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0, attempt="b"))
 
 
+def test_what_a_writer_commits_while_it_is_aborted_is_not_listed_as_given_up(
+    start_query: StartQuery, topic: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, writer = start_query(), start_query()
+    dies_before(query, "decide")
+    batch = query.batch(0, query.stage(0, rows(0)))
+    with pytest.raises(_Died):
+        query.coordinator.commit(batch)
+    call = Cluster.call
+    outcomes: list[Outcome] = []
+
+    def committed_before(client: Cluster, method: str, request: Any, **how: Any) -> Any:
+        if method == "ForgetStaged" and not outcomes:
+            outcomes.append(Outcome.SKIPPED)  # the commit itself sends ForgetStaged too
+            outcomes.append(writer.coordinator._commit(_Attempt(batch, request.commit_uuid), None))
+        return call(client, method, request, **how)
+
+    monkeypatch.setattr(Cluster, "call", committed_before)
+    assert start_query().coordinator.abort(query.transactional_id) == ([], [])
+    assert outcomes[1] is Outcome.COMMITTED
+    assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
+
+
 def test_what_a_writer_prepares_again_while_it_is_aborted_is_not_listed_as_given_up(
     start_query: StartQuery, topic: str, cluster: LocalCluster, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
