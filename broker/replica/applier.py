@@ -148,6 +148,8 @@ class Applier:
         if prepared is None:
             lost = self._lost_without_set(progress, (producer_id, batch_id))
             if lost is not None:
+                self._staging.drop_others(producer_id, batch_id, commit_uuid)
+                self._show((producer_id, batch_id))
                 raise StagedPartLost(
                     transactional_id=transactional_id, batch_id=batch_id, partition=self._log.label, reason=lost
                 )

@@ -23,8 +23,6 @@ stage; the directory's flusher threads sync before `prepare` does.
 
 from __future__ import annotations
 
-import errno
-import os
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -203,7 +201,6 @@ class Staging:
         try:
             file.size = self._disk.size(fd)
             self._files[file.number] = file
-            self._damaged |= file.size < FILE_START.size  # emptied, or never written to
             end = min(FILE_START.size, file.size)
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
                 skipped = found.position - FRAME_SIZE > end
@@ -297,15 +294,6 @@ class Staging:
                     return  # as for lack of space, or in a folder that was removed; asked for again
                 self._errors.fail(error, "noting that all sets are known")
             self.may_lack_sets = False
-
-    def _note_incomplete(self) -> None:
-        """Make the next start doubt the sets that it finds, because a file was removed by hand."""
-        try:
-            self._disk.unlink(self._folder / COMPLETE)
-            self._disk.sync_dir(self._folder)
-        except OSError as error:
-            if not (passes(error) or is_of_a_name(error)):
-                self._errors.fail(error, "noting that a staged file was removed")
 
     def producer_ids(self) -> set[int]:
         """The producer ids of the prepared sets."""
@@ -744,7 +732,6 @@ class Staging:
                 shared.release()
         except OSError as error:
             if self._was_removed(error):
-                self._note_incomplete()
                 raise PartDamaged(f"{file.path} was removed") from None
             self._errors.refuse(error, "reading what is staged")
 
@@ -801,9 +788,6 @@ class Staging:
                 if file.number not in self._files:
                     return  # nothing in it is needed any more
                 shared = file.share()
-                if not self._disk.stands_at(shared.fd, file.path):  # it could be synced, and no start would find it
-                    shared.release()
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.path))
         except OSError as error:
             self._refuse(error, "opening a staged file")
         try:
@@ -823,7 +807,6 @@ class Staging:
         if self._closed and is_missing(error):  # the partition may have been deleted since
             raise Closed(what=f"staging of {self.label}") from error
         if self._was_removed(error):
-            self._note_incomplete()
             self._errors.refuse_to_open(error, doing)
         self._errors.refuse(error, doing)
 

@@ -39,10 +39,11 @@ class LineReader:
             os.write(self._waker, b"\0")
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler. Raises KeyboardInterrupt; what was just read is counted before."""
-        self._is_interrupted = self._is_taking
-        if not self._is_taking:
+        """A signal's handler. Raises KeyboardInterrupt; what was just read is counted before. The read itself may wait,
+        where another process reads the same pipe: then the next signal raises."""
+        if not self._is_taking or self._is_interrupted:
             raise KeyboardInterrupt
+        self._is_interrupted = True
 
     def __iter__(self) -> Iterator[bytes]:
         begun: list[bytes] = []  # of a line whose end is not read
@@ -70,9 +71,11 @@ class LineReader:
         if self._woken in ready:
             return b""
         self._is_taking = True
-        data = os.read(self._descriptor, io.DEFAULT_BUFFER_SIZE)
-        self.count += data.count(b"\n")
-        self._is_taking = False
+        try:
+            data = os.read(self._descriptor, io.DEFAULT_BUFFER_SIZE)
+            self.count += data.count(b"\n")
+        finally:
+            self._is_taking = False
         if self._is_interrupted:
             raise KeyboardInterrupt
         return data

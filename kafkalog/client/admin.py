@@ -24,11 +24,13 @@ from kafkalog.errors import (
     BrokerStopping,
     BrokerUnreachable,
     InvalidArgument,
+    InvalidTopicName,
     KafkalogError,
     LeaderNotAvailable,
     OffsetOutOfRange,
     PartitionLost,
     RequestTimedOut,
+    UnknownTopic,
 )
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Retry
@@ -42,6 +44,8 @@ _STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 _FOLLOWED_SECONDS = 10.0
 """How long a change of a topic waits for its brokers."""
 _ASK_AGAIN_SECONDS = 0.1
+_ASK_SECONDS_MIN, _ASK_SECONDS_MAX = 0.5, 2.0
+"""How long a round of questions waits for the slowest broker: the others are asked again after it."""
 
 _Answer = TypeVar("_Answer")
 
@@ -378,10 +382,7 @@ class Admin:
         topic = topic_info(altered)
         self._cluster.remember(topic)  # before the wait, in which others may learn of a later change
 
-        def has_followed(seen: pb.TopicDescription) -> bool:
-            return seen.HasField("error") or _has_followed(seen, altered)  # an error: it was deleted meanwhile
-
-        return topic._replace(behind=self._behind(topic, has_followed, until))
+        return topic._replace(behind=self._behind(topic, lambda seen: _has_followed(seen, altered), until))
 
     def _behind(
         self, topic: TopicInfo, has_followed: Callable[[pb.TopicDescription], bool], until: float
@@ -394,11 +395,17 @@ class Admin:
             live = {broker.broker_id for broker in self._cluster.describe(patient=False).brokers}
         except KafkalogError:
             return tuple(sorted(behind))
+        knew: set[int] = set()
         while True:
-            left = until - time.monotonic()
-            for broker_id, reply in self._cluster.call_each("DescribeTopics", request, live & behind, left).items():
-                if not isinstance(reply, Exception) and has_followed(reply.topics[0]):
+            seconds = min(max(until - time.monotonic(), _ASK_SECONDS_MIN), _ASK_SECONDS_MAX)
+            for broker_id, reply in self._cluster.call_each("DescribeTopics", request, live & behind, seconds).items():
+                if isinstance(reply, Exception):
+                    continue
+                [seen] = reply.topics
+                if has_followed(seen) or (seen.HasField("error") and broker_id in knew):  # it was deleted meanwhile
                     behind.remove(broker_id)
+                elif not seen.HasField("error"):
+                    knew.add(broker_id)
             if live.isdisjoint(behind) or time.monotonic() >= until:
                 return tuple(sorted(behind))
             self._cluster.pause(_ASK_AGAIN_SECONDS)  # brokers notify no client that they have followed
@@ -491,7 +498,7 @@ class Admin:
         arguments.text("name", name)
         until = time.monotonic() + _FOLLOWED_SECONDS
         known: list[TopicInfo] = []
-        with suppress(KafkalogError):  # DeleteTopic says what is wrong
+        with suppress(InvalidTopicName, UnknownTopic):  # DeleteTopic says what is wrong
             known = self._cluster.describe_topics([name])
         self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
         self._cluster.forget(name)

@@ -624,7 +624,7 @@ class TransactionCoordinator:
 
         Returns:
             the prepared sets that were given up, and those that leaders have kept; without those that the writer has
-            committed meanwhile.
+            committed meanwhile, or may have.
 
         Raises:
             InvalidArgument: a batch is decided and not done; it can only be rolled forward (`resolve`).
@@ -655,8 +655,12 @@ class TransactionCoordinator:
             _, leader = self._cluster.leader_of(place.label, place.topic_id)
             self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
         left = set(map(_identity, self.staged(transactional_id)))
-        decided = self.decision(transactional_id).commit_uuid  # after that: a set may be gone because it was committed
-        undecided = [each for each in undecided if each.commit_uuid != decided]
+        now = self.decision(transactional_id)  # after that: a set may be gone because it was committed
+        undecided = [
+            each
+            for each in undecided
+            if each.commit_uuid != now.commit_uuid and not decision.batch_id < each.batch_id < now.batch_id
+        ]
         given_up = [each for each in undecided if _identity(each) not in left]
         return given_up, [each for each in undecided if _identity(each) in left]
 

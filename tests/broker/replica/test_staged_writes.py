@@ -601,49 +601,6 @@ def test_half_a_batch_whose_set_was_lost_several_starts_ago_is_not_taken_for_the
     directory.close()
 
 
-@pytest.mark.parametrize("left", [0, 8])
-def test_half_a_batch_whose_staged_file_was_emptied_is_not_taken_for_the_whole(
-    directory: LogDirectory, left: int
-) -> None:
-    """As a repair of the file system leaves it."""
-    partition = open_partition(directory)
-    batches = [batch(number) for number in range(3)]
-    prepared = write(partition, 0, batches)
-    append_part_of_a_batch(partition, batches[:1])
-    (file,) = staged_files(partition)
-    directory.close(clean=False)
-    os.truncate(file, left)
-    with contextlib.closing(LogDirectory(directory.path, clock=ManualClock())) as again:
-        partition = open_partition(again)
-        with pytest.raises(StagedPartLost, match="only a part of the batch"):
-            apply(partition, prepared)
-
-
-def test_files_removed_under_a_running_broker_stay_known_to_be_lost(directory: LogDirectory) -> None:
-    partition = open_partition(directory)
-    batches = [batch(number) for number in range(3)]
-    prepared = write(partition, 0, batches)
-    append_part_of_a_batch(partition, batches[:1])
-    directory, partition = reopened(directory)
-    for file in staged_files(partition):
-        file.unlink()
-    for _ in range(2):
-        with pytest.raises(StagedPartLost):
-            apply(partition, prepared)
-        directory, partition = reopened(directory)
-    directory.close()
-
-
-def test_what_is_staged_into_a_file_that_was_removed_is_not_acknowledged_as_durable(directory: LogDirectory) -> None:
-    partition = open_partition(directory)
-    write(partition, 0, [batch(0)])
-    shutil.rmtree(partition.log.directory / staging.STAGING)
-    partition.stage(b"u" * 16, [batch(0, batch_id=1)])
-    with pytest.raises(FileRefused, match="No such file or directory"):
-        partition._staging.sync()
-    assert directory.failed is None
-
-
 @pytest.mark.parametrize("how", ["removed", "not to be written"])
 def test_that_all_sets_are_known_can_not_be_noted_and_affects_nothing_else(
     directory: LogDirectory, how: str, monkeypatch: pytest.MonkeyPatch
@@ -874,6 +831,26 @@ def test_a_twin_that_can_not_be_dropped_because_its_file_was_removed_hides_nothi
     monkeypatch.setattr(partition.log, "append_decided", removing)
     assert apply(partition, decided) == 2
     assert (partition.readable_end_offset, directory.failed) == (2, None)
+    directory.close(clean=False)
+
+
+def test_a_twin_of_a_set_that_is_lost_without_a_trace_hides_nothing(directory: LogDirectory) -> None:
+    partition = open_partition(directory)
+    decided, _ = twins(partition, [3, 3])
+    append_part_of_a_batch(partition, [batch(0)])
+    (file,) = staged_files(partition)
+    directory.close(clean=False)
+    data = bytearray(file.read_bytes())
+    at = data.rindex(decided.commit_uuid)
+    data[at : at + 4] = bytes(4)
+    file.write_bytes(data)
+    directory = LogDirectory(directory.path, clock=ManualClock())
+    partition = open_partition(directory)
+    assert partition.readable_end_offset == 0
+    with pytest.raises(StagedPartLost):
+        apply(partition, decided)
+    partition.append_as_leader([numbered(1)])
+    assert partition.readable_end_offset == partition.end_offset == 2
     directory.close(clean=False)
 
 
