@@ -16,8 +16,7 @@ alike, but only one is decided. So once a set is in the log, the others of its b
 and no other is taken: what a start finds half applied was never readable.
 
 Threads: `_applying` lets one apply or drop run at a time; it comes before `_appending`, and that before the locks of
-log and staging. `_lock` guards
-what is hidden; it comes after the log's. Readers take neither: they look at `hidden`.
+log and staging. `_lock` guards what is hidden; it comes after the log's. Readers take none: they look at `hidden`.
 """
 
 from __future__ import annotations

@@ -25,12 +25,13 @@ from kafkalog.zk import groups, paths, registry
 from kafkalog.zk.registry import TopicRecord
 
 OFFSETS_SKIPPED = 10_000_000
-"""Between what groups have committed of a lost log and the first record of the one in its place. A stream publishes
-within seconds what it is through with; this is what a partition gets in ten at a million records a second. Not more,
-for a stream that goes on in spite of lost data crosses the gap in micro-batches of maxOffsetsPerTrigger."""
+"""Offsets skipped when a lost log is replaced: from the highest committed offset to the first record of the new log.
+They must cover what was read and not yet committed: a stream publishes its position within seconds, and a partition
+that gets a million records a second gets this many in ten. More would cost a stream with failOnDataLoss=false, because
+it crosses the gap in micro-batches of maxOffsetsPerTrigger."""
 _START_OFFSET_MAX = 1 << 62
 _COMMITTED_MAX = 1 << 53
-"""A committed offset beyond it is nobody's position: 285 years at a million records a second."""
+"""A larger committed offset is no position in a log: 285 years at a million records a second."""
 _SEEN_SECONDS = 10.0
 _OPENED_SECONDS = 10.0  # `Admin.create_topic` says so
 _ANSWER_SECONDS = 1.0

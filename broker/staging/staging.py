@@ -427,7 +427,7 @@ class Staging:
 
     # --- prepared sets -------------------------------------------------------------------------------------------
 
-    def prepare(self, prepared: PreparedSet, is_over: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, prepared: PreparedSet, is_over: Callable[[], bool]) -> None:
         """Record a set of parts, to be kept until it is dropped; durable after `sync`.
 
         If the set is prepared already, only a newer version is recorded.

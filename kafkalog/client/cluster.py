@@ -12,10 +12,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from concurrent.futures import wait
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from kafkalog.client.background import in_background
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ClientSettings, parse_bootstrap
 from kafkalog.errors import (
@@ -211,30 +212,12 @@ class Cluster:
         Returns:
             the answer of each, or what it raised; brokers without either in time are left out.
         """
-        until = None if seconds is None else time.monotonic() + seconds
-        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-
-        def call(broker_id: int) -> None:
-            answer: Any
-            try:
-                answer = self.call(method, request, broker_id=broker_id, patient=False)
-            except Exception as error:
-                answer = error
-            answers.put((broker_id, answer))
-
-        broker_ids = list(broker_ids)
-        for broker_id in broker_ids:
-            try:
-                # Threads, because connecting to a broker that hangs takes longest; Ctrl-C does not wait for daemons.
-                threading.Thread(target=call, args=(broker_id,), daemon=True).start()
-            except RuntimeError:  # no further thread can be started
-                call(broker_id)
-        found: dict[int, Any] = {}
-        with suppress(Empty):
-            while len(found) < len(broker_ids):
-                broker_id, answer = answers.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
-                found[broker_id] = answer
-        return found
+        calls = {
+            broker_id: in_background(partial(self.call, method, request, broker_id=broker_id, patient=False))
+            for broker_id in broker_ids
+        }
+        wait(calls.values(), seconds)
+        return {broker_id: call.exception() or call.result() for broker_id, call in calls.items() if call.done()}
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
         """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.

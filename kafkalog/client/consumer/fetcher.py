@@ -20,10 +20,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from kafkalog.client.background import in_background
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
-from kafkalog.client.consumer.background import in_background
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.errors import (

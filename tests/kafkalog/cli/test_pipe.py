@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -294,18 +294,18 @@ def test_a_socket_whose_peer_goes_away_commits_nothing_that_was_not_written(full
     ours, stdout = socket.socketpair()
     stdout.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     command = [*KAFKALOG, "consume", full.topic, "--group", full.topic, "--from-beginning"]
-    with ours, subprocess.Popen(command, stdout=stdout.fileno()) as process:
-        stdout.close()
-        received = 0
-        while received < 10_000:
-            received += len(ours.recv(10_000 - received))
-        ours.shutdown(socket.SHUT_RD)
-        ours.setblocking(False)
+    with subprocess.Popen(command, stdout=stdout.fileno()) as process:
         try:
-            while data := ours.recv(1 << 16):
-                received += len(data)
-        except BlockingIOError:
-            pass
-        ours.close()
-        assert process.wait(60) == 0
+            stdout.close()
+            with ours:
+                read(ours.fileno(), 1000)
+                received = 10_000
+                ours.shutdown(socket.SHUT_RD)
+                ours.setblocking(False)
+                with suppress(BlockingIOError):
+                    while data := ours.recv(1 << 16):
+                        received += len(data)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     assert admin.committed(full.topic)[full] <= received / 10

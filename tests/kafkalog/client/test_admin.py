@@ -397,10 +397,11 @@ def test_a_change_is_followed_by_each_broker_for_itself(monkeypatch: pytest.Monk
         monkeypatch.setattr(told, "call", lambda *_, **__: altered)
         monkeypatch.setattr(told, "describe", lambda patient: ClusterInfo("", brokers, "", ""))
         monkeypatch.setattr(told, "call_each", call_each)
-        monkeypatch.setattr("kafkalog.client.admin._FOLLOWED_SECONDS", 0.5)
+        monkeypatch.setattr("kafkalog.client.admin.time", SimpleNamespace(monotonic=lambda: 3.0 * len(asked)))
+        monkeypatch.setattr(told, "pause", lambda seconds: None)
         assert admin.alter_topic("t", partitions=1).behind == (2, 3, 5)
-    assert asked[:3] == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3]]
-    assert 0 < max(longest) <= 2
+    assert asked == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [2, 3]]
+    assert longest == [2, 2, 2, 1]
 
 
 def test_a_topic_whose_name_no_topic_can_have_is_not_there_to_be_deleted(admin: Admin) -> None:

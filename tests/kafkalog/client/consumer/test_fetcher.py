@@ -902,7 +902,7 @@ def test_an_interrupt_anywhere_leaves_no_call_whose_end_wakes_nobody(what: str) 
         waiting = Fetcher(cluster, ConsumerSettings.parse({}), lambda: None)
         waiting.sources = [Source(TopicPartition("t", 0), TOPIC_ID, 0)]
         waiting._stale = what == "refresh"
-        files = ("client/consumer/fetcher.py", "client/consumer/background.py", "concurrent/futures/_base.py")
+        files = ("client/consumer/fetcher.py", "client/background.py", "concurrent/futures/_base.py")
         was_interrupted = interrupted_at(place, waiting._ask_all, *files)
         calls: list[Future[Any]] = list(waiting._connecting.values())
         if waiting._refreshing is not None:

@@ -1,5 +1,4 @@
-"""A call in a thread of its own, for a caller that must not wait for a hanging broker: connecting, or refreshing
-metadata."""
+"""A call in a thread of its own, for a caller that must not wait for a hanging broker."""
 
 from __future__ import annotations
 
@@ -13,15 +12,14 @@ from kafkalog.errors import OutOfThreads
 _Result = TypeVar("_Result")
 
 
-def in_background(call: Callable[[], _Result], on_done: Callable[[Future[_Result]], object]) -> Future[_Result]:
-    """Begin a call; the future gets its result or error. The process's end does not wait for it.
+def in_background(
+    call: Callable[[], _Result], on_done: Callable[[Future[_Result]], object] = lambda _: None
+) -> Future[_Result]:
+    """Begin a call; the future gets its result or error, or OutOfThreads. The process's end does not wait for it.
 
     Args:
         on_done: called with the future when it is done. It is the future's before the thread starts: an interrupt
             between the two would leave a call whose end nobody learns of.
-
-    Raises:
-        OutOfThreads: the call was not begun.
     """
     future: Future[_Result] = Future()
     future.add_done_callback(on_done)
@@ -35,7 +33,7 @@ def in_background(call: Callable[[], _Result], on_done: Callable[[Future[_Result
             future.set_result(result)
 
     try:
-        threading.Thread(target=run, name="consumer-background", daemon=True).start()
+        threading.Thread(target=run, name="kafkalog-background", daemon=True).start()
     except RuntimeError as error:
-        raise OutOfThreads(process="the consumer", reason=str(error)) from None
+        future.set_exception(OutOfThreads(process="the client", reason=str(error)))
     return future
