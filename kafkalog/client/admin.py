@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
 from kafkalog.client.cluster import NO_LEADER, OUT_OF_DATE, Cluster, ClusterInfo, TopicInfo, topic_info
+from kafkalog.client.following import FOLLOWED_SECONDS, brokers_behind
 from kafkalog.client.groups import (
     GroupInfo,
     GroupSummary,
@@ -40,12 +41,6 @@ from kafkalog.wire.frames import error_from_wire
 TopicDescription = TopicInfo
 _STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 """Failures after which the topics are asked for anew."""
-
-_FOLLOWED_SECONDS = 10.0
-"""How long a change of a topic waits for its brokers."""
-_ASK_AGAIN_SECONDS = 0.1
-_ASK_SECONDS_MIN, _ASK_SECONDS_MAX = 0.5, 2.0
-"""How long a round of questions waits for the slowest broker: the others are asked again after it."""
 
 _Answer = TypeVar("_Answer")
 
@@ -347,10 +342,10 @@ class Admin:
         """
         arguments.text("name", name)
         request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
-        until = time.monotonic() + _FOLLOWED_SECONDS
+        until = time.monotonic() + FOLLOWED_SECONDS
         created: pb.TopicDescription = self._cluster.call("CreateTopic", request, repeatable=False)
         topic = topic_info(created)
-        return topic._replace(behind=self._behind(topic, lambda seen: _has_followed(seen, created), until))
+        return topic._replace(behind=self._behind(created, until))
 
     def alter_topic(
         self,
@@ -377,38 +372,22 @@ class Admin:
             unset=arguments.texts("unset", unset),
             partitions=_positive(partitions),
         )
-        until = time.monotonic() + _FOLLOWED_SECONDS
+        until = time.monotonic() + FOLLOWED_SECONDS
         altered: pb.TopicDescription = self._cluster.call("AlterTopic", request, repeatable=False)
         topic = topic_info(altered)
         self._cluster.remember(topic)  # before the wait, in which others may learn of a later change
+        return topic._replace(behind=self._behind(altered, until))
 
-        return topic._replace(behind=self._behind(topic, lambda seen: _has_followed(seen, altered), until))
+    def _behind(self, changed: pb.TopicDescription, until: float) -> tuple[int, ...]:
+        """The brokers of a topic's partitions that have not followed its change by a time."""
+        brokers = {broker for partition in changed.partitions for broker in partition.replicas}
 
-    def _behind(
-        self, topic: TopicInfo, has_followed: Callable[[pb.TopicDescription], bool], until: float
-    ) -> tuple[int, ...]:
-        """The brokers of a topic's partitions that have not followed a change by a time. Only each broker itself knows
-        whether it has. Brokers that are not live are not waited for. The change is made, so no failure is raised."""
-        behind = {broker for partition in topic.partitions for broker in partition.replicas}
-        request = pb.DescribeTopicsRequest(ids=[topic.topic_id])
-        try:
-            live = {broker.broker_id for broker in self._cluster.describe(patient=False).brokers}
-        except KafkalogError:
-            return tuple(sorted(behind))
-        knew: set[int] = set()
-        while True:
-            seconds = min(max(until - time.monotonic(), _ASK_SECONDS_MIN), _ASK_SECONDS_MAX)
-            for broker_id, reply in self._cluster.call_each("DescribeTopics", request, live & behind, seconds).items():
-                if isinstance(reply, Exception):
-                    continue
-                [seen] = reply.topics
-                if has_followed(seen) or (seen.HasField("error") and broker_id in knew):  # it was deleted meanwhile
-                    behind.remove(broker_id)
-                elif not seen.HasField("error"):
-                    knew.add(broker_id)
-            if live.isdisjoint(behind) or time.monotonic() >= until:
-                return tuple(sorted(behind))
-            self._cluster.pause(_ASK_AGAIN_SECONDS)  # brokers notify no client that they have followed
+        def has_followed(seen: pb.TopicDescription) -> bool:
+            return not seen.HasField("error") and seen.version >= changed.version and not seen.behind
+
+        return brokers_behind(
+            self._cluster, changed.topic_id, brokers, has_followed, until, was_seen=not changed.behind
+        )
 
     def unserved(self, names: Iterable[str]) -> dict[TopicPartition, KafkalogError]:
         """The partitions of some topics that their live brokers do not serve, and why; see `extents`."""
@@ -496,13 +475,23 @@ class Admin:
             UnknownTopic: it does not exist.
         """
         arguments.text("name", name)
-        until = time.monotonic() + _FOLLOWED_SECONDS
+        until = time.monotonic() + FOLLOWED_SECONDS
         known: list[TopicInfo] = []
         with suppress(InvalidTopicName, UnknownTopic):  # DeleteTopic says what is wrong
             known = self._cluster.describe_topics([name])
-        self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
+        deleted: pb.DeleteTopicReply
+        deleted = self._cluster.call("DeleteTopic", pb.DeleteTopicRequest(name=name), repeatable=False)
         self._cluster.forget(name)
-        return self._behind(known[0], lambda seen: seen.HasField("error"), until) if known else ()
+        brokers = {
+            broker
+            for topic in known
+            if topic.topic_id == deleted.topic_id  # else it was created again meanwhile, on brokers that are not known
+            for partition in topic.partitions
+            for broker in partition.replicas
+        }
+        return brokers_behind(
+            self._cluster, deleted.topic_id, brokers, lambda seen: seen.HasField("error"), until, was_seen=True
+        )
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before an offset of each partition (KIP-107); -1 deletes all readable records.
@@ -623,11 +612,6 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. Raises GroupIsLive, UnknownGroup."""
         delete_group(self._cluster, arguments.text("group", group))
-
-
-def _has_followed(seen: pb.TopicDescription, changed: pb.TopicDescription) -> bool:
-    """Whether the broker that answers has followed a change of a topic."""
-    return not seen.HasField("error") and seen.version >= changed.version and not seen.behind
 
 
 def _positive(partitions: int | None) -> int:

@@ -13,11 +13,15 @@ _Result = TypeVar("_Result")
 
 
 def in_background(
-    call: Callable[[], _Result], on_done: Callable[[Future[_Result]], object] = lambda _: None
+    call: Callable[[], _Result],
+    on_done: Callable[[Future[_Result]], object] = lambda _: None,
+    *,
+    here_if_need_be: bool = False,
 ) -> Future[_Result]:
     """Begin a call; the future gets its result or error, or OutOfThreads. The process's end does not wait for it.
 
     Args:
+        here_if_need_be: without a thread, make the call in this one.
         on_done: called with the future when it is done. It is the future's before the thread starts: an interrupt
             between the two would leave a call whose end nobody learns of.
     """
@@ -35,5 +39,8 @@ def in_background(
     try:
         threading.Thread(target=run, name="kafkalog-background", daemon=True).start()
     except RuntimeError as error:
+        if here_if_need_be:
+            run()
+            return future
         future.set_exception(OutOfThreads(process="the client", reason=str(error)))
     return future

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -201,23 +201,15 @@ class Cluster:
         retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
         return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
 
-    def call_each(
-        self, method: str, request: Any, broker_ids: Iterable[int], seconds: float | None = None
-    ) -> dict[int, Any]:
-        """Call brokers in parallel, each once.
+    def begin(self, method: str, request: Any, broker_id: int) -> Future[Any]:
+        """Begin a call of a broker, which is tried once; the future gets the answer, or what `call` raises."""
+        call = partial(self.call, method, request, broker_id=broker_id, patient=False)
+        return in_background(call, here_if_need_be=True)
 
-        Args:
-            seconds: to wait at most, connecting included; None: until all have answered or failed.
-
-        Returns:
-            the answer of each, or what it raised; brokers without either in time are left out.
-        """
-        calls = {
-            broker_id: in_background(partial(self.call, method, request, broker_id=broker_id, patient=False))
-            for broker_id in broker_ids
-        }
-        wait(calls.values(), seconds)
-        return {broker_id: call.exception() or call.result() for broker_id, call in calls.items() if call.done()}
+    def call_each(self, method: str, request: Any, broker_ids: Iterable[int]) -> dict[int, Any]:
+        """Call brokers in parallel, each once. Returns the answer of each, or what it raised."""
+        calls = {broker_id: self.begin(method, request, broker_id) for broker_id in broker_ids}
+        return {broker_id: call.exception() or call.result() for broker_id, call in calls.items()}
 
     def first_of(self, method: str, requests: Mapping[int, Any], is_enough: Callable[[int, Any], bool]) -> bool:
         """Ask brokers in parallel, until the answer of one is enough; the other calls are then cancelled.

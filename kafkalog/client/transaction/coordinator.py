@@ -656,13 +656,15 @@ class TransactionCoordinator:
             self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
         left = set(map(_identity, self.staged(transactional_id)))
         now = self.decision(transactional_id)  # after that: a set may be gone because it was committed
-        undecided = [
-            each
-            for each in undecided
-            if each.commit_uuid != now.commit_uuid and not decision.batch_id < each.batch_id < now.batch_id
-        ]
-        given_up = [each for each in undecided if _identity(each) not in left]
-        return given_up, [each for each in undecided if _identity(each) in left]
+        given_up, kept = [], []
+        for each in undecided:
+            if each.commit_uuid == now.commit_uuid:
+                continue
+            if _identity(each) in left:
+                kept.append(each)
+            elif not decision.batch_id < each.batch_id < now.batch_id:
+                given_up.append(each)
+        return given_up, kept
 
     def resolve(self, transactional_id: str, accept_loss: bool = False) -> tuple[Decision, list[StagedPartLost]]:
         """Apply a decided batch in all its partitions and mark it done.

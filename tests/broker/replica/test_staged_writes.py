@@ -851,6 +851,8 @@ def test_a_twin_of_a_set_that_is_lost_without_a_trace_hides_nothing(directory: L
         apply(partition, decided)
     partition.append_as_leader([numbered(1)])
     assert partition.readable_end_offset == partition.end_offset == 2
+    directory, partition = reopened(directory)
+    assert partition.readable_end_offset == partition.end_offset == 2, "the other set was dropped for good"
     directory.close(clean=False)
 
 

@@ -61,6 +61,26 @@ def test_an_interrupt_amid_a_read_comes_after_its_lines_are_counted(monkeypatch:
             lines.interrupt(signal.SIGINT, None)
 
 
+def test_a_second_interrupt_ends_a_read_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has taken what was in the pipe."""
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "wb", buffering=0) as pipe, LineReader(reading) as lines:
+        pipe.write(b"first\n")
+        read = os.read
+
+        def waiting(descriptor: int, count: int) -> bytes:
+            lines.interrupt(signal.SIGINT, None)
+            lines.interrupt(signal.SIGINT, None)
+            raise AssertionError("it waits")
+
+        monkeypatch.setattr(os, "read", waiting)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(lines))
+        with pytest.raises(KeyboardInterrupt):
+            lines.interrupt(signal.SIGINT, None)
+        monkeypatch.setattr(os, "read", read)
+
+
 def test_a_stop_ends_the_lines_while_none_comes_and_drops_those_that_are_read() -> None:
     reading, writing = os.pipe()
     with open(reading), open(writing, "wb", buffering=0) as pipe:

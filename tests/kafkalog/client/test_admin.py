@@ -15,7 +15,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Producer, TopicPartition
 from kafkalog.client.admin import AfterBytes, ListedOffset, list_offsets, wait_for_records
-from kafkalog.client.cluster import BrokerInfo, Cluster, ClusterInfo
+from kafkalog.client.cluster import Cluster, ClusterInfo
 from kafkalog.client.config import ClientSettings
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import (
@@ -344,7 +344,7 @@ def test_a_change_that_comes_while_an_earlier_one_is_followed_stays_known(
     cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin.create_topic(topic, 1)
-    ask = admin._cluster.call_each
+    ask = admin._cluster.begin
 
     def altered_before(*asked: Any) -> Any:
         monkeypatch.undo()
@@ -353,7 +353,7 @@ def test_a_change_that_comes_while_an_earlier_one_is_followed_stays_known(
         admin._cluster.refresh([topic])
         return ask(*asked)
 
-    monkeypatch.setattr(admin._cluster, "call_each", altered_before)
+    monkeypatch.setattr(admin._cluster, "begin", altered_before)
     admin.alter_topic(topic, {"retention.ms": 12345})
     known = admin._cluster.known_topic(topic)
     assert known is not None and len(known.partitions) == 3
@@ -374,34 +374,6 @@ def test_a_change_is_made_also_if_no_broker_answers_any_more(
         assert admin.alter_topic(topic, partitions=2).behind == (broker.broker_id,)
         assert admin.delete_topic(topic) == (broker.broker_id,)
     assert topic not in [each.name for each in admin.topics()]
-
-
-def test_a_change_is_followed_by_each_broker_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 has followed; 1 follows later; 2 hangs; 3 has not heard of the topic yet; 4 learns that it was deleted."""
-    unknown = pb.TopicDescription(error=error_to_wire(UnknownTopicId(topic_id="00")))
-    late, now = pb.TopicDescription(version=1), pb.TopicDescription(version=2)
-    rounds = iter([{0: now, 1: late, 3: unknown, 4: late}, {1: now, 3: unknown, 4: unknown}, {}])
-    asked: list[list[int]] = []
-    longest: list[float] = []
-
-    def call_each(method: str, request: Any, broker_ids: Any, seconds: float) -> dict[int, pb.TopicDescriptions]:
-        asked.append(sorted(broker_ids))
-        longest.append(seconds)
-        return {broker_id: pb.TopicDescriptions(topics=[seen]) for broker_id, seen in next(rounds, {}).items()}
-
-    altered = pb.TopicDescription(name="t", version=2)
-    altered.partitions.add(partition=0, replicas=range(6))
-    brokers = tuple(BrokerInfo(number, "here", 1, 2, "", "") for number in range(5))
-    with Admin("here:1") as admin:
-        told: Any = admin._cluster
-        monkeypatch.setattr(told, "call", lambda *_, **__: altered)
-        monkeypatch.setattr(told, "describe", lambda patient: ClusterInfo("", brokers, "", ""))
-        monkeypatch.setattr(told, "call_each", call_each)
-        monkeypatch.setattr("kafkalog.client.admin.time", SimpleNamespace(monotonic=lambda: 3.0 * len(asked)))
-        monkeypatch.setattr(told, "pause", lambda seconds: None)
-        assert admin.alter_topic("t", partitions=1).behind == (2, 3, 5)
-    assert asked == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [2, 3]]
-    assert longest == [2, 2, 2, 1]
 
 
 def test_a_topic_whose_name_no_topic_can_have_is_not_there_to_be_deleted(admin: Admin) -> None:

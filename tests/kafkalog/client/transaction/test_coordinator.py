@@ -493,6 +493,21 @@ def test_what_is_aborted_is_not_decided_and_its_leaders_are_told_from_which_vers
     assert (told.commit_uuid, told.below_version, [each.partition for each in told.partitions]) == (UUID, 10, [1])
 
 
+def test_of_what_is_aborted_a_set_that_may_have_been_committed_meanwhile_is_in_neither_list_unless_it_is_kept() -> None:
+    """The sets are of batches 5 to 9; while they are given up, the writer decides batch 8. A leader keeps one of 7."""
+    coordinator = coordinator_over(Registry(replace(RECORDED, batch_id=5), version=9))
+    sets = [
+        pb.StagedSet(topic="t", topic_id=b"t" * 16, partition=0, batch_id=batch_id, commit_uuid=bytes([batch_id] * 16))
+        for batch_id in (5, 6, 7, 8, 9)
+    ]
+    kept = sets[2]
+    decisions = iter([replace(RECORDED, batch_id=5), replace(RECORDED, batch_id=8, commit_uuid=b"d" * 16)])
+    listed = iter([sets, [kept]])
+    coordinator.decision = lambda transactional_id: next(decisions)
+    coordinator.staged = lambda transactional_id: next(listed)
+    assert coordinator.abort("tx") == ([sets[0], sets[3], sets[4]], [kept])
+
+
 def test_what_was_prepared_at_a_version_that_was_forgotten_is_aborted_with_a_later_one() -> None:
     """An abort raised version 0 of nothing, which was forgotten; what was prepared at it is not below the next 0."""
     registry = Registry(Decision("tx"), version=-1)
