@@ -113,7 +113,7 @@ def test_a_change_is_waited_for_no_longer_than_its_client_waits() -> None:
 def test_a_change_waits_for_every_broker_of_the_topic_and_names_those_that_have_not_followed(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, slow: int, follows: bool
 ) -> None:
-    monkeypatch.setattr(admin, "_FOLLOWED_SECONDS", 30.0 if follows else 1.0)
+    monkeypatch.setattr(admin, "FOLLOWED_SECONDS", 30.0 if follows else 1.0)
     monkeypatch.setattr(topics, "_OPENED_SECONDS", 0.5)
     monkeypatch.setattr(topics, "_SEEN_SECONDS", 0.5)
     one, two = start_broker(0), start_broker(1)
