@@ -62,7 +62,7 @@ class Applier:
     """Applies and drops the prepared sets of one partition. Thread-safe.
 
     Attributes:
-        applied_bytes: appended and synced, since the start.
+        applied_bytes: appended since the start; each wait for a sync adds one, because it is progress too.
         hidden: from which offset on readers see nothing. Each change makes a new object: if a reader finds the same
             object before and after it takes a view of the log, both are of the same moment.
     """

@@ -37,7 +37,7 @@ from broker.storage.flusher import FlushTask
 from broker.storage.loader import open_folder, open_producers
 from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
 from broker.storage.reader import UNKNOWN, Reader, View
-from broker.storage.retention import expired, roll_is_due
+from broker.storage.retention import expired
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
 from broker.storage.snapshots import Snapshots
@@ -275,7 +275,7 @@ class Log:
         now_us = self._clock.now_us()
         if (
             active.size
-            and (active.size + length > self._segment_bytes or now_us - active.first_append_us >= self._segment_us)
+            and (active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us))
             and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
         ):
             self._roll()
@@ -388,7 +388,7 @@ class Log:
         """Roll if the active segment is older than segment.ms; returns whether it did."""
         with self._lock:
             self._check_usable()
-            if not roll_is_due(self._active, self.settings, self._clock.now_us()):
+            if not self._active.is_old(self._segment_us, self._clock.now_us()):
                 return False
             self._roll()
             return True

@@ -35,8 +35,3 @@ def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -
 def _last_append_us(segments: Sequence[Segment]) -> int:
     """The last append time of the first segment that has a readable batch; -1 if no segment has one."""
     return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)
-
-
-def roll_is_due(segment: Segment, settings: TopicSettings, now_us: int) -> bool:
-    """Whether a segment's first batch was appended at least segment.ms ago."""
-    return segment.first_append_us >= 0 and now_us - segment.first_append_us >= settings.segment_ms * 1000

@@ -357,6 +357,10 @@ class Segment:
 
     # --- appending -----------------------------------------------------------------------------------------------
 
+    def is_old(self, age_us: int, now_us: int) -> bool:
+        """Whether its first batch was appended at least so long ago."""
+        return self.first_append_us >= 0 and now_us - self.first_append_us >= age_us
+
     def append(self, buffers: Sequence[Buffer], length: int) -> int:
         """Write batches at the end; returns the position of the first. The caller must then call `note` for each.
         Raises OSError, TruncateFailed (see `append_all`)."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.storage.disk import Disk
-from broker.storage.retention import expired, roll_is_due
+from broker.storage.retention import expired
 from broker.storage.segment import Segment
 from tests.broker.storage.batches import topic
 
@@ -44,7 +44,6 @@ def test_no_time_at_all_is_a_time_and_1970_is_one_too() -> None:
     of_1970 = segment(100, NOW_US / 1_000_000)
     assert of_1970.last_append_us == 0
     assert expired([of_1970, segment(100, 0)], topic(retention_ms=10_000), NOW_US) == 1
-    assert roll_is_due(of_1970, topic(segment_ms=10_000), NOW_US)
 
 
 @pytest.mark.parametrize(("limit", "old"), [(-1, 0), (0, 2), (99, 2), (100, 2), (199, 2), (200, 1), (299, 1), (300, 0)])
@@ -57,8 +56,6 @@ def test_retention_by_size_counts_what_retention_by_time_keeps() -> None:
     assert expired([segment(100, 20), segment(100, 5), segment(100, 1)], settings, NOW_US) == 1
 
 
-def test_segment_is_due_by_the_age_of_its_first_batch() -> None:
-    settings = topic(segment_ms=10_000)
-    assert roll_is_due(segment(100, 10), settings, NOW_US)
-    assert not roll_is_due(segment(100, 9.999), settings, NOW_US)
-    assert not roll_is_due(segment(0, None), settings, NOW_US)
+@pytest.mark.parametrize(("age", "is_old"), [(10, True), (9.999, False), (None, False), (NOW_US / 1_000_000, True)])
+def test_a_segment_is_old_by_the_age_of_its_first_batch(age: float | None, is_old: bool) -> None:
+    assert segment(100, age).is_old(10_000_000, NOW_US) is is_old
