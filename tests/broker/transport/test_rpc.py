@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.local.zookeeper import EmbeddedZooKeeper
+from broker.requests import staging
 from broker.transport import lanes, rpc
 from kafkalog import Admin, TopicPartition, errors
 from kafkalog.errors import KafkalogError
@@ -594,7 +595,17 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
     assert listing.result(timeout=30).partitions[0].offset == 0
 
 
-def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: RunningBroker) -> None:
+def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Semaphore(0)
+    abort = staging.abort
+
+    def noted(*arguments: Any) -> Any:
+        begun.release()
+        return abort(*arguments)
+
+    monkeypatch.setattr(staging, "abort", noted)
     topic = broker.new_topic()
     partition = broker.broker.host.leader_of(topic, 0)
     append(broker, topic, a_batch())
@@ -603,6 +614,7 @@ def test_what_queues_as_the_broker_is_stopped_is_refused_and_not_begun(broker: R
     )
     with partition._staging._lock:  # as while the disk stands still
         calls = [broker.stub.AbortStaged.future(discard, timeout=600) for _ in range(lanes.LANES["staged"].threads)]
+        assert all(begun.acquire(timeout=60) for _ in calls)
         queued = broker.stub.DeleteRecords.future(
             bpb.DeleteRecordsRequest(topic_id=topic, before_offset=-1), timeout=600
         )
