@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model.transactions import RULES, Model, World, explore
+from tests.model.explore import explore
+from tests.model.transactions import RULES, Model, World
 
 WORLDS = {
     "a task that is late, and a reaper": World(length=2, reaps=1),

@@ -12,10 +12,11 @@ so it is not modelled beside it; answers that only repeat what stays true are lo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from tests.model.explore import Violation
 
 RULES = {
     "fresh_uuid_per_attempt": "a part is named by a uuid of its task attempt, not by batch and task",
@@ -148,10 +149,6 @@ class State(NamedTuple):
 
 _NO_STEPS = ("absent", "end", "second", "superseded")
 """Phases of a driver that has not begun, or will take no further step."""
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
 
 
 class Model:
@@ -718,6 +715,9 @@ class Model:
         )
         return {"log": log, "synced": len(log), "mark": mark, "applying": None, "lost": lost}
 
+    def phases(self, state: State) -> set[str]:
+        return {driver.phase for driver in state.drivers}
+
     # --- invariants
 
     def check(self, state: State) -> None:
@@ -746,41 +746,3 @@ class Model:
                     raise Violation(
                         f"batch {now.batch} is lost: decided, but a leader has neither staged nor applied it"
                     )
-
-
-class Found(NamedTuple):
-    """What an exploration came to: the violation, if any, and the steps to it."""
-
-    states: int
-    phases: frozenset[str]
-    violation: str
-    steps: tuple[str, ...]
-
-
-def explore(model: Model, states_max: int = 1_000_000) -> Found:
-    """Look at every state that can be reached, nearest first, until one violates an invariant."""
-    first = model.start()
-    came_from: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = deque([first])
-    phases: set[str] = set()
-
-    def steps(state: State) -> tuple[str, ...]:
-        found = []
-        while (origin := came_from[state]) is not None:
-            state, step = origin
-            found.append(step)
-        return tuple(reversed(found))
-
-    while waiting:
-        state = waiting.popleft()
-        try:
-            model.check(state)
-            for step, after in model.successors(state):
-                if after not in came_from:
-                    came_from[after] = (state, step)
-                    waiting.append(after)
-        except Violation as violation:
-            return Found(len(came_from), frozenset(phases), str(violation), steps(state))
-        phases.update(driver.phase for driver in state.drivers)
-        assert len(came_from) < states_max, "the world is too large"
-    return Found(len(came_from), frozenset(phases), "", ())
