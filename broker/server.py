@@ -22,6 +22,9 @@ from typing import Any
 
 from broker.announce import Announcer, announce
 from broker.config import BrokerSettings
+from broker.groups.membership import Groups
+from broker.groups.monitor import Monitor
+from broker.groups.states import States
 from broker.replica.host import Host
 from broker.replica.in_doubt import InDoubtRecovery
 from broker.replica.jobs import StagedJobs
@@ -156,10 +159,17 @@ class Broker:
         self._undo.append(self.in_doubt.stop)
         self.in_doubt.start()
 
+        groups = Groups(States(session), metadata, self._clock)
+        monitor = Monitor(settings.broker_id, metadata, groups, self._clock)
+        self._undo.append(monitor.stop)
+        monitor.start()
+
         data = DataPort(listener, host, settings, self._clock)
         self._undo.append(lambda: data.stop(_GRACE_SECONDS))
         data.start()
-        self.rpc_service = BrokerService(host, settings, self._clock, cluster_id, version(), data.counters, jobs)
+        self.rpc_service = BrokerService(
+            host, settings, self._clock, cluster_id, version(), data.counters, jobs, groups
+        )
         rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
         registration.register()

@@ -211,11 +211,74 @@ class GroupIsLive(KafkalogError):
     )
 
 
-class MembershipMoved(RetriableError):
-    """The member lapsed, left, or was renewed through another broker while its offsets were being written."""
+class GroupBusy(RetriableError):
+    code = 134
+    message = "group '{group}' was not changed: others change it all the time"
 
-    code = 132
-    message = "the offsets of member {member} of group '{group}' were not written: its membership changed meanwhile"
+
+class GroupKindDiffers(KafkalogError):
+    """A group is read by subscribed consumers, or followed by Spark streams, not by both."""
+
+    code = 190
+    message = (
+        "group '{group}' has members of the kind {kind}, among them {member} on {host}, so a {other} cannot join it: "
+        "use another group"
+    )
+
+
+class AssignorDiffers(KafkalogError):
+    code = 191
+    message = (
+        "the members of group '{group}' share partitions by partition.assignment.strategy={assignor}, not {other}: "
+        "give all members the same"
+    )
+
+
+class UnknownMember(KafkalogError):
+    """The member's lease ended, or it was never there. It owns nothing and has to join again."""
+
+    code = 192
+    message = "group '{group}' has no member {member}: it left, or sent no heartbeat for its session.timeout.ms"
+
+
+class MemberFenced(KafkalogError):
+    """Another process joined under the member's name, or the member itself joined again."""
+
+    code = 193
+    message = "member {member} of group '{group}' was replaced: another consumer joined as {member} (group.instance.id)"
+
+
+class StaleGeneration(RetriableError):
+    """The group has another generation than the one that a claim is for."""
+
+    code = 135
+    message = "group '{group}' is at generation {generation}, not {expected}"
+
+
+class GroupIsSubscribed(KafkalogError):
+    """A commit by a consumer that assigned its partitions itself, to a group whose members subscribe."""
+
+    code = 195
+    message = (
+        "the offset of {partition} was not committed: the members of group '{group}' share its partitions among "
+        "themselves, and {owner} owns this one. Use another group, or subscribe() instead of assign()"
+    )
+
+
+class NotOwner(KafkalogError):
+    """A commit to a partition that another member owns, or nobody. Nothing of it was written."""
+
+    code = 194
+    message = "{member} does not own {partition} in group '{group}', {owner} does: its offset was not committed"
+
+    def _sentence(self) -> str:
+        if not self.facts.get("owner"):
+            facts = self.facts
+            return (
+                f"{facts.get('member')} does not own {facts.get('partition')} in group '{facts.get('group')}', "
+                "nobody does now: its offset was not committed"
+            )
+        return super()._sentence()
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

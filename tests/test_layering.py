@@ -18,11 +18,13 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 LAYERS = {
     "kafkalog": [
         ["errors", "config", "clock", "records", "events", "retry", "threads"],
+        ["assignors"],
         ["format"],
         ["wire"],
         ["zk"],
         ["net"],
         ["client"],
+        ["aio"],
         ["cli"],
     ],
     "broker": [
@@ -30,6 +32,7 @@ LAYERS = {
         ["storage"],
         ["staging"],
         ["replica"],
+        ["groups"],
         ["requests"],
         ["transport"],
         ["server"],
@@ -215,7 +218,7 @@ def test_a_module_says_what_it_is(module: str) -> None:
 @pytest.mark.parametrize(
     "module, heavy",
     [
-        ("kafkalog", HEAVY),
+        ("kafkalog", (*HEAVY, "asyncio")),
         ("kafkalog.cli.main", (*HEAVY, "pyspark", "broker", "rich.table")),
         ("broker.commands.servers", (*HEAVY, "broker.server", "broker.storage", "broker.local")),
         ("broker.commands.log", (*HEAVY, "broker.storage")),

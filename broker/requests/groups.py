@@ -1,32 +1,54 @@
-"""Groups: their offsets and live members, in ZooKeeper. Any broker answers; it keeps nothing of a group itself."""
+"""Groups: their offsets and members, in ZooKeeper. Any broker answers; it keeps nothing of a group itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker.groups import claims
+from broker.groups.claims import Claimant
+from broker.groups.states import States
 from broker.replica.host import Host
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     GroupIsLive,
     InvalidRequest,
-    MembershipMoved,
     UnknownGroup,
     UnknownPartition,
     UnknownTopicId,
+    UnreadableZnode,
 )
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.zk import groups, members, paths
-from kafkalog.zk.session import Check
+from kafkalog.zk.content import read_each
+from kafkalog.zk.groups import Offset
+from kafkalog.zk.members import Lease, Member
+from kafkalog.zk.registry import TopicRecord
 
-_TEXT_MAX = 4096  # bytes of each text of a member: its znode must stay small
-_RENEWALS_MAX = 5
+ORIGIN = ("subscription", "host", "process", "client_id")
+"""The texts by which a member describes itself to people."""
 
 
-def commit_offsets(request: pb.CommitOffsetsRequest, host: Host) -> pb.CommitOffsetsReply:
-    """Write a group's offsets in one go. Raises InvalidRequest, UnknownTopic, UnknownPartition."""
-    _check_name(request.group)
-    _commit(request.group, request.offsets, host)
+def commit_offsets(request: pb.CommitOffsetsRequest, host: Host, states: States) -> pb.CommitOffsetsReply:
+    """Write a group's offsets in one go.
+
+    Raises:
+        NotOwner, UnknownMember, MemberFenced: a member's commit, to partitions that it does not own.
+        GroupIsSubscribed: a commit of another reader, and the group has subscribed members.
+        InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
+    """
+    check_name(request.group)
+    offsets = offsets_of(request.offsets, host, request.order)
+    if not offsets:
+        return pb.CommitOffsetsReply()
+    now_us = host.clock.now_us()
+    if request.HasField("member"):
+        if request.member.group != request.group:
+            raise InvalidRequest(reason=f"the member is of group '{request.member.group}', not '{request.group}'")
+        claims.commit(states, claimant_of(request.member), offsets, now_us)
+    else:
+        unnumbered = {partition: offset._replace(number=0) for partition, offset in offsets.items()}
+        claims.commit_unclaimed(states, request.group, unnumbered, now_us)
     return pb.CommitOffsetsReply()
 
 
@@ -35,7 +57,7 @@ def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.Com
 
     Raises InvalidRequest.
     """
-    _check_name(request.group)
+    check_name(request.group)
     topic_ids = None if request.any_id else _topic_ids(host)
     found = groups.committed(host.metadata.session, request.group, topic_ids, request.topics)
     reply = pb.CommittedOffsetsReply()
@@ -46,53 +68,69 @@ def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.Com
 
 def forget_offsets(request: pb.ForgetOffsetsRequest, host: Host) -> pb.ForgetOffsetsReply:
     """Forget a group's offsets in topics that were deleted. Raises InvalidRequest."""
-    _check_name(request.group)
+    check_name(request.group)
     topic_ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in request.offsets}
     groups.forget(host.metadata.session, request.group, topic_ids)
     return pb.ForgetOffsetsReply()
 
 
 def list_groups(request: pb.ListGroupsRequest, host: Host) -> pb.ListGroupsReply:
-    """Every group that has offsets or live members."""
+    """Every group that has offsets or live members. One whose members cannot be read is listed without them."""
     reply = pb.ListGroupsReply()
-    for name in groups.group_names(host.metadata.session):
-        topics = groups.topics_of(host.metadata.session, name)
-        live = members.live_members(host.metadata.session, name)
-        if topics or live:
-            reply.groups.add(group=name, topics=topics, live_members=len(live))
+    session = host.metadata.session
+    found = read_each(lambda some: members.read_states(session, some), groups.group_names(session))
+    for name, state in found.items():
+        topics = groups.topics_of(session, name)
+        if isinstance(state, UnreadableZnode):
+            reply.groups.add(group=name, topics=topics)
+        elif state is not None and (topics or state.seats):
+            reply.groups.add(group=name, topics=topics, live_members=len(state.seats), kind=state.kind)
     return reply
 
 
-def describe_group(request: pb.DescribeGroupRequest, host: Host) -> pb.GroupDescription:
+def describe_group(request: pb.DescribeGroupRequest, host: Host, states: States) -> pb.GroupDescription:
     """A group's offsets and live members. Raises InvalidRequest, UnknownGroup."""
-    _check_known(request.group, host)
-    live = members.live_members(host.metadata.session, request.group)
-    reply = pb.GroupDescription(members=[_member_to_wire(member) for member in live])
-    found = groups.committed(host.metadata.session, request.group, _topic_ids(host))
+    group, session = request.group, host.metadata.session
+    _check_known(group, host)
+    state = states.read(group)
+    reply = pb.GroupDescription(generation=state.generation, kind=state.kind, assignor=state.assignor)
+    described = members.read_members(session, group, state.seats)
+    leases = members.read_leases(session, [(group, name) for name in described])
+    now_ms = members.now_ms(session) if described else 0
+    for member, lease in zip(described.values(), leases, strict=True):
+        seat = state.seats[member.name]
+        told = member_to_wire(member, lease, now_ms)
+        told.share.extend(to_wire(seat.share))
+        told.owned.extend(to_wire(seat.claims))
+        reply.members.append(told)
+    found = groups.committed(session, group, _topic_ids(host))
     for (topic, number), each in sorted(found.items()):
         reply.offsets.add(topic=topic, partition=number, offset=each.offset, committed_us=each.committed_us)
     return reply
 
 
-def reset_offsets(request: pb.ResetOffsetsRequest, host: Host) -> pb.ResetOffsetsReply:
+def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -> pb.ResetOffsetsReply:
     """Write the offsets that an operator wants.
 
     Raises:
         GroupIsLive: it has a live member, and `force` is not set.
+        GroupIsSubscribed: `force` is set, and it has subscribed members.
         UnknownGroup: there is none, and `create` is not set.
         InvalidRequest, UnknownTopic, UnknownPartition.
     """
     if request.create:
-        _check_name(request.group)
+        check_name(request.group)
     else:
         _check_known(request.group, host)
     if not request.force:
-        _check_not_live(request.group, host, " (`kafkalog groups reset --wait` waits for that; --force resets at once)")
-    _commit(request.group, request.offsets, host)
+        _check_not_live(request.group, states, is_reset=True)
+    offsets = offsets_of(request.offsets, host)
+    if offsets:
+        claims.commit_unclaimed(states, request.group, offsets, host.clock.now_us())
     return pb.ResetOffsetsReply()
 
 
-def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupReply:
+def delete_group(request: pb.DeleteGroupRequest, host: Host, states: States) -> pb.DeleteGroupReply:
     """Forget a group and its offsets. A commit meanwhile creates the group again.
 
     Raises:
@@ -101,7 +139,7 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupRe
     """
     _check_known(request.group, host)
     while True:
-        _check_not_live(request.group, host)
+        _check_not_live(request.group, states)
         try:
             groups.delete(host.metadata.session, request.group)
             return pb.DeleteGroupReply()
@@ -109,41 +147,9 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host) -> pb.DeleteGroupRe
             continue
 
 
-def keep_member(request: pb.KeepMemberRequest, host: Host) -> pb.KeepMemberReply:
-    """Register or renew a live member. Write its offsets if it is the group's first member, and still is at the write:
-    a member that lapsed meanwhile must not overwrite its successor's offsets.
-
-    Raises InvalidRequest, UnknownTopic, UnknownPartition, MembershipMoved.
-    """
-    given = request.member
-    _check_name(request.group)
-    _check_name(given.member, "member")
-    subscription, machine, process = (text[:_TEXT_MAX] for text in (given.subscription, given.host, given.process))
-    member = members.Member(given.member, subscription, machine, process)
-    for _ in range(_RENEWALS_MAX):
-        live = members.keep(host.metadata.session, request.group, member)
-        first = live[0] if live else None
-        if first is None or first.name != given.member:
-            return pb.KeepMemberReply(first=None if first is None else _member_to_wire(first))
-        try:
-            guard = Check(paths.group_member(request.group, first.name), first.version)
-            _commit(request.group, request.offsets, host, guard)
-        except groups.GuardMoved:
-            continue
-        return pb.KeepMemberReply(first=_member_to_wire(first))
-    raise MembershipMoved(group=request.group, member=given.member)
-
-
-def leave_group(request: pb.LeaveGroupRequest, host: Host) -> pb.LeaveGroupReply:
-    """Forget a member at once. Raises InvalidRequest."""
-    _check_name(request.group)
-    _check_name(request.member, "member")
-    members.leave(host.metadata.session, request.group, request.member)
-    return pb.LeaveGroupReply()
-
-
-def _commit(group: str, wanted: Iterable[pb.GroupOffset], host: Host, guard: Check | None = None) -> None:
-    offsets, ids = {}, {}
+def offsets_of(wanted: Iterable[pb.GroupOffset], host: Host, order: int = 0) -> dict[TopicPartition, Offset]:
+    """Offsets to be committed. Raises UnknownTopic, UnknownTopicId, UnknownPartition, InvalidRequest."""
+    offsets = {}
     for committed in wanted:
         topic = host.metadata.topic(committed.topic)
         if committed.topic_id and committed.topic_id != topic.topic_id:  # made anew: it is no offset of this one
@@ -152,42 +158,79 @@ def _commit(group: str, wanted: Iterable[pb.GroupOffset], host: Host, guard: Che
             raise UnknownPartition(topic=topic.name, partition=committed.partition, partitions=len(topic.replicas))
         if committed.offset < 0:
             raise InvalidRequest(reason=f"offset {committed.offset} of {topic.name}-{committed.partition} is negative")
-        offsets[TopicPartition(committed.topic, committed.partition)] = committed.offset
-        ids[committed.topic] = topic.topic_id
-    if offsets:
-        groups.commit_offsets(host.metadata.session, group, offsets, ids, host.clock.now_us(), guard)
+        offsets[TopicPartition(committed.topic, committed.partition)] = Offset(
+            committed.offset,
+            topic.topic_id,
+            leader_epoch(topic, committed.partition),
+            committed.claim,
+            order,
+        )
+    return offsets
+
+
+def leader_epoch(topic: TopicRecord, number: int) -> int:
+    state = topic.states.get(number)
+    return 0 if state is None else state.leader_epoch
 
 
 def _topic_ids(host: Host) -> dict[str, bytes]:
     return {name: topic.topic_id for name, topic in host.metadata.topics.items()}
 
 
-def _member_to_wire(member: members.Member) -> pb.GroupMember:
+def claimant_of(given: pb.Membership) -> Claimant:
+    check_name(given.group)
+    check_name(given.member, "member")
+    if given.epoch < 0:  # ZooKeeper takes -1 for any version
+        raise InvalidRequest(reason=f"epoch {given.epoch} of member {given.member} is negative")
+    return Claimant(given.group, given.member, given.epoch)
+
+
+def to_wire(partitions: Iterable[TopicPartition]) -> list[pb.GroupShare]:
+    """Partitions by topic."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        by_topic.setdefault(topic, []).append(number)
+    return [pb.GroupShare(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
+
+
+def member_to_wire(member: Member, lease: Lease | None = None, now_ms: int = 0) -> pb.GroupMember:
+    left_ms = 0 if lease is None else max(0, lease.renewed_ms + lease.session_timeout_ms - now_ms)
     return pb.GroupMember(
         member=member.name,
-        subscription=member.subscription,
-        host=member.host,
-        process=member.process,
+        **{name: getattr(member, name) for name in ORIGIN},
+        instance_id=member.instance_id,
+        topics=member.topics,
+        pattern=member.pattern,
+        session_timeout_ms=member.session_timeout_ms,
         since_us=member.since_ms * 1000,
-        lease_left_ms=member.left_ms,
+        lease_left_ms=left_ms,
     )
 
 
-def _check_not_live(group: str, host: Host, hint: str = "") -> None:
-    live = members.live_members(host.metadata.session, group)
-    if live:
-        machine, left_ms = live[0].host or "an unknown host", max(member.left_ms for member in live)
-        raise GroupIsLive(group=group, member=live[0].name, host=machine, left_ms=left_ms, hint=hint)
+def _check_not_live(group: str, states: States, *, is_reset: bool = False) -> None:
+    session, state = states.session, states.read(group)
+    live = members.read_members(session, group, state.seats)
+    if not live:
+        return
+    force = "; --force resets at once" if state.kind == members.STREAM else ""
+    hint = f" (`kafkalog groups reset --wait` waits for that{force})" if is_reset else ""
+    leases = members.read_leases(session, [(group, name) for name in live])
+    now_ms = members.now_ms(session)
+    left_ms = max(lease.renewed_ms + lease.session_timeout_ms - now_ms if lease else 0 for lease in leases)
+    first = next(iter(live.values()))
+    raise GroupIsLive(
+        group=group, member=first.name, host=first.host or "an unknown host", left_ms=max(left_ms, 0), hint=hint
+    )
 
 
 def _check_known(group: str, host: Host) -> None:
-    _check_name(group)
+    check_name(group)
     known = groups.group_names(host.metadata.session)
     if group not in known:
         raise UnknownGroup(group=group, hint=nearest_hint(group, known))
 
 
-def _check_name(name: str, what: str = "group") -> None:
+def check_name(name: str, what: str = "group") -> None:
     if not paths.is_valid_name(name):
         raise InvalidRequest(
             reason=f"'{name}' is not a {what} name: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.', '..'"

@@ -9,6 +9,8 @@ A method's lane depends on what the method may wait for:
     staged      writes of a transaction, and deletions: an Apply writes gigabytes
     brief       the lock of a log's staged data, for as long as one write to it takes
     zookeeper   ZooKeeper
+    leases      ZooKeeper; a member that is renewed late loses what it owns
+    groups      a change of a group: most of the time
     topics      ZooKeeper, and brokers that open logs: up to 10 s
 
 A lane has its own threads, started as they are needed, and a bounded queue. A call for which there is no room, or for
@@ -60,6 +62,9 @@ LANES: Mapping[str, LaneOf] = {
             "DeleteGroup",
             "ForgetOffsets",
             "KeepMember",
+            "JoinGroup",
+            "ClaimPartitions",
+            "ReleasePartitions",
             "LeaveGroup",
             "ReadDecisions",
             "Decide",
@@ -67,6 +72,8 @@ LANES: Mapping[str, LaneOf] = {
         ),
         16,
     ),
+    "leases": LaneOf(("RenewMember",), 8),
+    "groups": LaneOf(("AwaitGroup",), 128),
     "topics": LaneOf(("CreateTopic", "AlterTopic", "DeleteTopic", "RecoverPartitions"), 4),
 }
 

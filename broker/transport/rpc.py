@@ -23,11 +23,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerSettings
+from broker.groups.membership import Groups
 from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
-from broker.requests import append, cluster, decisions, fetch, groups, offsets, staging, topics, waits
+from broker.requests import append, cluster, decisions, fetch, groups, members, offsets, staging, topics, waits
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
@@ -66,6 +67,7 @@ _Method = Callable[[Any, grpc.ServicerContext], Message]
 ERROR_KEY = "kafkalog-error-bin"
 _LISTINGS_WAITING_MAX = 16
 _PULLS_WAITING_MAX = 8
+_GROUP_WAIT_MS_MAX = 60_000
 _CALLS_MAX = len(LANES) * QUEUED_MAX + 512
 """Beyond what lanes queue, those that are being refused; gRPC itself refuses more, also those of a lane with room."""
 _INLINE_MAX = 2 << 20
@@ -97,6 +99,7 @@ class BrokerService:
         version: str,
         counters: Callable[[], dict[str, int]],
         jobs: StagedJobs,
+        group_changes: Groups,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -109,10 +112,12 @@ class BrokerService:
         self._answers = MemoryPool(_ANSWERS_MAX)
         self._stopping = threading.Event()
         self._staged_jobs = jobs
+        self._groups = group_changes
 
     def stop_waiting(self) -> None:
         """Answer all waiting calls, and refuse changes from now on."""
         self._stopping.set()
+        self._groups.states.wake_all()
         self._staged_jobs.stop()
         for partition in self._host.hosted.values():
             partition.wake_waiters()
@@ -132,7 +137,9 @@ class BrokerService:
             with session.patient():
                 return method(request, context)
 
-        return {"zookeeper": for_who_waits, "topics": patiently}.get(lane, method)
+        if lane in ("zookeeper", "leases", "groups"):
+            return for_who_waits
+        return patiently if lane == "topics" else method
 
     def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
         return cluster.describe_cluster(request, self._host, self._cluster_id)
@@ -186,7 +193,7 @@ class BrokerService:
         return broker_pb2.InitProducerReply(producer_id=new_producer_id(), producer_epoch=0)
 
     def CommitOffsets(self, request: broker_pb2.CommitOffsetsRequest, context: Any) -> Any:
-        return groups.commit_offsets(request, self._host)
+        return groups.commit_offsets(request, self._host, self._groups.states)
 
     def CommittedOffsets(self, request: broker_pb2.CommittedOffsetsRequest, context: Any) -> Any:
         return groups.committed_offsets(request, self._host)
@@ -198,19 +205,46 @@ class BrokerService:
         return groups.list_groups(request, self._host)
 
     def DescribeGroup(self, request: broker_pb2.DescribeGroupRequest, context: Any) -> Any:
-        return groups.describe_group(request, self._host)
+        return groups.describe_group(request, self._host, self._groups.states)
 
     def ResetOffsets(self, request: broker_pb2.ResetOffsetsRequest, context: Any) -> Any:
-        return groups.reset_offsets(request, self._host)
+        return groups.reset_offsets(request, self._host, self._groups.states)
 
     def DeleteGroup(self, request: broker_pb2.DeleteGroupRequest, context: Any) -> Any:
-        return groups.delete_group(request, self._host)
+        return groups.delete_group(request, self._host, self._groups.states)
 
     def KeepMember(self, request: broker_pb2.KeepMemberRequest, context: Any) -> Any:
-        return groups.keep_member(request, self._host)
+        return members.keep_member(request, self._groups, self._host)
+
+    def JoinGroup(self, request: broker_pb2.JoinGroupRequest, context: Any) -> Any:
+        return members.join_group(request, self._groups)
+
+    def RenewMember(self, request: broker_pb2.RenewMemberRequest, context: Any) -> Any:
+        return members.renew_member(request, self._groups)
+
+    def AwaitGroup(self, request: broker_pb2.AwaitGroupRequest, context: Any) -> Any:
+        changed = threading.Event()
+        context.add_callback(changed.set)
+        deadline = self._clock.monotonic() + min(request.max_wait_ms, _GROUP_WAIT_MS_MAX) / 1000
+
+        def is_waiting() -> bool:
+            return self._clock.monotonic() < deadline and context.is_active() and not self._stopping.is_set()
+
+        def wait(changed: threading.Event) -> bool:
+            if is_waiting():  # looked at after `changed` was cleared: its end sets it again
+                changed.wait(max(0.0, deadline - self._clock.monotonic()))
+            return is_waiting()
+
+        return members.await_group(request, self._groups, wait, changed)
+
+    def ClaimPartitions(self, request: broker_pb2.ClaimPartitionsRequest, context: Any) -> Any:
+        return members.claim_partitions(request, self._groups)
+
+    def ReleasePartitions(self, request: broker_pb2.ReleasePartitionsRequest, context: Any) -> Any:
+        return members.release_partitions(request, self._groups, self._host)
 
     def LeaveGroup(self, request: broker_pb2.LeaveGroupRequest, context: Any) -> Any:
-        return groups.leave_group(request, self._host)
+        return members.leave_group(request, self._groups)
 
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
         return staging.prepare(request, self._host, self._staged_jobs, _seconds_left(context))

@@ -87,10 +87,28 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
     fetch_max_bytes = Setting(int, 8 * _MIB, between(1, INT_MAX), "Largest answer to one fetch, in bytes. A first batch that is larger is sent all the same.")
     max_partition_fetch_bytes = Setting(int, 4 * _MIB, between(1, INT_MAX), "The same limit for each partition in the answer.")
     auto_offset_reset = Setting(str, "error", one_of("error", "earliest", "latest"),
-        "What to do when the log does not have the offset to read: fail, or continue at its start or at its end.")
+        "What to do when the log does not have the offset to read, or a subscribed group has none: fail, or continue at its start or at its end.")
+    enable_auto_commit = Setting(bool, True, anything,
+        "Whether a subscribed consumer commits its position at auto.commit.interval.ms, when partitions are revoked, and when it is closed. A record counts once it was handed back: when the next one is asked for.")
+    auto_commit_interval_ms = Setting(int, 5_000, between(1, INT_MAX), "How often a subscribed consumer commits its position.")
+    session_timeout_ms = Setting(int, 10_000, between(500, 3_600_000),
+        "How long a subscribed consumer stays a member of its group without a heartbeat. Then its partitions go to others.")
+    heartbeat_interval_ms = Setting(int, 3_000, between(1, INT_MAX), "How often a subscribed consumer sends a heartbeat.")
+    max_poll_interval_ms = Setting(int, 300_000, between(1, LONG_MAX),
+        "How long a subscribed consumer may take for the records that it was handed. After that it leaves the group until it asks for more.")
+    group_instance_id = Setting(str, None, anything,
+        "A static name of this consumer in its group. If it comes back under it within session.timeout.ms, it gets its partitions again and no others move.")
+    client_id = Setting(str, None, anything, "A name for this client, shown by `kafkalog groups describe`.")
+    partition_assignment_strategy = Setting(str, "sticky", one_of("sticky", "range", "roundrobin"),
+        "How the members of a group share partitions; the same for all of them. sticky: as few move as possible; range: consecutive ones of each topic; roundrobin: in turn.")
     committed_fallback = Setting(str, "error", one_of("error", "earliest", "latest"),
         "What to do when a consumer starts at 'committed' and its group has committed nothing for the partition: fail, or start at the log's start or at its end.")
     # fmt: on
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            return "heartbeat.interval.ms", f"it must be less than session.timeout.ms ({self.session_timeout_ms})"
+        return None
 
 
 def connection_settings(settings: ClientSettings) -> ClientSettings:

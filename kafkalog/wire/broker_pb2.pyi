@@ -304,26 +304,32 @@ class PullReply(_message.Message):
     def __init__(self, reply: _Optional[_Union[_dataport_pb2.FetchReply, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class GroupOffset(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "committed_us", "topic_id")
+    __slots__ = ("topic", "partition", "offset", "committed_us", "topic_id", "claim")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_US_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
     committed_us: int
     topic_id: bytes
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ...) -> None: ...
+    claim: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ..., claim: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("group", "offsets")
+    __slots__ = ("group", "offsets", "member", "order")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     group: str
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
-    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+    member: Membership
+    order: int
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., member: _Optional[_Union[Membership, _Mapping]] = ..., order: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsReply(_message.Message):
     __slots__ = ()
@@ -368,14 +374,16 @@ class ListGroupsReply(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupSummary, _Mapping]]] = ...) -> None: ...
 
 class GroupSummary(_message.Message):
-    __slots__ = ("group", "topics", "live_members")
+    __slots__ = ("group", "topics", "live_members", "kind")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     LIVE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     group: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     live_members: int
-    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., live_members: _Optional[int] = ...) -> None: ...
+    kind: str
+    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., live_members: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class DescribeGroupRequest(_message.Message):
     __slots__ = ("group",)
@@ -384,28 +392,192 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class GroupDescription(_message.Message):
-    __slots__ = ("offsets", "members")
+    __slots__ = ("offsets", "members", "generation", "kind", "assignor")
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNOR_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     members: _containers.RepeatedCompositeFieldContainer[GroupMember]
-    def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+    generation: int
+    kind: str
+    assignor: str
+    def __init__(self, offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., assignor: _Optional[str] = ...) -> None: ...
 
 class GroupMember(_message.Message):
-    __slots__ = ("member", "subscription", "host", "process", "since_us", "lease_left_ms")
+    __slots__ = ("member", "subscription", "host", "process", "since_us", "lease_left_ms", "client_id", "instance_id", "session_timeout_ms", "topics", "pattern", "share", "owned")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
     LEASE_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
     member: str
     subscription: str
     host: str
     process: str
     since_us: int
     lease_left_ms: int
-    def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ..., lease_left_ms: _Optional[int] = ...) -> None: ...
+    client_id: str
+    instance_id: str
+    session_timeout_ms: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    pattern: str
+    share: _containers.RepeatedCompositeFieldContainer[GroupShare]
+    owned: _containers.RepeatedCompositeFieldContainer[GroupShare]
+    def __init__(self, member: _Optional[str] = ..., subscription: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[str] = ..., since_us: _Optional[int] = ..., lease_left_ms: _Optional[int] = ..., client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., pattern: _Optional[str] = ..., share: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ..., owned: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ...) -> None: ...
+
+class GroupShare(_message.Message):
+    __slots__ = ("topic", "partitions")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Membership(_message.Message):
+    __slots__ = ("group", "member", "epoch")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: str
+    epoch: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class JoinGroupRequest(_message.Message):
+    __slots__ = ("group", "member", "assignor")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNOR_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: GroupMember
+    assignor: str
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., assignor: _Optional[str] = ...) -> None: ...
+
+class JoinGroupReply(_message.Message):
+    __slots__ = ("epoch", "news")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    news: GroupNews
+    def __init__(self, epoch: _Optional[int] = ..., news: _Optional[_Union[GroupNews, _Mapping]] = ...) -> None: ...
+
+class GroupNews(_message.Message):
+    __slots__ = ("generation", "share", "topics", "claims")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    share: _containers.RepeatedCompositeFieldContainer[GroupShare]
+    topics: _containers.RepeatedCompositeFieldContainer[GroupTopic]
+    claims: _containers.RepeatedCompositeFieldContainer[GroupClaim]
+    def __init__(self, generation: _Optional[int] = ..., share: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[GroupTopic, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[GroupClaim, _Mapping]]] = ...) -> None: ...
+
+class GroupTopic(_message.Message):
+    __slots__ = ("topic", "topic_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    topic_id: bytes
+    def __init__(self, topic: _Optional[str] = ..., topic_id: _Optional[bytes] = ...) -> None: ...
+
+class RenewMemberRequest(_message.Message):
+    __slots__ = ("member", "session_timeout_ms")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    member: Membership
+    session_timeout_ms: int
+    def __init__(self, member: _Optional[_Union[Membership, _Mapping]] = ..., session_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class RenewMemberReply(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class AwaitGroupRequest(_message.Message):
+    __slots__ = ("member", "generation", "partitions", "max_wait_ms")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    member: Membership
+    generation: int
+    partitions: _containers.RepeatedCompositeFieldContainer[GroupShare]
+    max_wait_ms: int
+    def __init__(self, member: _Optional[_Union[Membership, _Mapping]] = ..., generation: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
+
+class AwaitGroupReply(_message.Message):
+    __slots__ = ("news",)
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    news: GroupNews
+    def __init__(self, news: _Optional[_Union[GroupNews, _Mapping]] = ...) -> None: ...
+
+class ClaimPartitionsRequest(_message.Message):
+    __slots__ = ("member", "generation", "partitions")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    member: Membership
+    generation: int
+    partitions: _containers.RepeatedCompositeFieldContainer[GroupShare]
+    def __init__(self, member: _Optional[_Union[Membership, _Mapping]] = ..., generation: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ...) -> None: ...
+
+class ClaimPartitionsReply(_message.Message):
+    __slots__ = ("claims", "owners")
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedCompositeFieldContainer[GroupClaim]
+    owners: _containers.RepeatedCompositeFieldContainer[GroupOwner]
+    def __init__(self, claims: _Optional[_Iterable[_Union[GroupClaim, _Mapping]]] = ..., owners: _Optional[_Iterable[_Union[GroupOwner, _Mapping]]] = ...) -> None: ...
+
+class GroupClaim(_message.Message):
+    __slots__ = ("topic", "partition", "claim", "offset", "topic_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    claim: int
+    offset: int
+    topic_id: bytes
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., claim: _Optional[int] = ..., offset: _Optional[int] = ..., topic_id: _Optional[bytes] = ...) -> None: ...
+
+class GroupOwner(_message.Message):
+    __slots__ = ("topic", "partition", "owner")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    owner: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ReleasePartitionsRequest(_message.Message):
+    __slots__ = ("member", "claims", "order")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    member: Membership
+    claims: _containers.RepeatedCompositeFieldContainer[GroupClaim]
+    order: int
+    def __init__(self, member: _Optional[_Union[Membership, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[GroupClaim, _Mapping]]] = ..., order: _Optional[int] = ...) -> None: ...
+
+class ReleasePartitionsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "force", "create")
@@ -434,14 +606,16 @@ class DeleteGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class KeepMemberRequest(_message.Message):
-    __slots__ = ("group", "member", "offsets")
+    __slots__ = ("group", "member", "offsets", "order")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     group: str
     member: GroupMember
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
-    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ...) -> None: ...
+    order: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., order: _Optional[int] = ...) -> None: ...
 
 class KeepMemberReply(_message.Message):
     __slots__ = ("first",)
@@ -450,12 +624,14 @@ class KeepMemberReply(_message.Message):
     def __init__(self, first: _Optional[_Union[GroupMember, _Mapping]] = ...) -> None: ...
 
 class LeaveGroupRequest(_message.Message):
-    __slots__ = ("group", "member")
+    __slots__ = ("group", "member", "epoch")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     group: str
     member: str
-    def __init__(self, group: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class LeaveGroupReply(_message.Message):
     __slots__ = ()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kafkalog.errors import UnreadableZnode
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def to_json(fields: Mapping[str, Any]) -> bytes:
@@ -38,3 +41,17 @@ def _parsed(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
     return found
+
+
+def read_each(
+    read: Callable[[Sequence[_Key]], Sequence[_Value]], wanted: Sequence[_Key]
+) -> dict[_Key, _Value | UnreadableZnode]:
+    """What `read` returns for each of many, or what it raises for this one alone: none that cannot be read hides
+    another."""
+    try:
+        return dict(zip(wanted, read(wanted), strict=True))
+    except UnreadableZnode as error:
+        if len(wanted) == 1:
+            return {wanted[0]: error}
+    half = len(wanted) // 2
+    return read_each(read, wanted[:half]) | read_each(read, wanted[half:])

@@ -4,16 +4,18 @@ An offset is stored with the id of its topic, so that a topic that is deleted an
 not inherit it.
 
 A commit is a compare-and-set on the versions that it has read. So a commit whose outcome is unknown (its connection was
-lost, its broker was suspended) cannot overwrite a later one.
+lost, its broker was suspended) cannot overwrite a later one. The commits of a claim are numbered besides: a request of
+an owner that is executed late, after its next one, changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kafkalog.errors import GroupBusy
 from kafkalog.records import TopicPartition
-from kafkalog.zk import paths
+from kafkalog.zk import members, paths
 from kafkalog.zk.content import fields_of, to_json
 from kafkalog.zk.session import (
     MULTI_MAX,
@@ -32,11 +34,49 @@ _ATTEMPTS = 20
 
 
 class GuardMoved(Exception):
-    """The znode that a commit depends on has another version or was deleted. Nothing more was written."""
+    """A znode that a commit depends on has another version or was deleted. Nothing more was written.
+
+    Args:
+        path: of that znode.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 class HasMembers(Exception):
-    """The group has a member's znode, live or not."""
+    """The group has members."""
+
+
+class Offset(NamedTuple):
+    """An offset to be committed.
+
+    Attributes:
+        offset: the next offset to consume.
+        topic_id, leader_epoch: of the partition.
+        number: of the claim by which the owner commits, or of the join of the member that may commit; 0: of neither.
+        order: of the commits of a claim or member, the later one has the higher.
+    """
+
+    offset: int
+    topic_id: bytes
+    leader_epoch: int = 0
+    number: int = 0
+    order: int = 0
+
+    def to_json(self, now_us: int) -> bytes:
+        fields: dict[str, int | str] = {
+            "offset": self.offset,
+            "topic_id": self.topic_id.hex(),
+            "leader_epoch": self.leader_epoch,
+            "committed_us": now_us,
+        }
+        return to_json(fields | ({"number": self.number, "order": self.order} if self.number else {}))
+
+    def is_late(self, found: Committed) -> bool:
+        """Whether a later commit of the same claim, or of a later one, has been written."""
+        return bool(self.number) and self.topic_id == found.topic_id and (self.number, self.order) < found.place
 
 
 class Committed(NamedTuple):
@@ -46,65 +86,81 @@ class Committed(NamedTuple):
         offset: the next offset to consume.
         committed_us: time of the commit.
         topic_id: distinguishes topics of the same name.
+        leader_epoch: of the partition when it was committed.
+        place: the number of the claim or member by which it was committed, and the commit's order; (0, 0): by none.
     """
 
     offset: int
     committed_us: int
     topic_id: bytes
+    leader_epoch: int = 0
+    place: tuple[int, int] = (0, 0)
 
 
 def commit_offsets(
     session: ZooKeeperSession,
     group: str,
-    offsets: Mapping[TopicPartition, int],
-    topic_ids: Mapping[str, bytes],
+    offsets: Mapping[TopicPartition, Offset],
     now_us: int,
-    guard: Check | None = None,
+    guards: Sequence[Check] = (),
+    *,
+    only_new: bool = False,
 ) -> None:
-    """Write a group's offsets, up to 500 in each atomic multi. More than 500 are not written atomically.
+    """Write a group's offsets in atomic multis of up to 500 operations. More than fit one are not written atomically.
 
     Args:
-        offsets: the next offset to consume, by partition.
-        topic_ids: the id of every topic in `offsets`, by name.
-        guard: the offsets are written only if this znode has this version.
+        guards: the offsets are written only if these znodes have these versions.
+        only_new: write no offset where the group has one of the topic with that id.
 
     Raises:
-        GuardMoved: the znode of `guard` has another version or was deleted.
+        GuardMoved: a guard does not hold.
+        GroupBusy: others commit the same partitions all the time.
         ZooKeeperUnreachable: it is unknown whether the offsets were written. They are not written any more after
             another commit of the same partitions.
     """
     numbered = sorted(offsets.items())
-    for start in range(0, len(numbered), MULTI_MAX):
-        contents = {
-            paths.group_offset(group, *partition): _content(offset, topic_ids[partition.topic], now_us)
-            for partition, offset in numbered[start : start + MULTI_MAX]
-        }
-        _write(session, contents, guard)
+    step = MULTI_MAX - len(guards)
+    for start in range(0, len(numbered), step):
+        _write(session, group, dict(numbered[start : start + step]), now_us, guards, only_new)
 
 
-def _content(offset: int, topic_id: bytes, now_us: int) -> bytes:
-    fields = {"offset": offset, "topic_id": topic_id.hex(), "committed_us": now_us}
-    return to_json(fields)
-
-
-def _write(session: ZooKeeperSession, contents: Mapping[str, bytes], guard: Check | None) -> None:
-    for attempt in range(_ATTEMPTS):
-        present = session.get_many(list(contents))
+def _write(
+    session: ZooKeeperSession,
+    group: str,
+    offsets: Mapping[TopicPartition, Offset],
+    now_us: int,
+    guards: Sequence[Check],
+    only_new: bool,
+) -> None:
+    wanted = [paths.group_offset(group, *partition) for partition in offsets]
+    for _ in range(_ATTEMPTS):
+        present = session.get_many(wanted)
         if None in present:
-            session.ensure({path.rpartition("/")[0] for path in contents})
-        operations: list[Operation] = [] if guard is None else [guard]
-        for (path, content), found in zip(contents.items(), present, strict=True):
-            operations.append(Create(path, content) if found is None else Set(path, content, found[1].version))
+            session.ensure({path.rpartition("/")[0] for path in wanted})
+        operations: list[Operation] = list(guards)
+        for path, offset, found in zip(wanted, offsets.values(), present, strict=True):
+            if found is None:
+                operations.append(Create(path, offset.to_json(now_us)))
+                continue
+            known = _parse(path, found[0]) if only_new or offset.number else None
+            is_known = known is not None and known.topic_id == offset.topic_id
+            if known is None or not ((only_new and is_known) or offset.is_late(known)):
+                operations.append(Set(path, offset.to_json(now_us), found[1].version))
+        if not operations:
+            return
         try:
             session.multi(operations)
             return
         except (NoNode, NodeExists, BadVersion):  # another commit wrote the same partitions; the last request wins
-            if guard is not None:
-                stat = session.exists(guard.path)
-                if stat is None or stat.version != guard.version:
-                    raise GuardMoved from None
-            if attempt == _ATTEMPTS - 1:
-                raise
+            _check(session, guards)
+    raise GroupBusy(group=group)
+
+
+def _check(session: ZooKeeperSession, guards: Sequence[Check]) -> None:
+    """Raises GuardMoved."""
+    for guard, stat in zip(guards, session.stats([guard.path for guard in guards]), strict=True):
+        if stat is None or stat.version != guard.version:
+            raise GuardMoved(guard.path)
 
 
 def committed(
@@ -125,6 +181,20 @@ def committed(
     }
 
 
+def committed_of(
+    session: ZooKeeperSession, group: str, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]
+) -> dict[TopicPartition, Committed]:
+    """A group's committed offsets of some partitions, of the topics with these ids."""
+    listed = list(partitions)
+    wanted = [paths.group_offset(group, *partition) for partition in listed]
+    found = {
+        partition: _parse(path, content[0])
+        for partition, path, content in zip(listed, wanted, session.get_many(wanted), strict=True)
+        if content is not None
+    }
+    return {partition: each for partition, each in found.items() if each.topic_id == topic_ids[partition.topic]}
+
+
 def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
     """Delete a group's offsets of partitions. Offsets of a topic with another id than the one given are kept."""
     for partition, topic_id in topic_ids.items():
@@ -141,24 +211,39 @@ def delete(session: ZooKeeperSession, group: str) -> None:
     """Delete a group's znodes. Offsets that are committed meanwhile are kept, and so are their parents.
 
     Raises:
-        HasMembers: nothing was deleted.
+        HasMembers: it has a member. Nothing was deleted.
     """
-    versions: dict[str, list[tuple[str, int]]] = {}  # read before the members, so that a new member's commits are kept
-    for topic in topics_of(session, group):
-        above = paths.group_topic_offsets(group, topic)
-        try:
-            found = [f"{above}/{number}" for number in session.children(above)]
-        except NoNode:
-            continue
-        contents = session.get_many(found)
-        versions[above] = [(path, each[1].version) for path, each in zip(found, contents, strict=True) if each]
-    if not _delete_empty(session, paths.group_members(group)):
+    state = members.read_state(session, group)
+    if state is None:
+        return
+    offsets = paths.group_offsets(group)
+    listed = [_children(session, f"{offsets}/{name}") for name in _names_in(session, offsets)]
+    if state.seats:
         raise HasMembers
-    for above, listed in versions.items():
-        session.delete_many(listed)
-        _delete_empty(session, above)
-    _delete_empty(session, paths.group_offsets(group))
-    _delete_empty(session, paths.group(group))
+    for versions in listed:
+        session.delete_many(versions)
+    for name in _names_in(session, offsets):
+        _delete_empty(session, f"{offsets}/{name}")
+    for parent in [paths.group_members(group), paths.group_leases(group), offsets]:
+        _delete_empty(session, parent)
+    try:
+        session.delete(paths.group(group), state.version)
+    except (NoNode, NotEmpty, BadVersion):  # somebody joined or committed meanwhile
+        pass
+
+
+def _children(session: ZooKeeperSession, above: str) -> list[tuple[str, int]]:
+    """The paths and versions of a znode's children."""
+    found = [f"{above}/{name}" for name in _names_in(session, above)]
+    stats = session.stats(found)
+    return [(path, stat.version) for path, stat in zip(found, stats, strict=True) if stat is not None]
+
+
+def _names_in(session: ZooKeeperSession, path: str) -> list[str]:
+    try:
+        return session.children(path)
+    except NoNode:
+        return []
 
 
 def _delete_empty(session: ZooKeeperSession, path: str) -> bool:
@@ -195,7 +280,13 @@ def _read(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[T
 
 def _parse(path: str, content: bytes) -> Committed:
     with fields_of(path, content) as fields:
-        return Committed(int(fields["offset"]), int(fields["committed_us"]), bytes.fromhex(fields["topic_id"]))
+        return Committed(
+            int(fields["offset"]),
+            int(fields["committed_us"]),
+            bytes.fromhex(fields["topic_id"]),
+            int(fields.get("leader_epoch", 0)),
+            (int(fields.get("number", 0)), int(fields.get("order", 0))),
+        )
 
 
 def committed_offsets(

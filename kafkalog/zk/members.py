@@ -1,122 +1,326 @@
-"""Live members of a group. Each has a znode that is a lease: the member is live while its znode is rewritten. Knows no
-offset and no broker.
+"""Members of consumer groups in ZooKeeper: who they are, what each is to read and owns. Knows no broker and no clock.
 
-A lease is needed because clients have no ZooKeeper session, whose end would remove an ephemeral znode, and a broker's
-session does not depend on the client. Any broker that the member reaches renews the lease, so nothing has to be handed
-over when a broker dies. All times are ZooKeeper's own stamps, so clocks of brokers and clients are never compared: the
-current time is the stamp of a write made just before. Members are ordered by the creation of their znodes (czxid). A
-member whose lease has ended is removed by the next reader. If it returns, it is the last in the order.
+A group's own znode has all of its state: the generation, and for each member its share and its claims. Every change is
+one compare-and-set of this znode (`change`): a join, a leave, a lapse, a claim, a release. So all changes of a group
+have one order, and what depends on the state (a commit) names its version. A change of members, or of what they are to
+read, makes the next generation; claims and releases do not.
+
+Numbers for epochs and claims come from one counter of the group, which begins at the zxid of its znode. So they rise
+for ever, also if a group is deleted and one of its name is made.
+
+A member has two more znodes: `ids/<member>` describes it; `leases/<member>` is written again at each heartbeat. Clients
+have no session of ZooKeeper's, whose end would remove them: a broker removes a member whose lease was not written for
+its session timeout (`broker/groups/monitor.py`).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
-from kafkalog.errors import UnreadableZnode
-from kafkalog.events import get_logger
+from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, to_json
-from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+from kafkalog.zk.session import Check, Create, Delete, Operation, Set, Watch, ZooKeeperSession
 
-log = get_logger(__name__)
+CONSUMER = "consumer"
+"""The kind of a member that is assigned partitions."""
+STREAM = "stream"
+"""The kind of a member that publishes the position of a Spark stream. It is assigned nothing; the first member's
+offsets are written."""
 
-LEASE_MS = 10_000
-"""A member is live this long after the last write of its znode."""
+ANY_VERSION = -1
+"""Of a znode, to ZooKeeper."""
 
-_ATTEMPTS = 5
-_FIELDS = ("subscription", "host", "process")
+SESSION_TIMEOUT_MS = 10_000
+"""Of members that name none."""
 
 
 class Member(NamedTuple):
-    """A live member.
+    """How a member describes itself.
 
     Attributes:
-        subscription: what the member reads.
-        host, process: the member's process, and the host on which it runs.
-        since_ms: creation time of its znode.
-        left_ms: time until its lease ends, unless it is renewed.
-        version: of its znode; each renewal raises it.
+        name: unique in its group.
+        topics, pattern: what it subscribes to: names, or a regular expression that a whole name matches.
+        subscription: what it reads, for people.
+        host, process, client_id: whose it is.
+        instance_id: its static name, `group.instance.id`; empty: it has none.
+        session_timeout_ms: how long it stays a member after its last heartbeat.
+        since_ms: when it joined first, by ZooKeeper's clock.
     """
 
     name: str
-    subscription: str
-    host: str
-    process: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    subscription: str = ""
+    host: str = ""
+    process: str = ""
+    client_id: str = ""
+    instance_id: str = ""
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
     since_ms: int = 0
-    left_ms: int = 0
-    version: int = 0
+
+    def reads(self, topics: Iterable[str]) -> list[str]:
+        """Those of the topics to which it subscribes."""
+        if self.pattern:
+            matches = re.compile(self.pattern).fullmatch
+            return [topic for topic in topics if matches(topic)]
+        wanted = set(self.topics)
+        return [topic for topic in topics if topic in wanted]
 
 
-def keep(session: ZooKeeperSession, group: str, member: Member, lease_ms: int = LEASE_MS) -> list[Member]:
-    """Register a member, or renew its lease.
+class Topic(NamedTuple):
+    """A topic as a generation sees it: its id and number of partitions."""
 
-    Returns:
-        The live members in the order of their registration. This member is one of them, with the version that this
-        renewal made, unless others removed its znode at each of five attempts.
+    topic_id: bytes
+    partitions: int
+
+
+class Seat(NamedTuple):
+    """A member in its group.
+
+    Attributes:
+        epoch: the number of its join: another process that joins under its name has another one.
+        share: what it is to read.
+        claims: what it owns, and the number of each claim.
     """
-    path = paths.group_member(group, member.name)
-    fields = {"subscription": member.subscription, "host": member.host, "process": member.process}
-    content = to_json(fields)
-    for _ in range(_ATTEMPTS):
-        try:
-            renewed = session.set(path, content)
-        except NoNode:
-            try:
-                session.create(path, content)
-            except NodeExists:  # created by an earlier attempt whose answer was lost
-                pass
+
+    epoch: int
+    share: frozenset[TopicPartition] = frozenset()
+    claims: Mapping[TopicPartition, int] = {}
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A group at one moment.
+
+    Attributes:
+        generation: rises with each change of members or shares; 0: the group never had a member.
+        kind: of its members.
+        assignor: by which the shares were made.
+        seats: by member, in the order in which they joined.
+        topics: those that the members read, by name. They stay when the last member leaves: what a topic has more when
+            the group comes back is new to it.
+        number: the last one that was given to a join or a claim.
+        version: of the group's znode; -1: it does not exist.
+    """
+
+    generation: int = 0
+    kind: str = ""
+    assignor: str = ""
+    seats: Mapping[str, Seat] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    number: int = 0
+    version: int = -1
+
+    @cached_property
+    def owners(self) -> Mapping[TopicPartition, str]:
+        """The owner of each partition that is owned."""
+        return {partition: name for name, seat in self.seats.items() for partition in seat.claims}
+
+    def first(self) -> str | None:
+        """The member that joined first."""
+        return next(iter(self.seats), None)
+
+    def with_seat(self, name: str, seat: Seat) -> GroupState:
+        """The state with another seat of a member; a new member is the last one."""
+        return replace(self, seats={**self.seats, name: seat})
+
+
+class Lease(NamedTuple):
+    """A member's lease: it is renewed when its version rises."""
+
+    version: int
+    renewed_ms: int
+    session_timeout_ms: int
+
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def _state_to_json(state: GroupState) -> bytes:
+    members = []
+    for name, seat in state.seats.items():
+        claims: dict[int, list[TopicPartition]] = {}
+        for partition, number in seat.claims.items():
+            claims.setdefault(number, []).append(partition)
+        listed = [[number, _ranges(partitions)] for number, partitions in claims.items()]
+        members.append([name, seat.epoch, _ranges(seat.share), listed])
+    return to_json(
+        {
+            "generation": state.generation,
+            "kind": state.kind,
+            "assignor": state.assignor,
+            "members": members,
+            "topics": {name: [topic.topic_id.hex(), topic.partitions] for name, topic in state.topics.items()},
+            "number": state.number,
+        }
+    )
+
+
+def _ranges(share: Iterable[TopicPartition]) -> dict[str, str]:
+    """Partitions by topic as text: 0-3,7."""
+    return {topic: ranges(numbers) for topic, numbers in by_topic(share).items()}
+
+
+def _partitions(listed: Mapping[str, str]) -> list[TopicPartition]:
+    found = []
+    for topic, text in listed.items():
+        for each in text.split(","):
+            first, _, last = each.partition("-")
+            found += [TopicPartition(topic, number) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _parse_state(path: str, content: bytes, version: int, zxid: int) -> GroupState:
+    if not content:  # it never had a member
+        return GroupState(number=zxid, version=version)
+    with fields_of(path, content) as fields:
+        seats = {}
+        for name, epoch, share, claims in fields["members"]:
+            numbers = {partition: int(number) for number, listed in claims for partition in _partitions(listed)}
+            seats[str(name)] = Seat(int(epoch), frozenset(_partitions(share)), numbers)
+        topics = {name: Topic(bytes.fromhex(id_), int(count)) for name, (id_, count) in fields["topics"].items()}
+        return GroupState(
+            int(fields["generation"]),
+            str(fields["kind"]),
+            str(fields["assignor"]),
+            seats,
+            topics,
+            int(fields["number"]),
+            version,
+        )
+
+
+def _member_to_json(member: Member) -> bytes:
+    fields = member._asdict()
+    del fields["name"], fields["since_ms"]
+    return to_json({**fields, "topics": list(member.topics)})
+
+
+def _parse_member(name: str, path: str, content: bytes, since_ms: int) -> Member:
+    with fields_of(path, content) as fields:
+        texts = {
+            each: str(fields.get(each, ""))
+            for each in ("pattern", "subscription", "host", "process", "client_id", "instance_id")
+        }
+        topics = tuple(map(str, fields.get("topics", ())))
+        timeout_ms = int(fields.get("session_timeout_ms", SESSION_TIMEOUT_MS))
+    return Member(name, topics, **texts, session_timeout_ms=timeout_ms, since_ms=since_ms)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_state(session: ZooKeeperSession, group: str, watch: Watch | None = None) -> GroupState | None:
+    """A group's state; None if the group does not exist. `watch` is called also when it is made. Raises
+    UnreadableZnode."""
+    return read_states(session, [group], watch)[0]
+
+
+def read_states(
+    session: ZooKeeperSession, groups: Sequence[str], watch: Watch | None = None
+) -> list[GroupState | None]:
+    """The states of many groups. Raises UnreadableZnode."""
+    wanted = [paths.group(group) for group in groups]
+    found = session.get_many(wanted, watch)
+    return [
+        None if each is None else _parse_state(path, each[0], each[1].version, each[1].czxid)
+        for path, each in zip(wanted, found, strict=True)
+    ]
+
+
+def read_members(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[str, Member]:
+    """Those of these members that have a znode, in the order of the names. Raises UnreadableZnode."""
+    names = list(names)
+    wanted = [paths.group_member(group, name) for name in names]
+    found = session.get_many(wanted)
+    return {
+        name: _parse_member(name, path, each[0], each[1].ctime)
+        for name, path, each in zip(names, wanted, found, strict=True)
+        if each is not None
+    }
+
+
+def read_leases(session: ZooKeeperSession, members: Sequence[tuple[str, str]]) -> list[Lease | None]:
+    """The leases of members, given as (group, member); None for one that has none. Raises UnreadableZnode."""
+    wanted = [paths.group_lease(group, name) for group, name in members]
+    leases: list[Lease | None] = []
+    for path, found in zip(wanted, session.get_many(wanted), strict=True):
+        if found is None:
+            leases.append(None)
             continue
-        live = _live(session, group, renewed.mtime, lease_ms)
-        if any(each.name == member.name for each in live):
-            return [each._replace(version=renewed.version) if each.name == member.name else each for each in live]
-    return _live(session, group, _now_ms(session), lease_ms)
+        content, stat = found
+        with fields_of(path, content) as fields:
+            leases.append(Lease(stat.version, stat.mtime, int(fields["session_timeout_ms"])))
+    return leases
 
 
-def leave(session: ZooKeeperSession, group: str, name: str) -> None:
-    """Remove a member at once. If it does not exist, or is renewed meanwhile, do nothing. The version is checked, so a
-    delete that arrives late does not remove a member that has come back under that name."""
-    path = paths.group_member(group, name)
-    stat = session.exists(path)
-    if stat is not None:
-        _remove(session, path, stat.version)
-
-
-def live_members(session: ZooKeeperSession, group: str, lease_ms: int = LEASE_MS) -> list[Member]:
-    """A group's live members in the order of their registration."""
-    return _live(session, group, _now_ms(session), lease_ms)
-
-
-def _now_ms(session: ZooKeeperSession) -> int:
+def now_ms(session: ZooKeeperSession) -> int:
+    """The time by ZooKeeper's clock, by which leases are stamped."""
     return session.set(paths.CONSUMERS, b"").mtime
 
 
-def _live(session: ZooKeeperSession, group: str, now_ms: int, lease_ms: int) -> list[Member]:
-    try:
-        names = session.children(paths.group_members(group))
-    except NoNode:
-        return []
-    found: list[tuple[int, Member]] = []
-    wanted = [paths.group_member(group, name) for name in names]
-    for name, path, content in zip(names, wanted, session.get_many(wanted), strict=True):
-        if content is None:
-            continue
-        data, stat = content
-        if stat.mtime <= now_ms - lease_ms:
-            _remove(session, path, stat.version)
-            continue
-        try:
-            with fields_of(path, data or b"{}") as fields:
-                subscription, host, process = (str(fields.get(each, "")) for each in _FIELDS)
-        except UnreadableZnode as error:  # no member's; it goes when its lease ends
-            log.warning("member_not_readable", group=group, member=name, reason=str(error))
-            continue
-        left_ms = stat.mtime + lease_ms - now_ms
-        found.append((stat.czxid, Member(name, subscription, host, process, stat.ctime, left_ms, stat.version)))
-    return [member for _, member in sorted(found)]
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _remove(session: ZooKeeperSession, path: str, version: int) -> None:
-    try:
-        session.delete(path, version)
-    except (NoNode, BadVersion):  # another reader removed it, or it was renewed meanwhile
-        pass
+def change(
+    session: ZooKeeperSession,
+    group: str,
+    before: GroupState,
+    after: GroupState,
+    operations: Iterable[Operation] = (),
+) -> GroupState:
+    """Replace a group's state as it was read, with other operations in one multi. Returns the state with its version.
+
+    Raises:
+        BadVersion, NoNode, NodeExists: something changed since it was read; nothing was written.
+    """
+    session.multi([Set(paths.group(group), _state_to_json(after), before.version), *operations])
+    return replace(after, version=before.version + 1)
+
+
+def make_group(session: ZooKeeperSession, group: str) -> None:
+    """Make what is missing of a group's znodes above its members'."""
+    session.ensure([paths.group_members(group), paths.group_leases(group)])
+
+
+def guard(group: str, state: GroupState) -> Check:
+    """An operation that fails a multi if the group has another state by then."""
+    return Check(paths.group(group), state.version)
+
+
+def create_member(group: str, member: Member) -> list[Operation]:
+    """Operations that describe a new member, and begin its lease."""
+    return [
+        Create(paths.group_member(group, member.name), _member_to_json(member)),
+        Create(paths.group_lease(group, member.name), _lease(member.session_timeout_ms)),
+    ]
+
+
+def describe_member(group: str, member: Member) -> list[Operation]:
+    """Operations that describe a known member anew, and renew its lease."""
+    return [
+        Set(paths.group_member(group, member.name), _member_to_json(member)),
+        Set(paths.group_lease(group, member.name), _lease(member.session_timeout_ms)),
+    ]
+
+
+def delete_member(group: str, name: str, lease_version: int = ANY_VERSION) -> list[Operation]:
+    """Operations that remove a member; with a lease's version, only if it was not renewed since."""
+    return [
+        Delete(paths.group_member(group, name)),
+        Delete(paths.group_lease(group, name), lease_version),
+    ]
+
+
+def _lease(session_timeout_ms: int) -> bytes:
+    return to_json({"session_timeout_ms": session_timeout_ms})
+
+
+def renew(session: ZooKeeperSession, group: str, name: str, session_timeout_ms: int) -> None:
+    """Renew a member's lease. Raises NoNode: there is no such member."""
+    session.set(paths.group_lease(group, name), _lease(session_timeout_ms))

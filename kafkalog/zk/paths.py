@@ -10,9 +10,14 @@
                                                     with the log. <topic id> is created and deleted with the topic, in
                                                     one change. So a late write cannot change a new topic of the name
     /admin/deleted_topics/<topic id>                {topic, brokers}: the brokers that may still have logs of the topic
-    /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, committed_us}
-    /consumers/<group>/ids/<member>                 {subscription, host, process}: live if written within 10 s by
-                                                    ZooKeeper's own stamps; the lowest czxid is the first member
+    /consumers/<group>                              {generation, kind, assignor, number, topics: {name: [topic id,
+                                                    partitions]}, members: [[name, epoch, {topic: partitions} to read,
+                                                    [[number, {topic: partitions}] claimed]]]}; empty: it had no member
+    /consumers/<group>/ids/<member>                 {topics, pattern, subscription, host, process, client_id,
+                                                    instance_id, session_timeout_ms}
+    /consumers/<group>/leases/<member>              {session_timeout_ms}: written again at each heartbeat
+    /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, leader_epoch, committed_us}, and of a member's
+                                                    commit {number, order}
     /transactions/<id>                              the last decision of a transaction; `transaction` encodes its id
                                                     (docs/reference/formats.md)
 
@@ -71,6 +76,14 @@ def group_members(group: str) -> str:
 
 def group_member(group: str, member: str) -> str:
     return f"{CONSUMERS}/{group}/ids/{member}"
+
+
+def group_leases(group: str) -> str:
+    return f"{CONSUMERS}/{group}/leases"
+
+
+def group_lease(group: str, member: str) -> str:
+    return f"{CONSUMERS}/{group}/leases/{member}"
 
 
 def group_offsets(group: str) -> str:

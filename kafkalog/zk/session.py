@@ -353,6 +353,10 @@ class ZooKeeperSession:
         """The stat of a znode; None if it does not exist."""
         return self._call(requests.Exists(self._full(path), None))
 
+    def stats(self, wanted: Sequence[str]) -> list[ZnodeStat | None]:
+        """The stats of many znodes; None for a znode that does not exist."""
+        return self._call_all([requests.Exists(self._full(path), None) for path in wanted])
+
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> None:
         """Create a znode and its missing parents. Raises NodeExists."""
         request = self._creation(Create(path, value, ephemeral))
@@ -383,8 +387,7 @@ class ZooKeeperSession:
     def ensure(self, wanted: Iterable[str]) -> None:
         """Create those znodes that are missing, and their missing parents."""
         wanted = list(wanted)
-        present = self._call_all([requests.Exists(self._full(path), None) for path in wanted])
-        for path, stat in zip(wanted, present, strict=True):
+        for path, stat in zip(wanted, self.stats(wanted), strict=True):
             if stat is None:
                 self._ensure(path)
 

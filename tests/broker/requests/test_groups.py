@@ -1,91 +1,191 @@
-"""Members and offsets of groups over gRPC: whose offsets are written when a membership changes in the middle."""
+"""Groups over gRPC: their offsets, and whose are written when a membership changes in the middle."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-import grpc
 import pytest
 
-from broker.transport import rpc
-from kafkalog.errors import GroupIsLive, InvalidRequest, KafkalogError, MembershipMoved
+from kafkalog.errors import (
+    GroupBusy,
+    GroupIsLive,
+    GroupIsSubscribed,
+    InvalidRequest,
+    MemberFenced,
+    NotOwner,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
 from kafkalog.wire import broker_pb2 as bpb
-from kafkalog.wire import dataport_pb2 as pb
-from kafkalog.wire.frames import error_from_wire
-from kafkalog.zk import members, paths
-from kafkalog.zk.members import LEASE_MS, Member
+from kafkalog.zk import groups, members, paths
+from kafkalog.zk.members import SESSION_TIMEOUT_MS
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker
+from tests.broker.requests.group_calls import claim, committed, join, keep, kept, leave, me, refused
 
 ONE = bpb.GroupMember(member="one", subscription="topic t", host="here", process="1")
 
 
-def keep(broker: RunningBroker, name: str, offset: int) -> str:
-    """Renew a member that has come to an offset; the group's first."""
-    request = bpb.KeepMemberRequest(
-        group="g",
-        member=bpb.GroupMember(member=name, subscription="topic t", host="here", process="1"),
-        offsets=[bpb.GroupOffset(topic="t", offset=offset)],
-    )
-    return str(broker.stub.KeepMember(request, timeout=30).first.member)
+def session_of(broker: RunningBroker) -> ZooKeeperSession:
+    return broker.broker.host.metadata.session
 
 
-def committed(broker: RunningBroker) -> list[int]:
-    reply = broker.stub.CommittedOffsets(bpb.CommittedOffsetsRequest(group="g"), timeout=30)
-    return [each.offset for each in reply.offsets]
-
-
-def refused(call: Any, request: Any) -> KafkalogError:
-    with pytest.raises(grpc.RpcError) as caught:
-        call(request, timeout=30)
-    metadata = {each.key: each.value for each in caught.value.trailing_metadata()}
-    return error_from_wire(pb.Error.FromString(metadata[rpc.ERROR_KEY]))
+# --- streams
 
 
 def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrote(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.new_topic("t")
-    assert keep(broker, "one", 5) == "one"
-    found = members.keep
+    assert keep(broker, "one", 5, 1) == "one"
+    renew = members.renew
 
-    def and_then_stand_still(session: ZooKeeperSession, group: str, member: Member) -> list[Member]:
-        monkeypatch.setattr(members, "keep", found)
-        live = found(session, group, member)
-        session.delete(paths.group_member(group, "one"))  # as for a lease that is over
-        assert keep(broker, "two", 2000) == "two"
-        return live
+    def and_then_stand_still(session: ZooKeeperSession, *given: Any) -> None:
+        monkeypatch.setattr(members, "renew", renew)
+        renew(session, *given)
+        [lease] = members.read_leases(session, [("g", "one")])
+        assert lease is not None
+        assert broker.broker.rpc_service._groups.lapse("g", "one", lease.version)
+        assert keep(broker, "two", 2000, 1) == "two"
 
-    monkeypatch.setattr(members, "keep", and_then_stand_still)
-    assert keep(broker, "one", 100) == "two"
+    monkeypatch.setattr(members, "renew", and_then_stand_still)
+    assert keep(broker, "one", 100, 2) == "two"
     assert committed(broker) == [2000]
 
 
-def overtake(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
-    """Have a later attempt of the member come in between, in the first attempt or in each."""
-    found = members.keep
-
-    def and_stand_still(session: ZooKeeperSession, group: str, member: Member) -> list[Member]:
-        if not always:
-            monkeypatch.setattr(members, "keep", found)
-        live = found(session, group, member)
-        found(session, group, member)
-        return live
-
-    monkeypatch.setattr(members, "keep", and_stand_still)
+def test_an_attempt_of_before_leaves_alone_what_a_later_one_of_the_member_wrote(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    for offset, order in ((1, 1), (30, 3), (2, 2)):
+        assert keep(broker, "one", offset, order) == "one"
+    assert committed(broker) == [30]
+    assert keep(broker, "one", 4, 4) == "one"  # the stream may have gone back
+    assert committed(broker) == [4]
 
 
-def test_an_attempt_of_before_leaves_alone_what_a_later_one_of_the_member_wrote(
+def test_an_attempt_that_a_later_one_overtakes_in_the_middle_leaves_it_alone(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.new_topic("t")
-    overtake(monkeypatch, always=True)
-    request = bpb.KeepMemberRequest(group="g", member=ONE, offsets=[bpb.GroupOffset(topic="t", offset=1)])
-    error = refused(broker.stub.KeepMember, request)
-    assert isinstance(error, MembershipMoved)
+    assert keep(broker, "one", 1, 1) == "one"
+    renew = members.renew
+
+    def and_then_stand_still(session: ZooKeeperSession, *given: Any) -> None:
+        monkeypatch.setattr(members, "renew", renew)
+        renew(session, *given)
+        assert keep(broker, "one", 30, 3) == "one"
+
+    monkeypatch.setattr(members, "renew", and_then_stand_still)
+    assert keep(broker, "one", 2, 2) == "one"
+    assert committed(broker) == [30]
+
+
+def test_the_first_offsets_of_a_successor_are_written_whatever_their_order(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    keep(broker, "one", 30, 99)
+    leave(broker, "one")
+    assert keep(broker, "one", 5, 1) == "one"
+    assert committed(broker) == [5]
+
+
+def overtake(monkeypatch: pytest.MonkeyPatch, broker: RunningBroker, always: bool) -> None:
+    """Have the group change before the offsets are written, in the first attempt or in each."""
+    commit, session = groups.commit_offsets, session_of(broker)
+
+    def after_another_joins(*given: Any) -> None:
+        if not always:
+            monkeypatch.setattr(groups, "commit_offsets", commit)
+        session.set(paths.group("g"), session.get(paths.group("g"))[0])
+        commit(*given)
+
+    monkeypatch.setattr(groups, "commit_offsets", after_another_joins)
+
+
+def test_an_attempt_in_which_the_group_changes_every_time_is_an_error(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    monkeypatch.setattr("broker.groups.states._PAUSE_SECONDS", 0.0)
+    overtake(monkeypatch, broker, always=True)
+    error = refused(broker.stub.KeepMember, kept("one", 1))
+    assert isinstance(error, GroupBusy)
     assert error.retriable
     assert committed(broker) == []
+
+
+def test_an_attempt_in_which_the_group_changes_once_is_made_again(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    overtake(monkeypatch, broker, always=False)
+    assert keep(broker, "one", 4) == "one"
+    assert committed(broker) == [4]
+
+
+# --- commits
+
+
+def commit(offset: int = 5, partition: int = 0, claim: int = 0, **given: Any) -> bpb.CommitOffsetsRequest:
+    wanted = bpb.GroupOffset(topic="t", partition=partition, offset=offset, claim=claim)
+    return bpb.CommitOffsetsRequest(group="g", offsets=[wanted], **given)
+
+
+def test_a_member_commits_what_it_owns(broker: RunningBroker) -> None:
+    broker.new_topic("t", partitions=2)
+    join(broker, "one", "t")
+    [mine] = claim(broker, "one", 1, 0).claims
+    call = broker.stub.CommitOffsets
+    for offset, order in ((7, 2), (3, 1)):  # the second one is executed late
+        call(commit(offset, claim=mine.claim, member=me(broker, "one"), order=order), timeout=30)
+    assert committed(broker) == [7]
+    for given in (
+        {"claim": mine.claim, "partition": 1},
+        {"claim": mine.claim + 1},
+        {"claim": -1},
+        {"claim": 0},
+        {"claim": (1 << 63) - 1},
+    ):
+        error = refused(call, commit(9, member=me(broker, "one"), **given))
+        assert isinstance(error, NotOwner), given
+    assert isinstance(
+        refused(call, commit(9, claim=mine.claim, member=bpb.Membership(group="g", member="one", epoch=1))),
+        MemberFenced,
+    )
+    assert isinstance(refused(call, commit(9, claim=mine.claim, member=me(broker, "two"))), UnknownMember)
+    error = refused(call, commit(9))
+    assert isinstance(error, GroupIsSubscribed) and error.facts["owner"] == "one"
+    assert committed(broker) == [7]
+
+
+def test_a_commit_in_the_name_of_a_member_of_another_group_is_refused(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    [mine] = claim(broker, "one", 1, 0).claims
+    request = commit(9, claim=mine.claim, member=bpb.Membership(group="h", member="one"))
+    assert isinstance(refused(broker.stub.CommitOffsets, request), InvalidRequest)
+    assert committed(broker) == []
+
+
+def test_a_commit_to_what_is_not_there_is_refused(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    call = broker.stub.CommitOffsets
+    offset = bpb.GroupOffset(topic="t", offset=5)
+    for wanted, kind in (
+        (bpb.GroupOffset(topic="nothing", offset=5), UnknownTopic),
+        (bpb.GroupOffset(topic="t", offset=5, topic_id=b"x" * 16), UnknownTopicId),
+        (bpb.GroupOffset(topic="t", partition=1, offset=5), UnknownPartition),
+        (bpb.GroupOffset(topic="t", offset=-1), InvalidRequest),
+    ):
+        request = bpb.CommitOffsetsRequest(group="g", offsets=[offset, wanted])
+        assert isinstance(refused(call, request), kind)
+    call(bpb.CommitOffsetsRequest(group="g"), timeout=30)
+    assert committed(broker) == []
+    assert not broker.stub.ListGroups(bpb.ListGroupsRequest()).groups
+
+
+# --- groups
 
 
 def test_a_refused_reset_says_who_is_live_and_for_how_long(broker: RunningBroker) -> None:
@@ -95,32 +195,34 @@ def test_a_refused_reset_says_who_is_live_and_for_how_long(broker: RunningBroker
     error = refused(broker.stub.ResetOffsets, request)
     assert isinstance(error, GroupIsLive)
     left_ms = error.facts.pop("left_ms")
-    assert 0 < left_ms <= LEASE_MS
+    assert 0 < left_ms <= SESSION_TIMEOUT_MS
     assert "kafkalog groups reset --wait" in error.facts.pop("hint")
     assert error.facts == {"group": "g", "member": "one", "host": "here"}
     assert committed(broker) == [5]
 
 
-def test_a_refused_reset_says_when_the_last_of_the_members_will_be_gone(
-    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_reset_says_when_the_last_of_the_members_will_be_gone(broker: RunningBroker) -> None:
     broker.new_topic("t")
-    keep(broker, "one", 5)
-    [one] = members.live_members(broker.broker.host.metadata.session, "g")
-    both = [one._replace(left_ms=10), one._replace(name="two", left_ms=LEASE_MS + 1)]
-    monkeypatch.setattr(members, "live_members", lambda *_: both)
+    join(broker, "one", "t", session_timeout_ms=5_000)
+    join(broker, "two", "t", session_timeout_ms=3_000_000)
     request = bpb.ResetOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=0)])
     error = refused(broker.stub.ResetOffsets, request)
-    assert (error.facts["member"], error.facts["left_ms"]) == ("one", LEASE_MS + 1)
+    assert isinstance(error, GroupIsLive)
+    assert error.facts["member"] == "one" and 5_000 < error.facts["left_ms"] <= 3_000_000
 
 
-def test_an_attempt_that_was_overtaken_once_is_made_again(
-    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reset_by_force_is_refused_only_while_consumers_share_the_partitions(broker: RunningBroker) -> None:
     broker.new_topic("t")
-    overtake(monkeypatch, always=False)
-    assert keep(broker, "one", 4) == "one"
-    assert committed(broker) == [4]
+    request = bpb.ResetOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=9)], force=True)
+    keep(broker, "one", 5)
+    broker.stub.ResetOffsets(request, timeout=30)
+    assert committed(broker) == [9]
+    leave(broker, "one")
+    join(broker, "one", "t")
+    assert isinstance(refused(broker.stub.ResetOffsets, request), GroupIsSubscribed)
+    leave(broker, "one")
+    request.force = False
+    broker.stub.ResetOffsets(request, timeout=30)
 
 
 def test_what_a_member_tells_of_itself_is_described_and_cut_where_it_is_too_long(broker: RunningBroker) -> None:
@@ -129,7 +231,7 @@ def test_what_a_member_tells_of_itself_is_described_and_cut_where_it_is_too_long
     first = broker.stub.KeepMember(bpb.KeepMemberRequest(group="g", member=told), timeout=30).first
     assert (first.subscription, first.host, first.process) == ("s" * 4096, "h" * 4096, "p" * 4096)
     assert abs(first.since_us / 1e6 - time.time()) < 3600
-    assert 0 < first.lease_left_ms <= LEASE_MS
+    assert 0 < first.lease_left_ms <= SESSION_TIMEOUT_MS
 
 
 def test_a_reset_against_a_member_of_no_known_host_says_so(broker: RunningBroker) -> None:
@@ -199,16 +301,51 @@ def test_a_member_that_comes_as_its_group_is_deleted_keeps_it(
 ) -> None:
     broker.new_topic("t")
     assert keep(broker, "one", 5) == "one"
-    broker.stub.LeaveGroup(bpb.LeaveGroupRequest(group="g", member="one"), timeout=30)
-    live_members = members.live_members
+    leave(broker, "one")
+    delete = groups.delete
 
-    def and_then_one_comes(session: ZooKeeperSession, group: str) -> list[Member]:
-        monkeypatch.setattr(members, "live_members", live_members)
-        found = live_members(session, group)
-        assert found == [] and keep(broker, "two", 6) == "two"
-        return found
+    def after_one_comes(session: ZooKeeperSession, group: str) -> None:
+        monkeypatch.setattr(groups, "delete", delete)
+        assert keep(broker, "two", 6) == "two"
+        delete(session, group)
 
-    monkeypatch.setattr(members, "live_members", and_then_one_comes)
+    monkeypatch.setattr(groups, "delete", after_one_comes)
     error = refused(broker.stub.DeleteGroup, bpb.DeleteGroupRequest(group="g"))
     assert isinstance(error, GroupIsLive) and error.facts["member"] == "two"
     assert committed(broker) == [6]
+    leave(broker, "two")
+    broker.stub.DeleteGroup(bpb.DeleteGroupRequest(group="g"), timeout=30)
+    assert not broker.stub.ListGroups(bpb.ListGroupsRequest()).groups
+
+
+def test_a_group_is_described_with_its_members_shares_and_owners(broker: RunningBroker) -> None:
+    broker.new_topic("t", partitions=4)
+    join(broker, "one", "t", client_id="mine", host="here", process="7", subscription="topic t", instance_id="one")
+    [first, *_] = claim(broker, "one", 1, 0, 1, 2, 3).claims
+    join(broker, "two", pattern="t.*", session_timeout_ms=9_000)
+    offset = bpb.GroupOffset(topic="t", offset=3, claim=first.claim)
+    broker.stub.CommitOffsets(
+        bpb.CommitOffsetsRequest(group="g", offsets=[offset], member=me(broker, "one")), timeout=30
+    )
+    found = broker.stub.DescribeGroup(bpb.DescribeGroupRequest(group="g"), timeout=30)
+    assert (found.generation, found.kind, found.assignor) == (2, "consumer", "sticky")
+    one, two = found.members
+    assert (one.member, one.client_id, one.host, one.process) == ("one", "mine", "here", "7")
+    assert (one.subscription, one.instance_id, list(one.topics)) == ("topic t", "one", ["t"])
+    assert (two.pattern, two.session_timeout_ms) == ("t.*", 9_000)
+    assert 0 < two.lease_left_ms <= 9_000
+    shares = [sorted(number for each in member.share for number in each.partitions) for member in (one, two)]
+    assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3] and len(shares[0]) == 2
+    owned = [sorted(number for each in member.owned for number in each.partitions) for member in (one, two)]
+    assert owned == [[0, 1, 2, 3], []]  # two waits
+    assert [(each.partition, each.offset) for each in found.offsets] == [(0, 3)]
+    listed = broker.stub.ListGroups(bpb.ListGroupsRequest(), timeout=30).groups
+    assert [(each.group, each.live_members, each.kind) for each in listed] == [("g", 2, "consumer")]
+
+
+def test_a_group_that_cannot_be_read_is_listed_and_hides_no_other(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    keep(broker, "one", 5)
+    session_of(broker).create(paths.group("bad"), b"{")
+    listed = broker.stub.ListGroups(bpb.ListGroupsRequest(), timeout=30).groups
+    assert [(each.group, each.live_members) for each in listed] == [("bad", 0), ("g", 1)]

@@ -1,19 +1,24 @@
-"""Live members of groups in a real ZooKeeper: who is live, who is first, and when neither."""
+"""Members of groups in a real ZooKeeper: the znodes of a state, and which changes of it are made."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from kafkalog.zk import members, paths
-from kafkalog.zk.members import Member
-from kafkalog.zk.session import NodeExists, ZooKeeperSession
-from tests.kafkalog.zk.between import amid
+from kafkalog.errors import UnreadableZnode
+from kafkalog.records import TopicPartition
+from kafkalog.zk import groups, members, paths
+from kafkalog.zk.content import read_each
+from kafkalog.zk.members import GroupState, Lease, Member, Seat, Topic
+from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+from tests.kafkalog.zk.transitions import join, leave, live, state_of
 
-ONE = Member("one", "topic a", "host", "1", 0)
-TWO = Member("two", "topic a", "host", "2", 0)
+ONE = Member("one", ("t", "u"), "", "topics t, u", "host", "1", "a client", "one", 7_000)
 
 
 @pytest.fixture
@@ -22,117 +27,207 @@ def session(session: ZooKeeperSession) -> ZooKeeperSession:
     return session
 
 
-def names(live: list[Member]) -> list[str]:
-    return [member.name for member in live]
+def lease_of(session: ZooKeeperSession, name: str) -> Lease:
+    [lease] = members.read_leases(session, [("g", name)])
+    assert lease is not None
+    return lease
 
 
-def test_the_first_stays_first_whoever_renews_through_whichever_broker(
-    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
-) -> None:
-    other = new_session()
-    assert names(members.keep(session, "g", ONE)) == ["one"]
-    assert names(members.keep(other, "g", TWO)) == ["one", "two"]
-    assert names(members.keep(other, "g", ONE)) == ["one", "two"]
-    live = members.live_members(other, "g")
-    assert [member[:4] for member in live] == [ONE[:4], TWO[:4]]
-    assert abs(live[0].since_ms / 1000 - time.time()) < 60
-    assert members.live_members(session, "nobody") == []
+def test_a_member_is_read_back_as_it_described_itself(session: ZooKeeperSession) -> None:
+    join(session, "g", ONE)
+    [found] = members.read_members(session, "g", ["nobody", "one"]).values()
+    assert found == ONE._replace(since_ms=found.since_ms)
+    assert abs(found.since_ms / 1000 - time.time()) < 60
+    lease = lease_of(session, "one")
+    assert (lease.version, lease.session_timeout_ms) == (0, 7_000)
+    assert abs(lease.renewed_ms - members.now_ms(session)) < 60_000
+    assert members.read_leases(session, [("g", "nobody"), ("h", "one")]) == [None, None]
 
 
-def test_a_member_that_cannot_be_read_hides_no_other(session: ZooKeeperSession) -> None:
-    members.keep(session, "g", ONE)
-    session.create(paths.group_member("g", "nested"), b"[" * 100_000)
-    session.create(paths.group_member("g", "list"), b"[]")
-    assert names(members.keep(session, "g", TWO)) == ["one", "two"]
+def test_a_state_is_read_back_with_members_in_the_order_of_joining(session: ZooKeeperSession) -> None:
+    join(session, "g", "z")
+    before = join(session, "g", "a")
+    of_t = [TopicPartition("t", number) for number in range(9)]
+    seats = {
+        "z": Seat(
+            3, frozenset([*of_t[:3], of_t[5], *of_t[7:], TopicPartition("u", 3)]), {of_t[0]: 7, of_t[1]: 7, of_t[3]: 6}
+        ),
+        "a": Seat(before.seats["a"].epoch, frozenset([of_t[3], of_t[4], of_t[6]])),
+    }
+    topics = {"t": Topic(b"t" * 16, 9), "u": Topic(b"u" * 16, 4)}
+    after = GroupState(3, "consumer", "sticky", seats, topics, before.number + 5, before.version)
+    made = members.change(session, "g", before, after)
+    found = state_of(session, "g")
+    assert found == made == replace(after, version=before.version + 1)
+    assert list(found.seats) == ["z", "a"] and found.first() == "z"
+    assert found.owners == {of_t[0]: "z", of_t[1]: "z", of_t[3]: "z"}
+    content, stat = session.get(paths.group("g"))
+    assert stat.version == made.version
+    [z, a] = json.loads(content)["members"]
+    assert z == ["z", 3, {"t": "0-2,5,7-8", "u": "3"}, [[7, {"t": "0-1"}], [6, {"t": "3"}]]]
+    assert a == ["a", before.seats["a"].epoch, {"t": "3-4,6"}, []]
 
 
-def test_a_member_outlives_the_broker_through_which_it_came(
+def test_the_order_of_joining_stays_whoever_changes_the_group(
     session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
     broker = new_session()
-    members.keep(broker, "g", ONE)
+    join(broker, "g", "one")
     broker.close()
-    assert names(members.keep(session, "g", TWO)) == ["one", "two"]
+    join(session, "g", "two")
+    assert live(session, "g") == ["one", "two"]
+    leave(session, "g", "one")
+    assert state_of(session, "g").first() == "two"
+    join(session, "g", "one")
+    assert live(session, "g") == ["two", "one"]
+    assert state_of(session, "g").generation == 4
+    assert state_of(session, "nobody").first() is None
 
 
-def test_when_the_first_member_leaves_the_next_becomes_first(session: ZooKeeperSession) -> None:
-    members.keep(session, "g", ONE)
-    members.keep(session, "g", TWO)
-    members.leave(session, "g", "one")
-    members.leave(session, "g", "one")
-    assert names(members.live_members(session, "g")) == ["two"]
-    assert names(members.keep(session, "g", ONE)) == ["two", "one"]
+def test_a_change_of_a_state_that_is_over_writes_nothing(session: ZooKeeperSession) -> None:
+    before = join(session, "g", "one")
+    join(session, "g", "two")
+    after = before.with_seat("three", Seat(9))
+    with pytest.raises(BadVersion):
+        members.change(session, "g", before, after, members.create_member("g", Member("three")))
+    with pytest.raises(BadVersion):
+        session.multi([members.guard("g", before)])
+    assert live(session, "g") == ["one", "two"]
+    assert members.read_members(session, "g", ["three"]) == {}
+    assert members.read_leases(session, [("g", "three")]) == [None]
 
 
-def test_a_member_that_is_silent_for_its_lease_is_removed_and_comes_last_when_it_returns(
-    session: ZooKeeperSession,
+def test_a_change_is_made_with_all_its_operations_or_not_at_all(session: ZooKeeperSession) -> None:
+    before = join(session, "g", "one")
+    after = before.with_seat("two", Seat(9))
+    for operations, error in (
+        (members.create_member("g", Member("one")), NodeExists),
+        (members.describe_member("g", Member("two")), NoNode),
+        (members.delete_member("g", "two"), NoNode),
+        (members.delete_member("g", "one", lease_version=1), BadVersion),
+    ):
+        with pytest.raises(error):
+            members.change(session, "g", before, after, operations)
+    assert state_of(session, "g") == before
+    assert lease_of(session, "one").version == 0
+
+
+def test_a_member_that_is_described_anew_has_its_lease_renewed(session: ZooKeeperSession) -> None:
+    before = join(session, "g", ONE)
+    described = ONE._replace(process="2", session_timeout_ms=9_000)
+    members.change(session, "g", before, before, members.describe_member("g", described))
+    assert members.read_members(session, "g", ["one"])["one"].process == "2"
+    assert lease_of(session, "one")[::2] == (1, 9_000)
+
+
+def test_a_lease_is_renewed_while_its_member_is_there(session: ZooKeeperSession) -> None:
+    join(session, "g", ONE)
+    members.renew(session, "g", "one", 9_000)
+    assert lease_of(session, "one")[::2] == (1, 9_000)
+    with pytest.raises(NoNode):
+        members.renew(session, "g", "two", 9_000)
+    leave(session, "g", "one")
+    with pytest.raises(NoNode):
+        members.renew(session, "g", "one", 9_000)
+
+
+def test_a_member_that_renews_while_it_is_removed_stays(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
 ) -> None:
-    lease_ms = 300
-    members.keep(session, "g", ONE, lease_ms)
-    deadline = time.monotonic() + 20
-    while names(members.keep(session, "g", TWO, lease_ms)) != ["two"]:
-        assert time.monotonic() < deadline
-    assert session.children(paths.group_members("g")) == ["two"]
-    assert names(members.keep(session, "g", ONE, lease_ms)) == ["two", "one"]
+    before = join(session, "g", "one")
+    seen = lease_of(session, "one")
+    members.renew(new_session(), "g", "one", 9_000)
+    with pytest.raises(BadVersion):
+        members.change(session, "g", before, replace(before, seats={}), members.delete_member("g", "one", seen.version))
+    assert live(session, "g") == ["one"]
 
 
-def test_a_member_that_came_back_is_not_removed_for_having_lapsed(session: ZooKeeperSession) -> None:
-    members.keep(session, "g", ONE)
-    path = paths.group_member("g", "one")
-    _, seen = session.get(path)
-    members.keep(session, "g", ONE)
-    members._remove(session, path, seen.version)
-    assert names(members.live_members(session, "g")) == ["one"]
+def test_a_member_that_leaves_leaves_nothing(session: ZooKeeperSession) -> None:
+    join(session, "g", ONE)
+    leave(session, "g", "one")
+    assert session.children(paths.group_members("g")) == session.children(paths.group_leases("g")) == []
 
 
-def test_who_came_back_is_spared_by_a_leave_of_before(session: ZooKeeperSession) -> None:
-    members.keep(session, "g", ONE)
-    path = paths.group_member("g", "one")
-    before = session.exists(path)
-    assert before is not None
-    [renewed] = members.keep(session, "g", ONE)
-    assert renewed.version == before.version + 1
-    members._remove(session, path, before.version)  # as a leave that arrives late
-    [live] = members.live_members(session, "g")
-    assert live.version == renewed.version
-    assert 0 < live.left_ms <= members.LEASE_MS
+def test_numbers_rise_also_over_groups_of_a_name(session: ZooKeeperSession) -> None:
+    """So nothing that is executed late names an epoch or a claim of a group that came later."""
+    last = 0
+    for _ in range(3):
+        for _ in range(3):
+            state = join(session, "g", "one")
+            assert state.seats["one"].epoch == state.number > last
+            last = state.number
+            leave(session, "g", "one")
+        groups.delete(session, "g")
+        assert members.read_state(session, "g") is None
 
 
-def test_a_member_that_renews_while_it_is_found_lapsed_stays(
-    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+def test_a_group_that_has_offsets_only_gets_members(session: ZooKeeperSession) -> None:
+    session.create(paths.group_topic_offsets("g", "t"))
+    found = state_of(session, "g")
+    assert found == GroupState(version=0, number=found.number) and found.number > 0
+    join(session, "g", "one")
+    assert live(session, "g") == ["one"]
+    assert session.children(paths.group_topic_offsets("g", "t")) == []
+
+
+def test_a_change_of_a_group_that_does_not_exist_is_none(session: ZooKeeperSession) -> None:
+    with pytest.raises(NoNode):
+        members.change(session, "g", GroupState(), GroupState(1).with_seat("one", Seat(1)))
+    assert members.read_state(session, "g") is None
+
+
+def test_many_groups_are_read_at_once(session: ZooKeeperSession) -> None:
+    join(session, "a", "one")
+    join(session, "c", "two")
+    found = members.read_states(session, ["c", "b", "a"])
+    assert [None if state is None else list(state.seats) for state in found] == [["two"], None, ["one"]]
+
+
+# --- what cannot be read
+
+
+def test_none_that_cannot_be_read_hides_another(session: ZooKeeperSession) -> None:
+    names = [f"g{number}" for number in range(7)]
+    for name in names:
+        if name not in ("g2", "g6"):
+            join(session, name, "one")
+    session.create(paths.group("g2"), b"{")
+
+    found = read_each(lambda some: members.read_states(session, some), names)
+    assert list(found) == names
+    assert isinstance(found["g2"], UnreadableZnode) and found["g6"] is None
+    assert all(isinstance(found[name], GroupState) for name in names if name not in ("g2", "g6"))
+    assert read_each(lambda some: members.read_states(session, some), []) == {}
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"{}", b'{"generation": 1, "members": 3}', b"\xff"])
+def test_a_generation_that_cannot_be_read_is_an_error_and_not_taken_for_none(
+    session: ZooKeeperSession, content: bytes
 ) -> None:
-    other = new_session()
-    members.keep(session, "g", ONE)
-    amid(monkeypatch, session, "get_many", lambda: members.keep(other, "g", ONE))
-    assert members._live(session, "g", time.time_ns() // 1_000_000 + 3_600_000, members.LEASE_MS) == []
-    assert names(members.live_members(session, "g")) == ["one"]
+    session.create(paths.group("g"), content)
+    with pytest.raises(UnreadableZnode, match=re.escape(f"znode {paths.group('g')} in ZooKeeper cannot be read")):
+        members.read_state(session, "g")
 
 
-def test_a_leave_spares_who_comes_back_before_it_is_made(
-    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = new_session()
-    members.keep(session, "g", ONE)
-    amid(monkeypatch, session, "exists", lambda: members.keep(other, "g", ONE))
-    members.leave(session, "g", "one")
-    assert names(members.live_members(session, "g")) == ["one"]
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b'{"topics": 3}', b'{"session_timeout_ms": "x"}'])
+def test_a_member_that_cannot_be_read_is_an_error(session: ZooKeeperSession, content: bytes) -> None:
+    session.create(paths.group_member("g", "one"), content)
+    with pytest.raises(UnreadableZnode, match=re.escape(paths.group_member("g", "one"))):
+        members.read_members(session, "g", ["one"])
 
 
-def test_a_member_that_is_removed_as_lapsed_while_it_renews_comes_back_as_the_last(
-    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = new_session()
-    members.keep(session, "g", ONE)
-    members.keep(session, "g", TWO)
-    amid(monkeypatch, session, "children", lambda: members.leave(other, "g", "one"))
-    assert names(members.keep(session, "g", ONE)) == ["two", "one"]
+def test_a_lease_that_cannot_be_read_is_an_error(session: ZooKeeperSession) -> None:
+    session.create(paths.group_lease("g", "one"), b"{}")
+    with pytest.raises(UnreadableZnode, match=re.escape(paths.group_lease("g", "one"))):
+        members.read_leases(session, [("g", "one")])
 
 
-def test_a_member_that_was_made_by_an_attempt_without_an_answer_is_renewed(
-    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unheard() -> None:
-        raise NodeExists
+# --- subscriptions
 
-    amid(monkeypatch, session, "create", unheard)
-    assert names(members.keep(session, "g", ONE)) == ["one"]
+
+def test_a_member_reads_what_it_names_or_what_its_pattern_matches_as_a_whole() -> None:
+    topics = ["orders", "orders-eu", "u", "orders.de"]
+    assert Member("m", ("u", "none")).reads(topics) == ["u"]
+    assert Member("m", pattern=r"orders.*").reads(topics) == ["orders", "orders-eu", "orders.de"]
+    assert Member("m", pattern=r"orders|u").reads(topics) == ["orders", "u"]
+    assert Member("m").reads(topics) == []

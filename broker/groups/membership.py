@@ -1,0 +1,218 @@
+"""Changes of a group's members: join, leave, lapse, and partitions that come or go. Each makes the next generation.
+
+The broker that makes a change also computes what each member is to read (`kafkalog/assignors.py`), and writes it with
+the generation in one change. So all members act on the same view, and no member has to be elected. A broker is not
+asked for what it knows of a group: it may be any.
+
+A topic of which a generation saw n partitions, and which now has more, is read from 0 in the others, whatever
+`auto.offset.reset` says, and so is a topic that is new to a pattern: what came between its creation and its discovery
+would be lost. Their offsets are committed as 0 before the generation that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.groups.states import States
+from broker.replica.metadata import Metadata
+from kafkalog.assignors import ASSIGNORS
+from kafkalog.clock import Clock
+from kafkalog.errors import AssignorDiffers, GroupKindDiffers
+from kafkalog.events import get_logger
+from kafkalog.records import TopicPartition
+from kafkalog.zk import groups, members, registry
+from kafkalog.zk.members import GroupState, Member, Seat, Topic
+from kafkalog.zk.session import BadVersion, NoNode
+
+log = get_logger(__name__)
+
+
+class Groups:
+    """Makes the changes, for any group."""
+
+    def __init__(self, states: States, metadata: Metadata, clock: Clock) -> None:
+        self.states = states
+        self._metadata = metadata
+        self._session = metadata.session
+        self._clock = clock
+
+    def join(self, group: str, member: Member, kind: str, assignor: str = "") -> tuple[GroupState, int]:
+        """Add a member, or replace the one of its name. Then the generation stays, unless it subscribes to something
+        else, and what the one before owned is free.
+
+        Returns:
+            The state with it, and its epoch.
+
+        Raises:
+            GroupKindDiffers, AssignorDiffers: of its members.
+            GroupBusy: the group changed too often meanwhile.
+        """
+
+        def change(state: GroupState) -> tuple[GroupState, int]:
+            if state.version < 0 or not state.seats:
+                members.make_group(self._session, group)
+            if state.version < 0:
+                raise NoNode  # not any more: it is read again
+            described = self._described(group, state)
+            self._check_kind(group, state, described, member, kind, assignor)
+            known, seat = described.get(member.name), state.seats.get(member.name)
+            epoch = state.number + 1
+            wanted = {**described, member.name: member}
+            is_same = known is not None and (known.topics, known.pattern) == (member.topics, member.pattern)
+            after = replace(state, number=epoch)
+            if not is_same or (state.kind, state.assignor) != (kind, assignor):
+                after = self._next(group, after, described, wanted, kind, assignor)
+            after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
+            describe = members.create_member if seat is None else members.describe_member
+            return self.states.write(group, state, after, describe(group, member)), epoch
+
+        return self.states.change(group, change)
+
+    def leave(self, group: str, name: str, epoch: int | None = None) -> None:
+        """Remove a member; do nothing if it is not there, or has another epoch than the one given."""
+
+        def change(state: GroupState) -> None:
+            seat = state.seats.get(name)
+            if seat is not None and epoch in (None, seat.epoch):
+                self._remove(group, state, name, members.ANY_VERSION)
+
+        self.states.change(group, change)
+
+    def lapse(self, group: str, name: str, lease_version: int) -> bool:
+        """Remove a member whose lease has this version, because it was not renewed. Returns whether it was."""
+
+        def change(state: GroupState) -> bool:
+            [lease] = members.read_leases(self._session, [(group, name)])
+            if name not in state.seats or lease is None or lease.version != lease_version:
+                return False
+            self._remove(group, state, name, lease_version)
+            return True
+
+        has_lapsed = self.states.change(group, change)
+        if has_lapsed:
+            log.info("member_lapsed", group=group, member=name)
+        return has_lapsed
+
+    def _remove(self, group: str, state: GroupState, name: str, lease_version: int) -> None:
+        described = self._described(group, state)
+        left = {other: each for other, each in described.items() if other != name}
+        after = self._next(group, state, described, left, state.kind, state.assignor)
+        self.states.write(group, state, after, members.delete_member(group, name, lease_version))
+
+    def refresh(self, group: str) -> None:
+        """Make the next generation if the topics that the group reads have other partitions than it has."""
+
+        def change(state: GroupState) -> None:
+            described = self._described(group, state)
+            after = self._next(group, state, described, described, state.kind, state.assignor, is_sure=True)
+            if replace(after, generation=state.generation) != state:
+                self.states.write(group, state, after)
+
+        self.states.change(group, change)
+
+    def is_current(self, state: GroupState, described: Mapping[str, Member]) -> bool:
+        """Whether the topics that a group reads have the partitions that it has, as far as this broker knows. It may
+        know less than the broker that made the generation, so only `refresh` is sure."""
+        return _read_by(self._topics(), described) == state.topics
+
+    # --- one change
+
+    def _described(self, group: str, state: GroupState) -> dict[str, Member]:
+        """The members of a state. Raises BadVersion: the group has another state by now."""
+        found = members.read_members(self._session, group, state.seats)
+        if len(found) != len(state.seats):
+            raise BadVersion
+        return found
+
+    @staticmethod
+    def _check_kind(
+        group: str, state: GroupState, described: Mapping[str, Member], member: Member, kind: str, assignor: str
+    ) -> None:
+        other = next((each for name, each in described.items() if name != member.name), None)
+        if other is None:
+            return
+        if state.kind != kind:
+            raise GroupKindDiffers(group=group, kind=state.kind, member=other.name, host=other.host, other=kind)
+        if state.assignor != assignor:
+            raise AssignorDiffers(group=group, assignor=state.assignor, other=assignor)
+
+    def _next(
+        self,
+        group: str,
+        state: GroupState,
+        before: Mapping[str, Member],
+        wanted: Mapping[str, Member],
+        kind: str,
+        assignor: str,
+        *,
+        is_sure: bool = False,
+    ) -> GroupState:
+        """The generation after a state, with these members instead of those before. Commits the offsets of what is new
+        to the group."""
+        after = replace(state, generation=state.generation + 1, kind=kind, assignor=assignor)
+        seats = {name: state.seats.get(name, _NO_SEAT) for name in wanted}
+        if kind != members.CONSUMER:
+            return replace(after, seats={name: Seat(seat.epoch) for name, seat in seats.items()}, topics={})
+        if not wanted:
+            return replace(after, seats={})
+        # What the members had subscribed to before is looked at first: what is new to them is read from 0.
+        readers = before if state.kind == members.CONSUMER else {}
+        known = self._topics_of(state, readers or wanted, is_sure=is_sure)
+        self._begin_new(group, state, known, is_running=bool(readers))
+        topics = self._topics_of(replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
+        assigned = ASSIGNORS[assignor](
+            {name: member.reads(topics) for name, member in wanted.items()},
+            {name: topic.partitions for name, topic in topics.items()},
+            {name: seat.share for name, seat in state.seats.items()},
+        )
+        return replace(
+            after,
+            seats={name: seat._replace(share=frozenset(assigned[name])) for name, seat in seats.items()},
+            topics=topics,
+        )
+
+    def _topics_of(self, state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool = False) -> dict[str, Topic]:
+        """The topics that members read. This broker may know less than the one that made the last generation: a topic
+        keeps the partitions that it had, unless it was created again, and it is gone only if that is sure."""
+        there = self._topics()
+        for name, known in state.topics.items():
+            found = there.get(name)
+            if found is None or found.topic_id != known.topic_id or found.partitions < known.partitions:
+                now = self._ask(name) if is_sure else known
+                if now is not None:
+                    there[name] = now
+                else:
+                    there.pop(name, None)
+        return _read_by(there, wanted)
+
+    def _topics(self) -> dict[str, Topic]:
+        """All topics that this broker knows."""
+        return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in self._metadata.topics.items()}
+
+    def _ask(self, name: str) -> Topic | None:
+        """A topic as ZooKeeper has it now."""
+        record = registry.read_topic(self._session, name)
+        return None if record is None or record.deleted else Topic(record.topic_id, len(record.replicas))
+
+    def _begin_new(self, group: str, state: GroupState, topics: Mapping[str, Topic], *, is_running: bool) -> None:
+        """Commit offset 0 for partitions that are new to a group, which has these topics now."""
+        new: dict[TopicPartition, groups.Offset] = {}
+        for name, topic in topics.items():
+            known = state.topics.get(name)
+            if known is None and not is_running:
+                continue
+            first = known.partitions if known is not None and known.topic_id == topic.topic_id else 0
+            for number in range(first, topic.partitions):
+                new[TopicPartition(name, number)] = groups.Offset(0, topic.topic_id)
+        if new:
+            groups.commit_offsets(self._session, group, new, self._clock.now_us(), only_new=True)
+
+
+_NO_SEAT = Seat(0)
+
+
+def _read_by(topics: Mapping[str, Topic], wanted: Mapping[str, Member]) -> dict[str, Topic]:
+    """Those of some topics that members subscribe to, by name."""
+    read = {name for member in wanted.values() for name in member.reads(topics)}
+    return {name: topics[name] for name in sorted(read)}

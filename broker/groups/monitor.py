@@ -1,0 +1,159 @@
+"""The thread that looks after groups: removes members whose leases have ended, and notices new partitions.
+
+Each group has one monitor among the live brokers, chosen by the group's name, so nobody is elected. Brokers whose views
+of the live brokers differ may both look after a group, or neither for a moment: a removal names the lease that was
+seen.
+
+A lease has ended when its version was the same in all looks for its session timeout, by this broker's monotonic clock.
+ZooKeeper's stamps are not used: they come from the clock of its leader, and a jump of that clock would remove
+everybody. A time in which this broker could not look (ZooKeeper was away, or the broker stood still) does not count,
+because members could not renew their leases then either, or their renewals were not seen.
+
+A group of which something cannot be read, or that changes all the time, holds up no other.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from broker.groups.membership import Groups
+from broker.replica.metadata import Metadata
+from kafkalog.clock import Clock
+from kafkalog.errors import KafkalogError, UnreadableZnode, ZooKeeperUnreachable
+from kafkalog.events import get_logger
+from kafkalog.zk import members
+from kafkalog.zk.content import read_each
+from kafkalog.zk.groups import group_names
+from kafkalog.zk.members import CONSUMER, GroupState, Member
+
+log = get_logger(__name__)
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+LOOK_SECONDS = 0.5
+_GAP_SECONDS = 2.0
+"""Looks further apart than this do not count as one."""
+
+
+class _Seen(NamedTuple):
+    """A lease, and when it was first seen with this version."""
+
+    version: int
+    since: float
+
+
+class Monitor:
+    """Looks after the groups of a broker, from `start` to `stop`."""
+
+    def __init__(self, broker_id: int, metadata: Metadata, groups: Groups, clock: Clock) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._session = metadata.session
+        self._groups = groups
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._looked_at = -_GAP_SECONDS
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._members: dict[str, tuple[int, dict[str, Member]]] = {}  # by group: the state's version, and its members
+        self._failures: set[str] = set()  # of the last look, which are not logged again
+        self._thread = threading.Thread(target=self._run, name="group-monitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        is_failing = False
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                self.look()
+                is_failing = False
+            except ZooKeeperUnreachable:
+                pass  # logged by the session; this look does not count
+            except Exception as error:
+                if not is_failing:
+                    is_failing = True
+                    log.warning(
+                        "groups_not_looked_after", reason=str(error), exc_info=not isinstance(error, KafkalogError)
+                    )
+
+    def look(self) -> None:
+        """Look at all groups of this broker once. Raises ZooKeeperUnreachable."""
+        began = self._clock.monotonic()
+        if began - self._looked_at > _GAP_SECONDS:
+            self._seen.clear()
+        failures_before, self._failures = self._failures, set()
+        mine = [group for group in group_names(self._session) if self._is_mine(group)]
+        found = self._readable(read_each(lambda some: members.read_states(self._session, some), mine))
+        states = {group: state for group, state in found.items() if state is not None and state.seats}
+        self._looked_at = began
+        self._end_leases(states)
+        for group in self._members.keys() - states.keys():
+            del self._members[group]
+        for group, state in states.items():
+            if state.kind == CONSUMER:
+                with self._alone():
+                    self._notice_partitions(group, state)
+        for failure in sorted(self._failures - failures_before):
+            log.warning("group_not_looked_after", reason=failure)
+
+    def _readable(self, found: Mapping[_Key, _Value | UnreadableZnode]) -> dict[_Key, _Value]:
+        readable = {}
+        for key, value in found.items():
+            if isinstance(value, UnreadableZnode):
+                self._failures.add(str(value))
+            else:
+                readable[key] = value
+        return readable
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """During the `with` block, a failure is that of one group, and ends the block only."""
+        try:
+            yield
+        except ZooKeeperUnreachable:
+            raise
+        except KafkalogError as error:
+            self._failures.add(str(error))
+
+    def _is_mine(self, group: str) -> bool:
+        """Rendezvous hashing: of all live brokers the one whose id gives the highest hash with the group's name."""
+        brokers = self._metadata.brokers.keys() or {self._broker_id}
+        return self._broker_id == max(brokers, key=lambda each: (zlib.crc32(f"{each} {group}".encode()), each))
+
+    def _end_leases(self, states: dict[str, GroupState]) -> None:
+        names = [(group, name) for group, state in states.items() for name in state.seats]
+        leases = self._readable(read_each(lambda some: members.read_leases(self._session, some), names))
+        now = self._clock.monotonic()
+        if now - self._looked_at > _GAP_SECONDS:  # this thread stood still in the middle of a look
+            self._seen.clear()
+            return
+        seen_before, self._seen = self._seen, {}
+        for (group, name), lease in leases.items():
+            if lease is None:
+                continue  # it has just left
+            seen = seen_before.get((group, name))
+            if seen is None or seen.version != lease.version:
+                seen = _Seen(lease.version, now)
+            self._seen[group, name] = seen
+            if now - seen.since >= lease.session_timeout_ms / 1000:
+                with self._alone():
+                    self._groups.lapse(group, name, lease.version)
+
+    def _notice_partitions(self, group: str, state: GroupState) -> None:
+        known = self._members.get(group)
+        if known is None or known[0] != state.version:
+            known = self._members[group] = state.version, members.read_members(self._session, group, state.seats)
+        described = known[1]
+        if len(described) == len(state.seats) and not self._groups.is_current(state, described):
+            self._groups.refresh(group)

@@ -1,0 +1,153 @@
+"""The states of groups, as this broker reads and changes them. Decides nothing.
+
+A state is read once for each change that ZooKeeper reports, however many members ask for it. So it may be a moment old:
+what is decided from it is written as a compare-and-set on its version, or with a check of it, and decided again from a
+fresh one if that fails.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kafkalog.errors import GroupBusy
+from kafkalog.zk import groups, members, paths
+from kafkalog.zk.members import GroupState
+from kafkalog.zk.session import BadVersion, NodeExists, NoNode, Operation, ZooKeeperSession
+
+_Result = TypeVar("_Result")
+
+_ATTEMPTS = 100
+_PAUSE_SECONDS = 0.01
+_RECENT_MAX = 10_000
+
+
+class _Group:
+    """What is known of a group.
+
+    Attributes:
+        lock: held while the state is read or changed, so that the threads of this broker do not compete.
+        state: None: it has to be read.
+        is_unchanged: no change was reported since the last read began.
+        waiters: who wait for another state.
+    """
+
+    __slots__ = ("is_unchanged", "lock", "state", "waiters")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.state: GroupState | None = None
+        self.is_unchanged = True
+        self.waiters: set[threading.Event] = set()
+
+
+class States:
+    """The states of all groups that are asked for. Thread-safe."""
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self.session = session
+        self._lock = threading.Lock()  # guards what follows, and the groups' states and waiters
+        self._groups: dict[str, _Group] = {}
+        session.on_state(self._reconnected)
+
+    def read(self, group: str) -> GroupState:
+        """A group's state, perhaps a moment old; of version -1 if it does not exist. Raises UnreadableZnode."""
+        known = self._group(group)
+        state = known.state
+        if state is not None:
+            return state
+        with known.lock:
+            return self._read(group, known)
+
+    def _read(self, group: str, known: _Group) -> GroupState:
+        """Its lock held."""
+        state = known.state
+        if state is not None:
+            return state
+        with self._lock:
+            known.is_unchanged = True
+        state = members.read_state(self.session, group, self._changed) or GroupState()
+        with self._lock:
+            if known.is_unchanged:
+                known.state = state
+        return state
+
+    def change(self, group: str, decide: Callable[[GroupState], _Result]) -> _Result:
+        """The result of `decide`, called with a group's state, and again with a fresh one while it raises BadVersion,
+        NoNode, NodeExists or GuardMoved, because others were faster.
+
+        Raises:
+            GroupBusy: they were all the time.
+        """
+        known = self._group(group)
+        for attempt in range(_ATTEMPTS):
+            with known.lock:
+                state = self._read(group, known)
+                try:
+                    return decide(state)
+                except (BadVersion, NodeExists, NoNode, groups.GuardMoved):
+                    self._forget(known)
+            if attempt:
+                time.sleep(random.random() * _PAUSE_SECONDS * min(attempt, 10))
+        raise GroupBusy(group=group)
+
+    def write(
+        self, group: str, before: GroupState, after: GroupState, operations: Iterable[Operation] = ()
+    ) -> GroupState:
+        """Replace a state, as `members.change`; for `decide`."""
+        written = members.change(self.session, group, before, after, operations)
+        self._forget(self._group(group))  # ZooKeeper reports it too, but perhaps later than the answer
+        return written
+
+    def _group(self, group: str, waiter: threading.Event | None = None) -> _Group:
+        """What is known of a group, with a waiter more if one is given."""
+        with self._lock:
+            known = self._groups.get(group)
+            if known is None:
+                if len(self._groups) > _RECENT_MAX:
+                    self._groups = {name: each for name, each in self._groups.items() if each.waiters}
+                known = self._groups[group] = _Group()
+            if waiter is not None:
+                known.waiters.add(waiter)
+            return known
+
+    # --- news
+
+    def _forget(self, known: _Group) -> None:
+        with self._lock:
+            known.state, known.is_unchanged = None, False
+            for waiter in known.waiters:
+                waiter.set()
+
+    def _changed(self, path: str) -> None:
+        """A watch."""
+        with self._lock:
+            known = self._groups.get(path[len(paths.CONSUMERS) + 1 :])
+        if known is not None:
+            self._forget(known)
+
+    def _reconnected(self, connected: bool, session_is_new: bool) -> None:
+        """Watches are lost with the connection, so everything is read again."""
+        if connected:
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Make everybody who waits look again."""
+        with self._lock:
+            listed = list(self._groups.values())
+        for known in listed:
+            self._forget(known)
+
+    @contextmanager
+    def waiting(self, group: str, waiter: threading.Event) -> Iterator[None]:
+        """During the `with` block, an event is set when the group may have another state than was read."""
+        known = self._group(group, waiter)
+        try:
+            yield
+        finally:
+            with self._lock:
+                known.waiters.discard(waiter)

@@ -1,0 +1,219 @@
+"""Members of groups: join, lease, claims, release, leave. Any broker answers; it keeps nothing of a member itself."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from broker.groups import claims
+from broker.groups.claims import Claimant, seat_of
+from broker.groups.membership import Groups
+from broker.replica.host import Host
+from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of, to_wire
+from kafkalog.assignors import ASSIGNORS
+from kafkalog.errors import InvalidRequest, UnknownMember
+from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2 as pb
+from kafkalog.zk import members
+from kafkalog.zk.groups import Offset
+from kafkalog.zk.members import GroupState, Member
+from kafkalog.zk.session import NoNode
+
+_TEXT_MAX = 4096  # characters of each text of a member: its znode must stay small
+_TOPICS_MAX = 1000  # of a member: of 249 characters each, a quarter of what a znode may have
+_SESSION_TIMEOUT_MS_MAX = 3_600_000
+
+
+def join_group(request: pb.JoinGroupRequest, groups: Groups) -> pb.JoinGroupReply:
+    """Add a subscribed member, or replace the one of its name.
+
+    Raises:
+        GroupKindDiffers, AssignorDiffers: the group's members are of another kind, or share by another assignor.
+        InvalidRequest, GroupBusy.
+    """
+    check_name(request.group)
+    given = request.member
+    check_name(given.member, "member")
+    if request.assignor not in ASSIGNORS:
+        raise InvalidRequest(reason=f"there is no assignor '{request.assignor}', only {', '.join(ASSIGNORS)}")
+    if bool(given.pattern) == bool(given.topics):
+        raise InvalidRequest(reason="a member subscribes either to topics or to a pattern")
+    _check_pattern(given.pattern)
+    _check_topics(given.topics)
+    member = _member(given)._replace(
+        topics=tuple(sorted(given.topics)),
+        pattern=given.pattern,
+        instance_id=given.instance_id,
+        session_timeout_ms=_checked_timeout_ms(given.session_timeout_ms),
+    )
+    state, epoch = groups.join(request.group, member, members.CONSUMER, request.assignor)
+    return pb.JoinGroupReply(epoch=epoch, news=_news(state, given.member))
+
+
+def _check_pattern(pattern: str) -> None:
+    if len(pattern) > _TEXT_MAX:
+        raise InvalidRequest(reason=f"the pattern is longer than {_TEXT_MAX} characters")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidRequest(reason=f"the pattern is not a regular expression: {error}") from None
+
+
+def _check_topics(topics: Sequence[str]) -> None:
+    if len(topics) > _TOPICS_MAX:
+        raise InvalidRequest(reason=f"a member cannot name more than {_TOPICS_MAX} topics: use a pattern")
+    for topic in topics:
+        check_name(topic, "topic")
+
+
+def _checked_timeout_ms(session_timeout_ms: int) -> int:
+    if not 0 < session_timeout_ms <= _SESSION_TIMEOUT_MS_MAX:
+        raise InvalidRequest(reason=f"the session timeout must be from 1 to {_SESSION_TIMEOUT_MS_MAX} ms")
+    return session_timeout_ms
+
+
+def renew_member(request: pb.RenewMemberRequest, groups: Groups) -> pb.RenewMemberReply:
+    """Renew a member's lease. Raises UnknownMember, MemberFenced, InvalidRequest."""
+    claimant = claimant_of(request.member)
+    _renew(groups, claimant, _checked_timeout_ms(request.session_timeout_ms))
+    return pb.RenewMemberReply(generation=groups.states.read(claimant.group).generation)
+
+
+def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
+    """Raises UnknownMember, MemberFenced."""
+    states = groups.states
+    seat_of(states, states.read(claimant.group), claimant)  # perhaps a moment old: it learns of it a moment later
+    try:
+        members.renew(states.session, claimant.group, claimant.name, session_timeout_ms)
+    except NoNode:
+        raise UnknownMember(group=claimant.group, member=claimant.name) from None
+
+
+def await_group(
+    request: pb.AwaitGroupRequest,
+    groups: Groups,
+    wait: Callable[[threading.Event], bool],
+    changed: threading.Event,
+) -> pb.AwaitGroupReply:
+    """Wait until a group has another generation than a known one, or one of some partitions can be claimed.
+
+    Args:
+        wait: waits for an event; returns False if the caller waits no longer.
+        changed: is set also when the caller has gone, or the broker stops.
+
+    Raises:
+        UnknownMember, MemberFenced, InvalidRequest.
+    """
+    claimant, states = claimant_of(request.member), groups.states
+    wanted = from_wire(request.partitions)
+    with states.waiting(claimant.group, changed):
+        while True:
+            changed.clear()
+            state = states.read(claimant.group)
+            seat_of(states, state, claimant)
+            is_news = state.generation != request.generation or any(each not in state.owners for each in wanted)
+            if is_news or not wait(changed):
+                return pb.AwaitGroupReply(news=_news(state, claimant.name))
+
+
+def claim_partitions(request: pb.ClaimPartitionsRequest, groups: Groups) -> pb.ClaimPartitionsReply:
+    """Claim partitions. Raises StaleGeneration, UnknownMember, MemberFenced, InvalidRequest, GroupBusy."""
+    wanted = from_wire(request.partitions)
+    claimed = claims.claim(groups.states, claimant_of(request.member), request.generation, wanted)
+    reply = pb.ClaimPartitionsReply()
+    for (topic, number), claim in claimed.claims.items():
+        offset = None if claim.committed is None else claim.committed.offset
+        reply.claims.add(topic=topic, partition=number, claim=claim.number, offset=offset)
+    for (topic, number), owner in claimed.owners.items():
+        reply.owners.add(topic=topic, partition=number, owner=owner)
+    return reply
+
+
+def release_partitions(request: pb.ReleasePartitionsRequest, groups: Groups, host: Host) -> pb.ReleasePartitionsReply:
+    """Commit a member's last offsets, and end its claims. Offsets of claims that have ended are not written, nor of
+    topics that were created again.
+
+    Raises UnknownMember, MemberFenced, InvalidRequest, GroupBusy.
+    """
+    ending: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, Offset] = {}
+    for each in request.claims:
+        partition = TopicPartition(each.topic, each.partition)
+        ending[partition] = each.claim
+        topic = host.metadata.topics.get(each.topic)
+        if each.offset < 0:
+            raise InvalidRequest(reason=f"offset {each.offset} of {partition} is negative")
+        if each.HasField("offset") and topic is not None and topic.topic_id == each.topic_id:
+            epoch = leader_epoch(topic, each.partition)
+            offsets[partition] = Offset(each.offset, topic.topic_id, epoch, each.claim, request.order)
+    claims.release(groups.states, claimant_of(request.member), ending, offsets, host.clock.now_us())
+    return pb.ReleasePartitionsReply()
+
+
+def keep_member(request: pb.KeepMemberRequest, groups: Groups, host: Host) -> pb.KeepMemberReply:
+    """Add a Spark stream as a member, or renew its lease. Write its offsets if it is the group's first member, and
+    still is at the write: a member that lapsed meanwhile must not overwrite its successor's offsets.
+
+    Raises GroupKindDiffers, InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition, GroupBusy.
+    """
+    group, given = request.group, request.member
+    check_name(group)
+    check_name(given.member, "member")
+    offsets = offsets_of(request.offsets, host, request.order)
+    member = _member(given)
+    while True:
+        state = groups.states.read(group)
+        seat = state.seats.get(member.name)
+        if seat is None or state.kind != members.STREAM:
+            _, epoch = groups.join(group, member, members.STREAM)
+        else:
+            epoch = seat.epoch
+        claimant = Claimant(group, member.name, epoch)
+        try:
+            _renew(groups, claimant, member.session_timeout_ms)
+            numbered = {partition: offset._replace(number=epoch) for partition, offset in offsets.items()}
+            claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
+        except UnknownMember:  # it lapsed meanwhile
+            continue
+        first = groups.states.read(group).first() or member.name
+        described = members.read_members(groups.states.session, group, [first]).get(first, member)
+        [lease] = members.read_leases(groups.states.session, [(group, first)])
+        return pb.KeepMemberReply(first=member_to_wire(described, lease, lease.renewed_ms if lease else 0))
+
+
+def leave_group(request: pb.LeaveGroupRequest, groups: Groups) -> pb.LeaveGroupReply:
+    """Forget a member at once. Raises InvalidRequest, GroupBusy."""
+    check_name(request.group)
+    check_name(request.member, "member")
+    groups.leave(request.group, request.member, request.epoch if request.HasField("epoch") else None)
+    return pb.LeaveGroupReply()
+
+
+def _news(state: GroupState, name: str) -> pb.GroupNews:
+    seat = state.seats[name]
+    share = sorted(seat.share)
+    topics = sorted({partition.topic for partition in share})
+    return pb.GroupNews(
+        generation=state.generation,
+        share=to_wire(share),
+        topics=[pb.GroupTopic(topic=topic, topic_id=state.topics[topic].topic_id) for topic in topics],
+        claims=[
+            pb.GroupClaim(topic=topic, partition=number, claim=claim)
+            for (topic, number), claim in sorted(seat.claims.items())
+        ],
+    )
+
+
+def from_wire(shares: Iterable[pb.GroupShare]) -> list[TopicPartition]:
+    """Raises InvalidRequest."""
+    found = []
+    for share in shares:
+        check_name(share.topic, "topic")
+        found += [TopicPartition(share.topic, number) for number in share.partitions]
+    return found
+
+
+def _member(given: pb.GroupMember) -> Member:
+    """Whose a member is, as it says."""
+    return Member(given.member, **{name: getattr(given, name)[:_TEXT_MAX] for name in ORIGIN})

@@ -1,0 +1,455 @@
+"""Changes of groups over a real ZooKeeper: one generation for each, whoever makes them, and what is new to a group."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker.groups.claims import seat_of
+from kafkalog.errors import AssignorDiffers, GroupBusy, GroupKindDiffers, MemberFenced, UnknownMember
+from kafkalog.records import TopicPartition
+from kafkalog.zk import groups, members, paths
+from kafkalog.zk.groups import Offset
+from kafkalog.zk.members import STREAM, GroupState, Member, Topic
+from kafkalog.zk.session import Operation
+from tests.broker.groups.sides import Side, partitions, shares_of
+from tests.threads import join_all
+
+
+def owned_once(state: GroupState, *topics: tuple[str, int]) -> bool:
+    """Whether each partition is in the share of exactly one member."""
+    counts = Counter(partition for seat in state.seats.values() for partition in seat.share)
+    wanted = [TopicPartition(name, number) for name, count in topics for number in range(count)]
+    return counts == Counter(wanted)
+
+
+def before(monkeypatch: pytest.MonkeyPatch, side: Side, happens: Callable[[], object]) -> None:
+    """Let something happen right before the side's next write."""
+    multi = side.session.multi
+
+    def after_it(operations: Sequence[Operation]) -> None:
+        monkeypatch.setattr(side.session, "multi", multi)
+        happens()
+        multi(operations)
+
+    monkeypatch.setattr(side.session, "multi", after_it)
+
+
+# --- generations
+
+
+def test_each_change_makes_one_generation_and_gives_each_partition_one_owner(side: Side) -> None:
+    side.new_topic("t", 5)
+    state, epoch = side.join("a", "t")
+    assert state.generation == 1 and state.seats["a"].epoch == epoch
+    assert shares_of(state) == {"a": partitions("t", 0, 1, 2, 3, 4)}
+    state, _ = side.join("b", "t")
+    assert (state.generation, sorted(map(len, shares_of(state).values()))) == (2, [2, 3])
+    assert owned_once(state, ("t", 5))
+    side.groups.leave("g", "a", epoch + 1)
+    side.groups.leave("g", "a", epoch)
+    state = side.state()
+    assert (state.generation, shares_of(state)) == (3, {"b": partitions("t", 0, 1, 2, 3, 4)})
+    side.groups.leave("g", "a", epoch)
+    side.groups.leave("g", "nobody")
+    side.groups.leave("no group", "nobody")
+    assert side.state() == state
+    side.groups.leave("g", "b")
+    assert (side.state().generation, side.shares()) == (4, {})
+    assert side.join("c", "t")[0].generation == 5
+
+
+def test_members_that_join_at_once_through_several_brokers_are_all_there(new_side: Callable[[], Side]) -> None:
+    sides = [new_side() for _ in range(3)]
+    sides[0].new_topic("t", 32)
+    for each in sides:
+        each.learn()
+    errors: list[Exception] = []
+
+    def join(number: int) -> None:
+        try:
+            sides[number % 3].join(f"m{number}", "t")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(9)]
+    for thread in threads:
+        thread.start()
+    join_all(threads, 120)
+    assert errors == []
+    state = sides[0].state()
+    assert state.generation == 9
+    assert list(state.seats) == list(members.read_members(sides[0].session, "g", state.seats))
+    assert owned_once(state, ("t", 32))
+    assert {len(share) for share in shares_of(state).values()} == {3, 4}
+
+
+def test_a_change_that_is_overtaken_is_made_from_what_is_then_there(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    side.new_topic("t", 4)
+    other.learn()
+    side.join("a", "t")
+    before(monkeypatch, side, lambda: other.join("b", "t"))
+    state, _ = side.join("c", "t")
+    assert (state.generation, list(state.seats)) == (3, ["a", "b", "c"])
+    assert owned_once(state, ("t", 4))
+    before(monkeypatch, side, lambda: other.groups.leave("g", "b"))
+    side.groups.leave("g", "c")
+    assert (side.state().generation, side.shares()) == (5, {"a": partitions("t", 0, 1, 2, 3)})
+
+
+def test_a_change_that_is_overtaken_every_time_is_an_error(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    multi = side.session.multi
+
+    def after_a_change(operations: list[object]) -> None:
+        side.session.set(paths.group("g"), side.session.get(paths.group("g"))[0])
+        multi(operations)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(side.session, "multi", after_a_change)
+    monkeypatch.setattr("broker.groups.states._PAUSE_SECONDS", 0.0)
+    with pytest.raises(GroupBusy):
+        side.join("b", "t")
+    monkeypatch.undo()
+    assert list(side.shares()) == ["a"]
+
+
+# --- a member of the name
+
+
+def test_who_replaces_a_member_of_the_name_fences_it_and_moves_nothing(side: Side) -> None:
+    side.new_topic("t", 4)
+    side.join("s", "t", instance_id="s")
+    before, _ = side.join("b", "t")
+    old = side.claimant("s")
+    side.claimed("s", *side.shares()["s"])
+    state, epoch = side.join("s", "t", instance_id="s")
+    assert (state.generation, shares_of(state)) == (before.generation, shares_of(before))
+    assert list(state.seats) == ["s", "b"]
+    assert side.state() == state
+    assert state.owners == {}  # the new one knows no claim
+    assert seat_of(side.states, state, old._replace(epoch=epoch)).epoch == epoch > old.epoch
+    with pytest.raises(MemberFenced) as raised:
+        seat_of(side.states, state, old)
+    assert raised.value.facts["host"] == "host of s"
+    with pytest.raises(UnknownMember):
+        seat_of(side.states, state, old._replace(name="nobody"))
+    side.groups.leave("g", "s", old.epoch)  # of the one that was replaced
+    assert side.state() == state
+
+
+def test_who_replaces_a_member_and_reads_something_else_makes_a_generation(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("s", "t", instance_id="s")
+    state, _ = side.join("s", "u", instance_id="s")
+    assert (state.generation, shares_of(state)) == (2, {"s": partitions("u", 0, 1)})
+
+
+def test_the_only_member_may_come_back_with_another_assignor(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("s", "t", instance_id="s", assignor="sticky")
+    state, _ = side.join("s", "t", instance_id="s", assignor="range")
+    assert state.assignor == "range" == side.state().assignor
+    side.join("b", "t", assignor="range")
+
+
+def test_the_only_member_may_come_back_as_another_kind(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("s", kind=STREAM, assignor="")
+    state, _ = side.join("s", "t")
+    assert (state.kind, state.assignor, shares_of(state)) == ("consumer", "sticky", {"s": partitions("t", 0, 1)})
+    assert side.committed() == {}  # nobody read t before
+    state, _ = side.join("s", kind=STREAM, assignor="")
+    assert (state.kind, shares_of(state)) == (STREAM, {"s": []})
+
+
+def test_each_join_has_an_epoch_of_its_own(side: Side) -> None:
+    side.new_topic("t", 2)
+    epochs = []
+    for _ in range(3):
+        epochs.append(side.join("s", "t", instance_id="s")[1])
+        epochs.append(side.join("s", "t", instance_id="s")[1])
+        epochs.append(side.join("b", "t")[1])
+        side.groups.leave("g", "s", epochs[-2])
+        side.groups.leave("g", "b", epochs[-1])
+    assert epochs == sorted(set(epochs))
+    assert side.state().generation == 12
+
+
+def test_members_of_another_kind_or_assignor_are_refused_while_there_are_others(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t", assignor="range")
+    with pytest.raises(GroupKindDiffers) as kind:
+        side.join("s", kind=STREAM, assignor="")
+    assert kind.value.facts == {"group": "g", "kind": "consumer", "member": "a", "host": "host of a", "other": STREAM}
+    with pytest.raises(AssignorDiffers) as assignor:
+        side.join("b", "t", assignor="roundrobin")
+    assert assignor.value.facts == {"group": "g", "assignor": "range", "other": "roundrobin"}
+    assert list(side.shares()) == ["a"]
+    assert members.read_leases(side.session, [("g", "b"), ("g", "s")]) == [None, None]
+    side.groups.leave("g", "a")
+    side.join("s", kind=STREAM, assignor="")
+    with pytest.raises(GroupKindDiffers):
+        side.join("b", "t")
+
+
+@pytest.mark.parametrize(
+    ("assignor", "shares"),
+    [
+        ("range", {"b": [(0, 0), (0, 1), (1, 0)], "a": [(0, 2), (1, 1)]}),
+        ("roundrobin", {"b": [(0, 0), (0, 2), (1, 1)], "a": [(0, 1), (1, 0)]}),
+    ],
+)
+def test_shares_are_those_of_the_assignor(side: Side, assignor: str, shares: dict[str, list[tuple[int, int]]]) -> None:
+    side.new_topic("t", 3)
+    side.new_topic("u", 2)
+    side.join("b", "t", "u", assignor=assignor)
+    state, _ = side.join("a", "t", "u", assignor=assignor)
+    assert list(shares_of(state)) == ["b", "a"]
+    given = {name: {TopicPartition("tu"[topic], number) for topic, number in share} for name, share in shares.items()}
+    swapped = dict(zip(given, reversed(list(given.values())), strict=True))  # assignors sort the members
+    assert {name: set(share) for name, share in shares_of(state).items()} == swapped
+
+
+def test_a_partition_that_stays_even_does_not_move(side: Side) -> None:
+    side.new_topic("t", 6)
+    before, _ = side.join("a", "t")
+    state, _ = side.join("b", "t")
+    kept = set(shares_of(state)["a"])
+    assert kept < set(shares_of(before)["a"]) and len(kept) == 3
+    side.join("c", "t")
+    side.groups.leave("g", "c")
+    assert set(side.shares()["a"]) <= kept | set(shares_of(state)["b"])
+    assert len(set(side.shares()["a"]) & kept) >= 2
+
+
+# --- lapse
+
+
+def test_a_member_lapses_with_the_lease_that_was_seen_only(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.join("b", "t")
+    members.renew(side.session, "g", "a", 10_000)
+    assert not side.groups.lapse("g", "a", 0)
+    assert not side.groups.lapse("g", "nobody", 0)
+    assert list(side.shares()) == ["a", "b"]
+    assert side.groups.lapse("g", "a", 1)
+    assert not side.groups.lapse("g", "a", 1)
+    state = side.state()
+    assert (state.generation, shares_of(state)) == (3, {"b": partitions("t", 0, 1)})
+
+
+def test_a_member_that_renews_just_before_its_removal_stays(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    before(monkeypatch, side, lambda: members.renew(other.session, "g", "a", 10_000))
+    assert not side.groups.lapse("g", "a", 0)
+    assert list(side.shares()) == ["a"]
+
+
+def test_a_lapse_of_the_last_member_leaves_the_group_with_what_it_knew(side: Side) -> None:
+    topic_id = side.new_topic("t", 2)
+    side.join("a", "t")
+    assert side.groups.lapse("g", "a", 0)
+    assert side.state().topics == {"t": Topic(topic_id, 2)}
+    assert side.shares() == {}
+
+
+# --- partitions that are new to the group
+
+
+def is_current(side: Side) -> bool:
+    state = side.state()
+    return side.groups.is_current(state, members.read_members(side.session, "g", state.seats))
+
+
+def offset(side: Side, partition: TopicPartition, at: int, topic_id: bytes) -> None:
+    groups.commit_offsets(side.session, "g", {partition: Offset(at, topic_id)}, 1)
+
+
+def test_a_group_that_starts_has_no_offsets_so_that_its_reset_policy_counts(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.join("b", "t")
+    assert side.committed() == {}
+
+
+def test_partitions_that_are_new_to_a_running_group_are_read_from_the_start(side: Side) -> None:
+    topic_id = side.new_topic("t", 2)
+    side.join("a", "t")
+    side.grow("t", 5)
+    offset(side, TopicPartition("t", 3), 7, topic_id)
+    side.groups.refresh("g")
+    state = side.state()
+    assert (state.generation, shares_of(state)) == (2, {"a": partitions("t", 0, 1, 2, 3, 4)})
+    assert state.topics == {"t": Topic(topic_id, 5)}
+    assert side.committed() == dict(zip(partitions("t", 2, 3, 4), (0, 7, 0), strict=True))
+    side.groups.refresh("g")
+    assert side.state() == state
+
+
+def test_partitions_that_came_while_the_group_was_away_are_read_from_the_start(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.grow("t", 3)
+    side.new_topic("u", 1)
+    state, _ = side.join("b", "t", "u")
+    assert shares_of(state)["b"] == [*partitions("t", 0, 1, 2), TopicPartition("u", 0)]
+    assert side.committed() == {TopicPartition("t", 2): 0}  # u was not the group's
+
+
+def test_partitions_that_come_as_somebody_joins_are_read_from_the_start(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 1)
+    side.join("a", "t")
+    side.grow("t", 3)
+    state, _ = side.join("b", "t", "u")
+    assert owned_once(state, ("t", 3), ("u", 1))
+    assert side.committed() == {TopicPartition("t", 2): 0}  # u is new to the group because b reads it
+
+
+def test_offsets_of_new_partitions_are_there_before_the_generation_that_has_them(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    side.grow("t", 2)
+    multi, seen = side.session.multi, list[tuple[int, int]]()
+
+    def watched(operations: list[object]) -> None:
+        multi(operations)  # type: ignore[arg-type]
+        seen.append((side.state().generation, len(side.committed())))
+
+    monkeypatch.setattr(side.session, "multi", watched)
+    side.groups.refresh("g")
+    assert seen == [(1, 1), (2, 1)]
+
+
+def test_a_topic_that_comes_to_a_pattern_is_read_from_the_start(side: Side) -> None:
+    side.new_topic("logs-a", 1)
+    side.join("a", pattern="logs-.*")
+    side.new_topic("logs-b", 2)
+    side.new_topic("other", 2)
+    side.groups.refresh("g")
+    assert side.shares() == {"a": [TopicPartition("logs-a", 0), *partitions("logs-b", 0, 1)]}
+    assert side.committed() == dict.fromkeys(partitions("logs-b", 0, 1), 0)
+
+
+def test_a_topic_that_was_named_before_it_was_there_is_read_from_the_start(side: Side) -> None:
+    state, _ = side.join("a", "t")
+    assert shares_of(state) == {"a": []}
+    side.new_topic("t", 2)
+    side.groups.refresh("g")
+    assert side.shares() == {"a": partitions("t", 0, 1)}
+    assert side.committed() == dict.fromkeys(partitions("t", 0, 1), 0)
+
+
+def test_a_topic_that_was_created_again_is_read_from_the_start(side: Side) -> None:
+    old = side.new_topic("t", 2)
+    side.join("a", "t")
+    offset(side, TopicPartition("t", 0), 7, old)
+    side.delete_topic("t")
+    new = side.new_topic("t", 2)
+    assert not is_current(side)
+    side.groups.refresh("g")
+    assert side.state().generation == 2
+    assert side.state().topics == {"t": Topic(new, 2)}
+    assert side.committed() == dict.fromkeys(partitions("t", 0, 1), 0)
+    assert {each.topic_id for each in groups.committed(side.session, "g", None).values()} == {new}
+
+
+def test_a_topic_that_was_created_again_while_somebody_joins_is_read_from_the_start(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.delete_topic("t")
+    new = side.new_topic("t", 1)
+    side.join("b", "t")
+    side.groups.refresh("g")
+    assert side.state().topics == {"t": Topic(new, 1)}
+    assert owned_once(side.state(), ("t", 1))
+    assert groups.committed(side.session, "g", {"t": new}).keys() == {TopicPartition("t", 0)}
+
+
+def test_a_deleted_topic_is_nobodys(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 1)
+    side.join("a", "t", "u")
+    side.delete_topic("t")
+    assert not is_current(side)
+    side.groups.refresh("g")
+    assert side.shares() == {"a": partitions("u", 0)}
+    assert is_current(side)
+
+
+# --- a broker that knows less
+
+
+def test_a_broker_that_knows_fewer_partitions_or_topics_does_not_shrink_the_group(
+    new_side: Callable[[], Side],
+) -> None:
+    behind, side = new_side(), new_side()
+    side.new_topic("t", 2)
+    behind.learn()
+    side.grow("t", 4)
+    side.new_topic("u", 1)
+    side.join("a", "t", "u")
+    state, _ = behind.join("b", "t", "u")
+    assert owned_once(state, ("t", 4), ("u", 1))
+    behind.groups.leave("g", "a")
+    assert owned_once(side.state(), ("t", 4), ("u", 1))
+    state = side.state()
+    behind.groups.refresh("g")
+    assert side.state() == state
+    assert side.committed() == {}
+
+
+def test_a_broker_that_knows_a_topic_of_before_does_not_bring_it_back(new_side: Callable[[], Side]) -> None:
+    behind, side = new_side(), new_side()
+    side.new_topic("t", 4)
+    behind.learn()
+    side.delete_topic("t")
+    new = side.new_topic("t", 2)
+    side.join("a", "t")
+    behind.join("b", "t")
+    behind.groups.refresh("g")
+    assert side.state().topics == {"t": Topic(new, 2)}
+    assert owned_once(side.state(), ("t", 2))
+    assert side.committed() == {}
+
+
+def test_a_stream_is_assigned_nothing(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("s", kind=STREAM, assignor="")
+    state, _ = side.join("r", kind=STREAM, assignor="")
+    assert (state.kind, shares_of(state), state.topics) == (STREAM, {"s": [], "r": []}, {})
+    assert side.state().first() == "s"
+    side.groups.leave("g", "s")
+    assert side.state().first() == "r"
+
+
+def test_members_without_partitions_wait_in_the_group(side: Side) -> None:
+    side.new_topic("t", 1)
+    for name in ("a", "b", "c"):
+        state, _ = side.join(name, "t")
+    assert shares_of(state) == {"a": partitions("t", 0), "b": [], "c": []}
+    side.groups.leave("g", "a")
+    assert sorted(map(len, side.shares().values())) == [0, 1]
+
+
+def test_a_member_describes_itself_to_the_group(side: Side) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t", instance_id="static")
+    [found] = members.read_members(side.session, "g", ["a"]).values()
+    assert found == Member("a", ("t",), host="host of a", instance_id="static", since_ms=found.since_ms)

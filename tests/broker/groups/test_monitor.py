@@ -1,0 +1,362 @@
+"""Looks of the monitor over a real ZooKeeper, by a manual clock: who lapses, who does not, and what is noticed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker.groups.monitor import Monitor
+from kafkalog.clock import ManualClock
+from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
+from kafkalog.zk import members, paths, registry
+from kafkalog.zk.members import STREAM, Member
+from kafkalog.zk.registry import BrokerRecord
+from kafkalog.zk.session import ZooKeeperSession
+from tests.broker.groups.sides import Side, partitions
+from tests.kafkalog.zk.between import amid
+from tests.proxy import StallingProxy
+from tests.waiting import waited_for
+
+
+def monitor_of(side: Side, clock: ManualClock, broker_id: int = 0) -> Monitor:
+    return Monitor(broker_id, side.metadata, side.groups, clock)
+
+
+@pytest.fixture
+def monitor(side: Side, clock: ManualClock) -> Monitor:
+    return monitor_of(side, clock)
+
+
+def look_on(monitor: Monitor, clock: ManualClock, seconds: float) -> None:
+    """Look each second for a time."""
+    for _ in range(int(seconds)):
+        clock.advance(1)
+        monitor.look()
+
+
+def renew(side: Side, name: str) -> None:
+    members.renew(side.session, "g", name, 10_000)
+
+
+def live(side: Side, group: str = "g") -> list[str]:
+    return list(side.state(group).seats)
+
+
+# --- leases
+
+
+def test_a_member_that_is_not_renewed_lapses_after_its_session_timeout_and_others_stay(
+    side: Side, clock: ManualClock, monitor: Monitor
+) -> None:
+    side.new_topic("t", 4)
+    side.join("a", "t")
+    side.join("b", "t")
+    monitor.look()
+    for _ in range(9):
+        clock.advance(1)
+        renew(side, "b")
+        monitor.look()
+    assert live(side) == ["a", "b"]
+    clock.advance(1)
+    monitor.look()
+    assert live(side) == ["b"]
+    assert side.shares()["b"] == partitions("t", 0, 1, 2, 3)
+    look_on(monitor, clock, 8)
+    assert live(side) == ["b"]
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_each_member_has_the_session_timeout_that_it_wants(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    for name, timeout_ms in (("short", 2_000), ("long", 60_000)):
+        side.groups.join("g", Member(name, ("t",), session_timeout_ms=timeout_ms), "consumer", "sticky")
+    monitor.look()
+    look_on(monitor, clock, 2)
+    assert live(side) == ["long"]
+    look_on(monitor, clock, 57)
+    assert live(side) == ["long"]
+    members.renew(side.session, "g", "long", 3_000)
+    look_on(monitor, clock, 3)
+    assert live(side) == ["long"]
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_a_time_in_which_it_could_not_look_does_not_count(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 9)
+    clock.advance(3600)
+    monitor.look()
+    look_on(monitor, clock, 9)
+    assert live(side) == ["a"]
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_a_time_in_which_it_stood_still_in_the_middle_of_a_look_does_not_count(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 9)
+    amid(monkeypatch, side.session, "get_many", lambda: clock.advance(3600))
+    monitor.look()
+    assert live(side) == ["a"]
+    monitor.look()
+    look_on(monitor, clock, 9)
+    assert live(side) == ["a"]
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_a_time_in_which_zookeeper_was_away_does_not_count(
+    new_session: Callable[..., ZooKeeperSession], proxy: StallingProxy, side: Side, clock: ManualClock
+) -> None:
+    cut_off = Side(new_session(proxy), clock)
+    monitor = monitor_of(cut_off, clock)
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 9)
+    proxy.cut()
+    waited_for(lambda: not cut_off.session.connected)
+    for _ in range(20):
+        clock.advance(1)
+        with pytest.raises(ZooKeeperUnreachable):
+            monitor.look()
+    proxy.resume()
+    waited_for(lambda: cut_off.session.connected)
+    monitor.look()
+    look_on(monitor, clock, 9)
+    assert live(side) == ["a"]
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_a_jump_of_the_wall_clock_removes_nobody(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 5)
+    clock.jump(86_400)
+    monitor.look()
+    assert live(side) == ["a"]
+
+
+def test_a_member_that_renews_just_before_its_removal_stays(
+    new_side: Callable[[], Side], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    monitor = monitor_of(side, clock)
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 9)
+    read = members.read_leases
+
+    def and_then_it_is_renewed(session: ZooKeeperSession, names: Sequence[tuple[str, str]]) -> object:
+        found = read(session, names)
+        monkeypatch.setattr(members, "read_leases", read)
+        renew(other, "a")
+        return found
+
+    monkeypatch.setattr(members, "read_leases", and_then_it_is_renewed)
+    look_on(monitor, clock, 1)
+    assert live(side) == ["a"]
+    look_on(monitor, clock, 10)
+    assert live(side) == ["a"]  # the renewal counts from the look that saw it
+    look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_a_member_that_joined_again_has_a_lease_of_its_own(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.join("a", "t")
+    monitor.look()
+    look_on(monitor, clock, 9)
+    side.groups.leave("g", "a")
+    monitor.look()
+    side.join("a", "t")
+    look_on(monitor, clock, 9)
+    assert live(side) == ["a"]
+
+
+def test_a_stream_lapses_as_a_consumer_does(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.join("s", kind=STREAM, assignor="")
+    monitor.look()
+    look_on(monitor, clock, 10)
+    assert live(side) == []
+    assert side.state().generation == 2
+
+
+# --- whose groups
+
+
+def test_each_group_is_looked_after_by_one_of_the_live_brokers(
+    new_side: Callable[[], Side], clock: ManualClock
+) -> None:
+    sides = {broker_id: new_side() for broker_id in (0, 1, 2)}
+    for broker_id, side in sides.items():
+        registry.register_broker(side.session, BrokerRecord(broker_id, "h", 1, 2, directory=str(broker_id)))
+    names = [f"group-{number}" for number in range(24)]
+    for name in names:
+        sides[0].join("a", "t", group=name)
+
+    def looked_after(brokers: Sequence[int]) -> dict[str, int]:
+        """The broker by whose looks each group's member lapses."""
+        found: dict[str, int] = {}
+        for broker_id in brokers:
+            for each in brokers:
+                sides[each].metadata.read_brokers()
+            monitor = monitor_of(sides[broker_id], clock, broker_id)
+            monitor.look()
+            look_on(monitor, clock, 10)
+            for name in names:
+                if not live(sides[0], name):
+                    assert found.setdefault(name, broker_id) == broker_id
+                    sides[0].join("a", "t", group=name)
+        return found
+
+    by_all = looked_after([0, 1, 2])
+    assert by_all.keys() == set(names)
+    assert set(by_all.values()) == {0, 1, 2}
+    sides[2].session.delete(paths.broker(2))
+    by_two = looked_after([0, 1])
+    assert by_two.keys() == set(names)
+    assert {name for name in names if by_all[name] != by_two[name]} == {name for name in names if by_all[name] == 2}
+
+
+# --- partitions
+
+
+def test_new_partitions_and_topics_are_noticed(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.new_topic("logs-a", 1)
+    side.join("a", pattern="logs-.*")
+    side.join("n", "other", group="h")
+    monitor.look()
+    assert side.state().generation == 1
+    side.grow("logs-a", 2)
+    monitor.look()
+    assert (side.state().generation, side.shares()["a"]) == (2, partitions("logs-a", 0, 1))
+    side.new_topic("logs-b", 1)
+    side.new_topic("mine", 1)
+    monitor.look()
+    assert (side.state().generation, len(side.shares()["a"])) == (3, 3)
+    monitor.look()
+    assert (side.state().generation, side.state("h").generation) == (3, 1)
+    side.delete_topic("logs-a")
+    monitor.look()
+    assert (side.state().generation, side.shares()["a"]) == (4, partitions("logs-b", 0))
+
+
+def test_a_topic_created_again_is_noticed(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    monitor.look()
+    side.delete_topic("t")
+    topic_id = side.new_topic("t", 1)
+    monitor.look()
+    assert (side.state().generation, side.state().topics["t"].topic_id) == (2, topic_id)
+    assert side.committed() == {partitions("t", 0)[0]: 0}
+
+
+def test_a_member_that_came_since_is_not_left_out_of_what_is_noticed(
+    side: Side, clock: ManualClock, monitor: Monitor
+) -> None:
+    side.new_topic("t", 1)
+    side.new_topic("u", 1)
+    side.join("a", "t")
+    monitor.look()
+    side.join("b", "u")
+    monitor.look()
+    side.grow("u", 3)
+    monitor.look()
+    assert side.shares()["b"] == partitions("u", 0, 1, 2)
+
+
+def test_groups_without_members_are_left_alone(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.session.create(paths.group_topic_offsets("only-offsets", "t"))
+    side.grow("t", 2)
+    look_on(monitor, clock, 12)
+    assert side.state().generation == 2
+    assert side.state("only-offsets").generation == 0
+
+
+# --- one group's failure
+
+
+@pytest.mark.parametrize("broken", ["group", "lease", "member"])
+def test_a_group_that_cannot_be_read_holds_up_no_other(
+    side: Side, clock: ManualClock, monitor: Monitor, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    side.new_topic("t", 1)
+    for name in ("bad", "f", "g", "z"):
+        side.join("a", "t", group=name)
+    path = {
+        "group": paths.group("bad"),
+        "lease": paths.group_lease("bad", "a"),
+        "member": paths.group_member("bad", "a"),
+    }[broken]
+    side.session.set(path, b"{")
+    side.grow("t", 2)
+    monitor.look()
+    assert {name: side.state(name).generation for name in ("f", "g", "z")} == {"f": 2, "g": 2, "z": 2}
+    look_on(monitor, clock, 10)
+    assert {name: live(side, name) for name in ("f", "g", "z")} == {"f": [], "g": [], "z": []}
+    warned = [record for record in caplog.records if "group_not_looked_after" in record.getMessage()]
+    assert 1 <= len(warned) <= 2 and path in warned[0].getMessage()
+
+
+def test_a_group_that_changes_too_often_holds_up_no_other(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "g"):
+        side.join("a", "t", group=name)
+    lapse = side.groups.lapse
+
+    def refused(group: str, name: str, version: int) -> bool:
+        if group == "bad":
+            raise GroupBusy(group=group)
+        return lapse(group, name, version)
+
+    monkeypatch.setattr(side.groups, "lapse", refused)
+    monitor.look()
+    look_on(monitor, clock, 10)
+    assert live(side) == []
+    monkeypatch.undo()
+    look_on(monitor, clock, 1)
+    assert live(side, "bad") == []
+
+
+# --- the thread
+
+
+def test_the_thread_looks_until_it_is_stopped(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.groups.monitor.LOOK_SECONDS", 0.01)
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    outcomes = [RuntimeError("a defect"), ZooKeeperUnreachable(address="", reason=""), None]
+    looked, look = threading.Event(), monitor.look
+
+    def failing() -> None:
+        if outcomes:
+            outcome = outcomes.pop(0)
+            if outcome is not None:
+                raise outcome
+        look()
+        looked.set()
+
+    monkeypatch.setattr(monitor, "look", failing)
+    side.grow("t", 2)
+    monitor.start()
+    try:
+        assert looked.wait(60)
+    finally:
+        monitor.stop()
+    monitor.stop()
+    assert not monitor._thread.is_alive()
+    assert len(side.shares()["a"]) == 2

@@ -1,0 +1,232 @@
+"""States of groups as a broker reads and changes them: when it reads again, and who is woken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.groups import states as module
+from broker.groups.states import States
+from kafkalog.errors import GroupBusy, UnreadableZnode
+from kafkalog.zk import groups, members, paths
+from kafkalog.zk.members import GroupState
+from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+from tests.broker.groups.sides import Side
+from tests.proxy import StallingProxy
+from tests.threads import join_all
+from tests.waiting import waited_for
+
+
+class Reads:
+    """Counts how often a side reads states from ZooKeeper."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, session: ZooKeeperSession) -> None:
+        self.count = 0
+        get_many = session.get_many
+
+        def counted(wanted: Sequence[str], *watch: Any) -> Any:
+            self.count += wanted[0] == paths.group("g")
+            return get_many(wanted, *watch)
+
+        monkeypatch.setattr(session, "get_many", counted)
+
+
+def test_a_state_is_read_once_however_often_it_is_asked_for(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    other.join("a", "t")
+    reads = Reads(monkeypatch, side.session)
+    first = side.states.read("g")
+    assert all(side.states.read("g") is first for _ in range(9))
+    side.states.change("g", lambda state: state)
+    assert reads.count == 1
+
+
+def test_a_change_by_another_broker_is_read(new_side: Callable[[], Side]) -> None:
+    side, other = new_side(), new_side()
+    assert side.states.read("g") == GroupState()
+    for generation, name in enumerate("abc", 1):
+        other.join(name, "t")
+        waited_for(lambda wanted=generation: side.states.read("g").generation == wanted)  # type: ignore[misc]
+    groups.delete(other.session, "none")
+    for name in "abc":
+        other.groups.leave("g", name)
+    groups.delete(other.session, "g")
+    waited_for(lambda: side.states.read("g") == GroupState())
+
+
+def test_what_was_written_is_read_at_once(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper may report a change later than it answers the request that made it; here it reports none."""
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    for generation, name in enumerate("abcdefgh", 1):
+        side.join(name, "t")
+        assert side.states.read("g").generation == generation
+
+
+def test_a_change_that_comes_while_a_state_is_read_is_not_missed(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    other.join("a", "t")
+    read = members.read_state
+
+    def and_then_it_changes(session: ZooKeeperSession, group: str, watch: Any = None) -> GroupState | None:
+        found = read(session, group, watch)
+        monkeypatch.setattr(members, "read_state", read)
+        other.join("b", "t")
+        known = side.states._groups["g"]
+        waited_for(lambda: not known.is_unchanged)
+        return found
+
+    monkeypatch.setattr(members, "read_state", and_then_it_changes)
+    assert list(side.states.read("g").seats) == ["a"]  # a moment old
+    assert list(side.states.read("g").seats) == ["a", "b"]
+
+
+@pytest.mark.parametrize("error", [BadVersion(), NoNode(), NodeExists(), groups.GuardMoved("/x")])
+def test_a_change_that_others_overtook_is_decided_again_from_what_is_there(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Also before ZooKeeper reports what the others did."""
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    seen: list[int] = []
+
+    def decide(state: GroupState) -> str:
+        seen.append(state.generation)
+        if len(seen) < 3:
+            other.join(f"m{len(seen)}", "t")
+            raise error
+        return "decided"
+
+    assert side.states.change("g", decide) == "decided"
+    assert seen == [0, 1, 2]
+
+
+def test_a_failure_of_a_change_is_raised_at_once_and_ends_no_other(side: Side) -> None:
+    def fail(state: GroupState) -> None:
+        raise ValueError(state.generation)
+
+    with pytest.raises(ValueError, match="0"):
+        side.states.change("g", fail)
+    side.join("a", "t")
+
+
+def test_a_change_that_is_overtaken_all_the_time_says_so(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.0)
+    tries: list[GroupState] = []
+
+    def overtaken(state: GroupState) -> None:
+        tries.append(state)
+        raise BadVersion
+
+    with pytest.raises(GroupBusy, match="group 'g' was not changed") as raised:
+        side.states.change("g", overtaken)
+    assert raised.value.retriable
+    assert len(tries) == module._ATTEMPTS
+
+
+def test_changes_by_threads_of_one_broker_do_not_compete(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    members.make_group(side.session, "g")
+    overtaken: list[int] = []
+    write = side.states.write
+
+    def counted(*given: Any) -> GroupState:
+        try:
+            return write(*given)
+        except BadVersion:
+            overtaken.append(1)
+            raise
+
+    monkeypatch.setattr(side.states, "write", counted)
+
+    def count() -> None:
+        for _ in range(10):
+            side.states.change(
+                "g", lambda state: side.states.write("g", state, replace(state, generation=state.generation + 1))
+            )
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    join_all(threads, 120)
+    assert side.state().generation == 40
+    assert not overtaken
+
+
+def test_a_state_that_cannot_be_read_is_an_error_each_time_and_no_longer_than_it_is_there(side: Side) -> None:
+    side.session.create(paths.group("g"), b"{")
+    for _ in range(2):
+        with pytest.raises(UnreadableZnode):
+            side.states.read("g")
+    side.session.set(paths.group("g"), b"")
+    waited_for(lambda: side.states.read("g").version == 1)
+
+
+# --- news
+
+
+def test_those_who_wait_for_a_group_are_woken_by_its_changes_only(new_side: Callable[[], Side]) -> None:
+    side, other = new_side(), new_side()
+    one, two, elsewhere = threading.Event(), threading.Event(), threading.Event()
+    with side.states.waiting("g", one), side.states.waiting("g", two), side.states.waiting("h", elsewhere):
+        for group in ("g", "h"):
+            side.states.read(group)
+        assert not one.is_set()
+        other.join("a", "t")
+        assert one.wait(30) and two.wait(30)
+        one.clear()
+        side.states.read("g")
+        side.join("b", "t")  # of this broker
+        assert one.is_set()
+        assert not elsewhere.is_set()
+
+
+def test_who_no_longer_waits_is_not_woken(side: Side) -> None:
+    one, two = threading.Event(), threading.Event()
+    with side.states.waiting("g", one):
+        with pytest.raises(KeyError), side.states.waiting("g", two):
+            raise KeyError
+        side.states.wake_all()
+        assert one.is_set() and not two.is_set()
+    one.clear()
+    side.states.wake_all()
+    assert not one.is_set()
+
+
+def test_a_reconnect_wakes_everybody_and_everything_is_read_again(
+    new_session: Callable[..., ZooKeeperSession], proxy: StallingProxy, side: Side
+) -> None:
+    cut_off = new_session(proxy)
+    states, waiter = States(cut_off), threading.Event()
+    side.join("a", "t")
+    with states.waiting("g", waiter):
+        assert list(states.read("g").seats) == ["a"]
+        proxy.cut()
+        waited_for(lambda: not cut_off.connected)
+        side.join("b", "t")
+        assert not waiter.is_set()
+        assert list(states.read("g").seats) == ["a"]  # as long as ZooKeeper is away
+        proxy.resume()
+        assert waiter.wait(60)
+        waited_for(lambda: cut_off.connected)
+        assert list(states.read("g").seats) == ["a", "b"]
+
+
+def test_groups_that_nobody_waits_for_are_forgotten_when_there_are_too_many(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RECENT_MAX", 5)
+    waiter = threading.Event()
+    with side.states.waiting("g", waiter):
+        side.states.read("g")
+        for number in range(20):
+            side.states.read(f"group-{number}")
+        assert len(side.states._groups) <= 7
+        side.join("a", "t")
+        assert waiter.is_set()
