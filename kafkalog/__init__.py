@@ -2,7 +2,7 @@
 
     from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 
-Each name is loaded on first use: `import kafkalog` alone costs nothing.
+Each name is loaded on first use: `import kafkalog` alone costs nothing. `kafkalog.aio` has the client for asyncio.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafkalog import aio as aio
     from kafkalog.client.admin import Admin, AtTimestamp
     from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.client.producer.producer import Producer
@@ -51,6 +52,8 @@ def __getattr__(name: str) -> Any:
             value: Any = metadata.version("pyspark-kafkalog")
         except metadata.PackageNotFoundError:  # run from a checkout that is not installed
             value = "0+unknown"
+    elif name == "aio":
+        value = importlib.import_module("kafkalog.aio")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
@@ -60,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "aio"})

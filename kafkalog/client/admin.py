@@ -46,9 +46,11 @@ _Answer = TypeVar("_Answer")
 
 
 class AtTimestamp(NamedTuple):
-    """The first record whose timestamp is at or after this one, in microseconds since the epoch."""
+    """The first record whose timestamp is at or after this one, in microseconds since the epoch; records before
+    `from_offset` do not count."""
 
     timestamp_us: int
+    from_offset: int = 0
 
 
 class ShiftBy(NamedTuple):
@@ -128,7 +130,11 @@ class _OffsetLookup:
         """Ask until everything is found, or failed for good."""
         settings, wanted, failed = self._cluster.settings, self._wanted, self._failed
         found = self._found = {}
-        from_offsets = {partition: 0 for partition in wanted if not failed or partition not in failed}
+        from_offsets = {
+            partition: spec.from_offset if isinstance(spec, AtTimestamp) else 0
+            for partition, spec in wanted.items()
+            if not failed or partition not in failed
+        }
         retry = Retry(settings.backoff(), settings.retry_timeout_ms / 1000)
         while from_offsets:
             batches = {}
@@ -142,7 +148,7 @@ class _OffsetLookup:
                     timestamp_us = listed.timestamp_us if isinstance(spec, AtTimestamp) and listed.found else None
                     offset = listed.offset if listed.found else None
                     found[partition] = ListedOffset(offset, timestamp_us, listed.size_bytes)
-            from_offsets = self._look_into(batches, retry) if batches else {}
+            from_offsets = self._look_into(batches, from_offsets, retry) if batches else {}
         return {partition: found[partition] for partition in wanted if partition in found}
 
     def _refused(self, partition: TopicPartition, error: KafkalogError) -> None:
@@ -151,7 +157,10 @@ class _OffsetLookup:
         self._failed[partition] = error
 
     def _look_into(
-        self, batches: Mapping[TopicPartition, tuple[bytes, int, pb.ListedOffset]], retry: Retry
+        self,
+        batches: Mapping[TopicPartition, tuple[bytes, int, pb.ListedOffset]],
+        from_offsets: Mapping[TopicPartition, int],
+        retry: Retry,
     ) -> dict[TopicPartition, int]:
         """Find the records in their batches. Returns the partitions to ask for again, because the batch has no such
         record or is gone, with the offset to search from."""
@@ -170,7 +179,7 @@ class _OffsetLookup:
             elif isinstance(outcome, int):
                 again[partition] = outcome
             elif isinstance(outcome, OffsetOutOfRange):
-                again[partition] = 0
+                again[partition] = from_offsets[partition]
                 gone = outcome
             else:
                 self._refused(partition, outcome)

@@ -183,6 +183,7 @@ class Cluster:
         broker_id: int | None = None,
         repeatable: bool = True,
         patient: bool = True,
+        timeout_ms: int | None = None,
     ) -> Any:
         """Call a broker's gRPC method, any broker's unless one is named.
 
@@ -190,16 +191,17 @@ class Cluster:
             broker_id: of the broker that has to answer.
             repeatable: whether the call may be repeated if a broker may have received it.
             patient: whether to keep trying if no broker answers.
+            timeout_ms: for one broker's answer; None: `request.timeout.ms`.
 
         Raises:
             BrokerUnreachable: none answered in time, see `bootstrap.timeout.ms` and `retry.timeout.ms`.
             KafkalogError: what the broker answered.
         """
         if not patient:
-            return self._call_once(method, request, broker_id, True)
+            return self._call_once(method, request, broker_id, True, timeout_ms)
         # A call that is not repeatable may be half done when a broker answers it with another retriable error.
         retried = (RetriableError,) if repeatable else (*_ELSEWHERE, LeaderNotAvailable)
-        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable), retried)
+        return self.retrying(lambda: self._call_once(method, request, broker_id, repeatable, timeout_ms), retried)
 
     def begin(self, method: str, request: Any, broker_id: int) -> Future[Any]:
         """Begin a call of a broker, which is tried once; the future gets the answer, or what `call` raises."""
@@ -281,25 +283,34 @@ class Cluster:
         if self._stopped.wait(seconds):
             raise Closed(what="client")
 
-    def _call_once(self, method: str, request: Any, broker_id: int | None, repeatable: bool) -> Any:
+    def _call_once(
+        self, method: str, request: Any, broker_id: int | None, repeatable: bool, timeout_ms: int | None
+    ) -> Any:
         if broker_id is None:
-            return self._call_any_of(self._addresses(), method, request, repeatable)
+            return self._call_any_of(self._addresses(), method, request, repeatable, timeout_ms)
         address = self._known_address(broker_id)
         try:
             if address is None:
                 raise _unregistered(broker_id)
-            return self._call_any_of([address], method, request, repeatable)
+            return self._call_any_of([address], method, request, repeatable, timeout_ms)
         except BrokerUnreachable:
             moved = self._address_now(broker_id)
             if moved is None or moved == address:
                 raise
-        return self._call_any_of([moved], method, request, repeatable)
+        return self._call_any_of([moved], method, request, repeatable, timeout_ms)
 
-    def _call_any_of(self, addresses: list[tuple[str, int]], method: str, request: Any, repeatable: bool) -> Any:
+    def _call_any_of(
+        self,
+        addresses: list[tuple[str, int]],
+        method: str,
+        request: Any,
+        repeatable: bool,
+        timeout_ms: int | None,
+    ) -> Any:
         failures: list[KafkalogError] = []
         for address in addresses:
             try:
-                return self._call_at(address, method, request)
+                return self._call_at(address, method, request, timeout_ms)
             except _NotSure as error:
                 if not repeatable:
                     raise
@@ -314,12 +325,12 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(self, address: tuple[str, int], method: str, request: Any) -> Any:
+    def _call_at(self, address: tuple[str, int], method: str, request: Any, timeout_ms: int | None) -> Any:
         """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
             control = self._connected(address)
             try:
-                return control.call(method, request, self.settings.request_timeout_ms)
+                return control.call(method, request, timeout_ms or self.settings.request_timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:

@@ -18,11 +18,13 @@ _ANY: Mapping[str, bytes] = {}
 
 
 class GroupSummary(NamedTuple):
-    """A group: the topics for which it has offsets, and how many live members."""
+    """A group: the topics for which it has offsets, how many live members, and the kind of its members: "consumer",
+    "stream", or empty if it never had one."""
 
     name: str
     topics: tuple[str, ...]
     live_members: int
+    kind: str = ""
 
 
 class GroupOffset(NamedTuple):
@@ -33,8 +35,17 @@ class GroupOffset(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A live member of a group. `process` names its process on `host`; `subscription` describes what it reads. Without
-    a renewal it counts as live for another `left_ms`."""
+    """A live member of a group.
+
+    Attributes:
+        subscription: describes what it reads.
+        process: names its process on `host`.
+        left_ms: so long it counts as live without a renewal.
+        client_id, instance_id: as it was given them (client.id, group.instance.id); empty: it was not.
+        topics, pattern: what a consumer subscribes to: names, or a regular expression that a whole name matches.
+        share: the partitions that the group has assigned to it.
+        owned: the partitions that it reads; of its share it waits for the others.
+    """
 
     name: str
     subscription: str
@@ -42,14 +53,52 @@ class GroupMember(NamedTuple):
     process: str
     since_us: int = 0
     left_ms: int = 0
+    client_id: str = ""
+    instance_id: str = ""
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    share: tuple[TopicPartition, ...] = ()
+    owned: tuple[TopicPartition, ...] = ()
+
+
+class Awaited(NamedTuple):
+    """A partition that a member is to read and does not own yet; `owner` is '' if nobody owns it."""
+
+    member: str
+    partition: TopicPartition
+    owner: str
 
 
 class GroupInfo(NamedTuple):
-    """A group; its members in the order in which they came: the first is the one whose offsets are written."""
+    """A group.
+
+    Attributes:
+        members: in the order in which they came. Of streams the first one's offsets are written.
+        kind: of the members: "consumer", "stream", or empty if the group never had one.
+        generation: rises with each change of members or their shares.
+        assignor: by which consumers share the partitions.
+    """
 
     name: str
     offsets: Mapping[TopicPartition, GroupOffset]
     members: tuple[GroupMember, ...]
+    kind: str = ""
+    generation: int = 0
+    assignor: str = ""
+
+    def owners(self) -> dict[TopicPartition, str]:
+        """The owner of each partition that has one."""
+        return {partition: member.name for member in self.members for partition in member.owned}
+
+    def awaited(self) -> list[Awaited]:
+        """What members wait for."""
+        owners = self.owners()
+        return [
+            Awaited(member.name, partition, owners.get(partition, ""))
+            for member in self.members
+            for partition in member.share
+            if owners.get(partition) != member.name
+        ]
 
 
 def lag(start: int, end: int, committed: int | None) -> int:
@@ -61,7 +110,7 @@ def lag(start: int, end: int, committed: int | None) -> int:
 def list_groups(cluster: Cluster) -> list[GroupSummary]:
     """Every group that has offsets or live members, by name."""
     reply: pb.ListGroupsReply = cluster.call("ListGroups", pb.ListGroupsRequest())
-    return [GroupSummary(each.group, tuple(each.topics), each.live_members) for each in reply.groups]
+    return [GroupSummary(each.group, tuple(each.topics), each.live_members, each.kind) for each in reply.groups]
 
 
 def describe_group(cluster: Cluster, group: str) -> GroupInfo:
@@ -71,7 +120,8 @@ def describe_group(cluster: Cluster, group: str) -> GroupInfo:
         TopicPartition(each.topic, each.partition): GroupOffset(each.offset, each.committed_us)
         for each in reply.offsets
     }
-    return GroupInfo(group, offsets, tuple(_member(each) for each in reply.members))
+    members = tuple(_member(each) for each in reply.members)
+    return GroupInfo(group, offsets, members, reply.kind, reply.generation, reply.assignor)
 
 
 def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
@@ -137,6 +187,7 @@ def keep_member(
     member: GroupMember,
     offsets: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, bytes] | None = None,
+    order: int = 0,
 ) -> GroupMember:
     """Be a live member for the next 10 s, and commit offsets if no live member is older.
 
@@ -144,6 +195,7 @@ def keep_member(
 
     Args:
         topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
+        order: of a member's calls the later one has the higher: an earlier one writes no offset after it.
 
     Returns:
         The group's oldest live member: the offsets were written if it is the given one.
@@ -153,7 +205,8 @@ def keep_member(
     """
     name, subscription, host, process, *_ = member
     told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
-    request = pb.KeepMemberRequest(group=group, member=told, offsets=_to_wire(offsets, topic_ids or {}))
+    listed = _to_wire(offsets, topic_ids or {})
+    request = pb.KeepMemberRequest(group=group, member=told, offsets=listed, order=order)
     reply: pb.KeepMemberReply = cluster.call("KeepMember", request, patient=False)
     return _member(reply.first)
 
@@ -164,7 +217,24 @@ def leave_group(cluster: Cluster, group: str, name: str) -> None:
 
 
 def _member(told: pb.GroupMember) -> GroupMember:
-    return GroupMember(told.member, told.subscription, told.host, told.process, told.since_us, told.lease_left_ms)
+    return GroupMember(
+        told.member,
+        told.subscription,
+        told.host,
+        told.process,
+        told.since_us,
+        told.lease_left_ms,
+        told.client_id,
+        told.instance_id,
+        tuple(told.topics),
+        told.pattern,
+        _partitions(told.share),
+        _partitions(told.owned),
+    )
+
+
+def _partitions(shares: Iterable[pb.GroupShare]) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(share.topic, number) for share in shares for number in share.partitions)
 
 
 def _to_wire(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] = _ANY) -> list[pb.GroupOffset]:

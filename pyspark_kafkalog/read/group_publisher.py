@@ -65,8 +65,9 @@ class Progress:
         self._asked = self._answered = 0
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._written: PartitionOffsets = {}  # the thread's own, as are the next three
+        self._written: PartitionOffsets = {}  # the thread's own, as are the next four
         self._renewed_s = 0.0
+        self._order = 0
         self._is_first: bool | None = None
         self._failing = False
         self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
@@ -165,10 +166,11 @@ class Progress:
                 del self._before_publishing[0]
             me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
             news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
-            first = keep_member(self._cluster, self._group, me, news, topic_ids)
+            self._order += 1
+            first = keep_member(self._cluster, self._group, me, news, topic_ids, self._order)
             if first.name != me.name and processes.has_ended(first.process):
                 leave_group(self._cluster, self._group, first.name)
-                first = keep_member(self._cluster, self._group, me, news, topic_ids)
+                first = keep_member(self._cluster, self._group, me, news, topic_ids, self._order)
         except Exception as error:
             self._failed(error)
             return False

@@ -1,33 +1,33 @@
-"""Consuming: assigned partitions as iterators of messages or Arrow batches, in order for each partition.
+"""Consuming: partitions as iterators of messages or Arrow batches, in order for each partition.
 
-The caller assigns the partitions. `commit` writes positions to ZooKeeper (through a broker). A message that an iterator
-returned counts as processed when that iterator is asked for the next one. So a partition's position is the first
-message that is being processed, or that was not handed out. A commit, from any thread, never includes a message that is
-still being processed: everything is processed at least once. If an iterator is left in the middle (by `break`, by an
-error), its last message counts as processed when an iterator created later is asked for a message; iterators of other
-threads do not affect this. Fetched records are in the fetcher (`fetcher.py`).
-
-A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
-set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
-call comes, the move was interrupted, and fetching restarts from there.
+The caller assigns the partitions (`assign`), or subscribes to topics as a member of a group, which shares their
+partitions among its members (`subscribe`). `commit` writes positions to ZooKeeper (through a broker). A message that
+was handed out counts as processed when the next one is asked for. So a partition's position is the first message that
+is being processed, or that was not handed out. A commit, from any thread, never includes a message that is still being
+processed: everything is processed at least once. If an iterator is left in the middle (by `break`, by an error), its
+last message counts as processed when an iterator created later is asked for a message; iterators of other threads do
+not affect this. Progress is in `cursors.py`, fetched records are in `fetcher.py`, membership in `membership.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
+from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold, Part, Share
 from kafkalog.client.consumer.fetcher import Fetcher, Source
-from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
+from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
-from kafkalog.errors import Closed, CorruptBatch, InvalidArgument, KafkalogError, NoCommittedOffset
+from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset
 from kafkalog.net.forks import after_fork
 from kafkalog.records import Message, TopicPartition
 
@@ -35,175 +35,44 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _STARTS = ("earliest", "latest", "committed")
-_ROWS_AT_ONCE = 1000  # messages made at once
-_ARROW_ROWS = 10_000  # small batches are joined up to here
-_ARROW_BYTES = 2 << 20
-_ANY = 1 << 62
-
-_moments = itertools.count()  # an order of events without a lock: an iterator may be closed at any point
-
-
-class _Hand:
-    """The message or Arrow batch that one iterator has handed out last, and that is still being processed.
-
-    Attributes:
-        cursor: of its partition; None: the hand is empty.
-        message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
-            begins there.
-        is_unseen: the Arrow batch was made and not handed out.
-        made: when its iterator was made, by `_moments`.
-        given_up: when the iterator was closed with this in hand; None: it was not closed.
-    """
-
-    __slots__ = ("cursor", "given_up", "is_unseen", "made", "message", "offset")
-
-    def __init__(self) -> None:
-        self.cursor: _Cursor | None = None
-        self.message: Message | None = None
-        self.offset = -1
-        self.is_unseen = False
-        self.made = next(_moments)
-        self.given_up: int | None = None
-
-    def take_from(self, cursor: _Cursor, offset: int) -> None:
-        """Lock held: the iterator hands out records of that partition next, from that offset on."""
-        self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
-        cursor.hands.add(self)
-
-    def put_down(self) -> None:
-        """Lock held: mark as processed what is in hand."""
-        if self.cursor is not None:
-            self.cursor.hands.discard(self)
-            self.cursor = None
-
-    def first_offset(self) -> int:
-        message = self.message
-        return self.offset if message is None else message.offset
-
-
-class _Cursor:
-    """The progress of handing out one partition's records. Guarded by the fetcher's lock.
-
-    Attributes:
-        offset: the next to hand out, if there are no `rows`.
-        rows: messages being handed out; `left` are those not handed out yet; `batches` are what they were made from.
-        end_offset: the next offset after `rows`.
-        hands: those of the iterators that have a record of it in hand.
-        resume: the offset to restart from, while records are being moved; None: none are.
-    """
-
-    __slots__ = ("batches", "builder", "end_offset", "hands", "left", "offset", "resume", "rows", "source")
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.builder = ArrowBuilder(source.topic_partition)
-        self.offset = self.end_offset = source.reader.offset
-        self.rows: list[Message] = []
-        self.left: Iterator[Message] = iter(self.rows)
-        self.batches: Sequence[FetchedBatch] = ()
-        self.hands: set[_Hand] = set()
-        self.resume: int | None = None
-
-    def next_offset(self) -> int:
-        """The offset of the message to be handed out next. An iterator may take that message at the same time."""
-        if self.resume is not None:
-            return self.resume
-        if not self.rows:
-            source = self.source
-            at = source.reset_to
-            if at is not None and (not source.arrived or source.arrived[0].start_offset >= at):
-                self.offset, source.reset_to = at, None
-            return self.offset
-        left = self.left.__length_hint__()  # type: ignore[attr-defined]
-        return self.rows[-left].offset if left else self.end_offset
-
-    def position(self) -> int:
-        """The offset before which every record is processed."""
-        hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in a hand
-        return min([self.next_offset(), *hands])
-
-    def is_through(self) -> bool:
-        """Whether all `rows` were handed out, or will be fetched again."""
-        return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
-
-    def settle(self) -> None:
-        """Stop handing out `rows`; those not handed out are fetched again."""
-        if self.rows and self.resume is None:
-            self.resume = self.next_offset()
-            rows = list(self.left)  # in one step: a running iterator gets none of these
-            if not rows:
-                self.offset = self.end_offset
-            else:
-                self.offset = at = rows[0].offset
-                left = [batch for batch in self.batches if batch.header.end_offset > at]
-                arrived = self.source.arrived
-                if arrived and arrived[0].data is left[-1].data:
-                    self.source.take(1, 1)  # the rest of the same batch, which comes along
-                self.source.put_back([batch._replace(start_offset=max(at, batch.start_offset)) for batch in left])
-            self._forget()
-            self.resume = None
-
-    def seek(self, offset: int) -> None:
-        self.resume = offset
-        self.hands.clear()
-        self.restart()
-
-    def restart(self) -> None:
-        """Fetch again from `resume`, if it is set: a move was interrupted, so what has arrived is unknown."""
-        at = self.resume
-        if at is not None:
-            self._forget()
-            self.source.go_to(at)
-            self.offset, self.resume = at, None
-
-    def forget_given_up(self, asking: _Hand) -> None:
-        """`asking` wants a record: mark as processed what is in hands that were given up before it was made.
-
-        A hand that was given up later is kept: `asking` may be another thread's, and processing may have failed. A
-        record that was taken in hand and never handed out, because of an interrupt, is fetched again.
-        """
-        if self.hands:
-            left = [hand for hand in self.hands if hand.given_up is not None and hand.given_up <= asking.made]
-            unseen = [hand.offset for hand in left if hand.is_unseen]
-            if unseen:
-                self.resume = min([self.next_offset(), *unseen])
-            self.hands = self.hands.difference(left)
-
-    def _forget(self) -> None:
-        self.rows.clear()  # ends an iterator over them that another thread may hold
-        self.rows = []
-        self.left = iter(self.rows)
-        self.batches = ()
+_Taken = TypeVar("_Taken")
 
 
 class MessageStream:
-    """One partition's messages: an iterable that blocks while there is no record, and ends when the consumer is
-    closed."""
+    """The messages of one partition, or of a share of the consumer's partitions: an iterable that blocks while there is
+    no record, and ends when the consumer is closed.
 
-    def __init__(self, consumer: Consumer, topic_partition: TopicPartition) -> None:
+    Attributes:
+        topic_partition: None: it is one of several streams over all partitions.
+    """
+
+    def __init__(self, consumer: Consumer, part: TopicPartition | Share) -> None:
         self._consumer = consumer
-        self.topic_partition = topic_partition
+        self._part = part
+        self.topic_partition = part if isinstance(part, TopicPartition) else None
 
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
 
     def messages(self, max_messages: int | None = None, timeout: float | None = None) -> Iterator[Message]:
-        """As `Consumer.messages`, of this partition."""
-        return self._consumer._messages(self.topic_partition, max_messages, timeout, _Hand())
+        """As `Consumer.messages`, of this stream."""
+        return self._consumer._messages(self._part, max_messages, timeout, Hand())
 
 
 class Consumer:
-    """Reads assigned partitions. Thread-safe; a context manager; iterable over its messages.
+    """Reads partitions: those that the caller assigns, or its share of those that a group subscribes to. Thread-safe; a
+    context manager; iterable over its messages.
 
-    The pull consumer of the paper's section 3.1, with partitions assigned by the caller, as by `assign` of Kafka's
-    consumer. Delivery is at least once (section 3.3): a record is read again if it was not committed.
+    The pull consumer of the paper's section 3.1; `subscribe` is its section 3.2. Delivery is at least once (section
+    3.3): a record is read again if it was not committed.
 
     Iterators block while there is no record to read, and end when the consumer is closed, in any thread.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
             then shared and not closed.
-        group: the name under which offsets are committed, and from which "committed" partitions start.
+        group: the name under which offsets are committed, from which "committed" partitions start, and which
+            `subscribe` joins.
         **settings: of `ConsumerSettings`.
 
     Raises:
@@ -221,9 +90,12 @@ class Consumer:
             if isinstance(bootstrap_servers, Cluster)
             else Cluster(bootstrap_servers, connection_settings(self._settings))
         )
-        self._fetcher = Fetcher(self._cluster, self._settings, self._restart)
-        self._cursors: dict[TopicPartition, _Cursor] = {}
-        self._by_source: dict[Source, _Cursor] = {}
+        self._cursors = Cursors(lambda restart: Fetcher(self._cluster, self._settings, restart))
+        self._fetcher = self._cursors.fetcher
+        self._membership: Membership | None = None
+        self._polled: list[Hand] = []
+        self._polled_by = 0  # the thread that called `poll` or `consume` last
+        self._polling: Iterator[Message] = iter(())
         # The id of every topic ever assigned, as assigned last: records of a topic that is no longer read may still be
         # committed, and a topic created again under the name must not get their offsets.
         self._topic_ids: dict[str, bytes] = {}
@@ -236,7 +108,11 @@ class Consumer:
         self.close()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Close the connections. Iterators end, also those in which other threads wait. Commits nothing.
+        """Leave the group, and close the connections. Iterators end, also those in which other threads wait.
+
+        A subscribed consumer calls `on_revoked`, commits its position with enable.auto.commit, and leaves its group, so
+        that others get its partitions at once. The position is before a record that was handed out last and not handed
+        back. An assigned consumer commits nothing.
 
         May be called in a signal handler: the interrupted call then closes the connections when it continues.
 
@@ -244,7 +120,11 @@ class Consumer:
             timeout: seconds to wait at most for a thread that waits for a broker's answer; it ends as soon as it
                 notices the close.
         """
-        self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
+        try:
+            if self._membership is not None and not self._fetcher.closed:
+                self._membership.stop(timeout)
+        finally:
+            self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
 
     # --- what is read, and from where
 
@@ -262,8 +142,10 @@ class Consumer:
             BrokerUnreachable: no broker answers.
             PartitionLost: a partition whose start has to be looked up is not served.
             NoCommittedOffset: for "committed", with committed.fallback=error.
+            InvalidArgument: the consumer is subscribed.
         """
         self._check_open()
+        self._check_not_subscribed("assign")
         wanted = arguments.by_partition("starts", starts)
         _check_starts(wanted)
         names = {partition.topic for partition in wanted}
@@ -272,31 +154,106 @@ class Consumer:
         for partition in wanted:
             topics[partition.topic].partition(partition.partition)
         cursors = {
-            partition: _Cursor(Source(partition, topics[partition.topic].topic_id, offset))
+            partition: Cursor(Source(partition, topics[partition.topic].topic_id, offset))
             for partition, offset in self._resolved(wanted).items()
         }
         with self._fetcher.lock:
-            for cursor in self._cursors.values():
-                cursor.settle()
             self._topic_ids |= {topic: cursor.source.reader.topic_id for (topic, _), cursor in cursors.items()}
-            self._set_cursors(cursors)
+            self._cursors.replace(cursors)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions; the others are not affected. Partitions that are not assigned are ignored."""
         self._check_open()
-        gone = set(arguments.partitions("partitions", partitions))
-        with self._fetcher.lock:
-            for partition in gone & self._cursors.keys():
-                self._cursors[partition].settle()
-            left = {partition: cursor for partition, cursor in self._cursors.items() if partition not in gone}
-            self._set_cursors(left)
+        self._check_not_subscribed("unassign")
+        self._cursors.remove(arguments.partitions("partitions", partitions))
 
-    def _set_cursors(self, cursors: dict[TopicPartition, _Cursor]) -> None:
-        """Lock held: fetch for these from now on, and for no others."""
-        by_source = {cursor.source: cursor for cursor in cursors.values()}
-        sources = list(by_source)
-        self._cursors, self._by_source, self._fetcher.sources = cursors, by_source, sources
-        self._fetcher.wake()
+    def subscribe(
+        self,
+        topics: str | re.Pattern[str] | Iterable[str],
+        *,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Read these topics as a member of the group, which shares their partitions among its members (the paper's
+        section 3.2; docs/GROUPS.md).
+
+        Returns at once; partitions come and go while records are asked for. A partition starts at the group's committed
+        offset, or by `auto.offset.reset` if there is none; one that is added to a topic later starts at 0. Partitions
+        that stay are read on while others move. Replaces an earlier subscription.
+
+        The callbacks are called with this consumer and a list of partitions, in a thread that reads (or closes): in it
+        they may `seek`, `commit` and `pause`.
+
+        Args:
+            topics: names; or a compiled regular expression that a whole name matches. A name that begins with ^ is a
+                regular expression that the beginning of a name matches, as in Kafka's Python client.
+            on_assigned: called with partitions before the first record of them is handed out.
+            on_revoked: called with partitions that others are to read, after their last record was handed back. Their
+                offsets can still be committed.
+            on_lost: called with partitions that others may read already, because this member sent no heartbeat in time.
+                Their offsets can not be committed any more.
+
+        Raises:
+            InvalidArgument: the consumer has no group, or has partitions assigned by `assign`.
+        """
+        group = self._group_or_error()
+        names, pattern = _topics_or_pattern(topics)
+        if self._membership is None and self._cursors.by_partition:
+            raise InvalidArgument(
+                reason="this consumer has assigned partitions: unassign them, or use another consumer"
+            )
+        self.unsubscribe()
+        subscription = Subscription(names, pattern, on_assigned, on_revoked, on_lost)
+        self._membership = Membership(self._cluster, self._cursors, self, group, self._settings, subscription)
+        self._membership.start()
+
+    def unsubscribe(self) -> None:
+        """Leave the group; as `close`, but the consumer stays open."""
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.stop(2.0)
+            self._cursors.may_be_empty = False
+
+    def _check_not_subscribed(self, what: str) -> None:
+        if self._membership is not None:
+            raise InvalidArgument(
+                reason=f"this consumer is subscribed, so its group assigns its partitions: {what}() needs unsubscribe()"
+            )
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out no records of partitions until `resume`. They stay assigned, and what was fetched is kept.
+
+        Raises:
+            InvalidArgument: a partition is not assigned.
+        """
+        self._hold(partitions, self._cursors.hold)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of paused partitions again; those that are not paused are ignored.
+
+        Raises:
+            InvalidArgument: a partition is not assigned.
+        """
+        self._hold(
+            partitions,
+            lambda wanted, why: self._cursors.let_go([self._cursors.by_partition[each] for each in wanted], why),
+        )
+
+    def _hold(
+        self, partitions: Iterable[TopicPartition], how: Callable[[Iterable[TopicPartition], Hold], None]
+    ) -> None:
+        self._check_open()
+        wanted = arguments.partitions("partitions", partitions)
+        with self._fetcher.lock:
+            for partition in wanted:
+                self._cursors.of(partition)
+            how(wanted, Hold.PAUSED)
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused."""
+        with self._fetcher.lock:
+            return [p for p, cursor in self._cursors.by_partition.items() if cursor.hold & Hold.PAUSED]
 
     def failures(self) -> dict[TopicPartition, KafkalogError]:
         """The last error that an iterator raised for each assigned partition, since its assignment or last `seek`. To
@@ -304,13 +261,21 @@ class Consumer:
         with self._fetcher.lock:
             return {
                 partition: cursor.source.failure
-                for partition, cursor in self._cursors.items()
+                for partition, cursor in self._cursors.by_partition.items()
                 if cursor.source.failure is not None
             }
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions being read."""
-        return list(self._cursors)
+        return list(self._cursors.by_partition)
+
+    def awaited(self) -> set[TopicPartition] | None:
+        """Of a subscribed consumer: the partitions that its group has assigned to it and that it does not read yet,
+        because other members still read them or their start is being looked up. None: it is no member of the group
+        now, but joins it."""
+        self._check_open()
+        membership = self._membership
+        return set() if membership is None else membership.awaited()
 
     def seek(self, partition: TopicPartition, where: str | int | AtTimestamp) -> None:
         """Continue elsewhere in a partition; `where` as in `assign`. Fetched records of it are dropped."""
@@ -334,12 +299,8 @@ class Consumer:
         with self._fetcher.lock:
             return cursor.position()
 
-    def _cursor(self, partition: TopicPartition) -> _Cursor:
-        partition = arguments.partition(partition)
-        cursor = self._cursors.get(partition)
-        if cursor is None:
-            raise InvalidArgument(reason=f"{partition} is not assigned to this consumer")
-        return cursor
+    def _cursor(self, partition: TopicPartition) -> Cursor:
+        return self._cursors.of(arguments.partition(partition))
 
     def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
         """The offset of each start, looked up where it is symbolic."""
@@ -383,24 +344,31 @@ class Consumer:
             UnknownTopicId: a topic was deleted and created again since it was assigned; nothing was written. `assign`
                 it again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
+            NotOwner: the consumer is subscribed, and a partition is not its own (any more): another member goes on from
+                the last commit. Nothing was written.
+            GroupIsSubscribed: the consumer is not subscribed, and other members of the group are.
             BrokerUnreachable: no broker answers.
         """
         group = self._group_or_error()
         if done is None:
-            offsets: Mapping[TopicPartition, int] = {each: self.position(each) for each in list(self._cursors)}
+            offsets: Mapping[TopicPartition, int] = self._cursors.positions(self.assignment())
         elif isinstance(done, Message):
             offsets = {TopicPartition(done.topic, done.partition): done.offset + 1}
         elif isinstance(done, Mapping):
             offsets = arguments.offsets("done", done)
         else:
             offsets = _behind(done)
-        if offsets:
+        if not offsets:
+            return
+        if self._membership is not None:
+            self._membership.commit(offsets, patient=True)
+        else:
             commit_offsets(self._cluster, group, offsets, self._topic_ids)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""
         group = self._group_or_error()
-        wanted = arguments.partitions("partitions", self._cursors if partitions is None else partitions)
+        wanted = arguments.partitions("partitions", self.assignment() if partitions is None else partitions)
         if not wanted:
             return {}
         found = committed_offsets(self._cluster, group, sorted({partition.topic for partition in wanted}))
@@ -433,40 +401,173 @@ class Consumer:
             UnknownTopic, UnknownTopicId: the topic was deleted.
             BrokerUnreachable, LeaderNotAvailable: it lasted for retry.timeout.ms; may be tried again.
         """
-        return self._messages(None, max_messages, timeout, _Hand())
+        return self._messages(None, max_messages, timeout, Hand())
 
-    def streams(self) -> list[MessageStream]:
-        """A stream of messages for each assigned partition (the paper's message streams, section 3). Each may be
-        iterated in its own thread."""
-        return [MessageStream(self, partition) for partition in self._cursors]
+    def streams(self, count: int | None = None) -> list[MessageStream]:
+        """Streams of messages, each of which may be iterated in its own thread (the paper's message streams, section
+        3).
 
-    def _messages(
-        self, only: TopicPartition | None, max_messages: int | None, timeout: float | None, hand: _Hand
-    ) -> Iterator[Message]:
+        Args:
+            count: so many streams, which share the partitions that are assigned at any time; None: one for each
+                partition that is assigned now.
+        """
+        if count is not None:
+            return [MessageStream(self, Share(number, count)) for number in range(_at_least_one("count", count))]
+        return [MessageStream(self, partition) for partition in self.assignment()]
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message; the one before counts as processed. For one thread; others use `streams`.
+
+        Args:
+            timeout: seconds to wait at most; None: until there is one.
+
+        Returns:
+            None after `timeout` seconds without a message, or when closed.
+
+        Raises:
+            KafkalogError: as `messages`.
+        """
+        message = next(self._polling, None)
+        if message is None:
+            return self._poll(timeout)
+        [hand] = self._polled
+        cursor = hand.cursor
+        if cursor is not None and cursor.lease is not None and self._is_late(cursor, message):
+            return self._poll(timeout)
+        hand.message = message
+        return message
+
+    def _poll(self, timeout: float | None) -> Message | None:
+        self._check_open()
+        arguments.seconds("timeout", timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        hand = Hand()
+        self._put_polled_down(hand)
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            cursor = self._next(self._cursors.next_rows, None, left, hand)
+            if cursor is None:
+                return None
+            self._polling = cursor.left
+            message = next(self._polling, None)
+            if message is not None and not self._is_late(cursor, message):
+                hand.message = message
+                return message
+
+    def _put_polled_down(self, *hands: Hand) -> None:
+        """What `poll` or `consume` returned last is processed; it returns what these hands take next."""
+        with self._fetcher.lock:
+            for hand in self._polled:
+                self._cursors.put_hand_down(hand)
+        self._polled, self._polling = list(hands), iter(())
+        self._polled_by = threading.get_ident()
+
+    def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+        """The next messages, up to a number; those before count as processed. For one thread; others use `streams`.
+
+        Args:
+            num_messages: to return at most, and to wait for.
+            timeout: seconds to wait at most; None: until there are that many.
+
+        Returns:
+            fewer after `timeout` seconds, or when closed.
+
+        Raises:
+            KafkalogError: as `messages`. Messages that had come before it are returned first.
+        """
+        self._check_open()
+        arguments.seconds("timeout", timeout)
+        left = _at_least_one("num_messages", num_messages)
+        end = None if timeout is None else time.monotonic() + timeout
+        self._put_polled_down()
+        taken: list[tuple[Cursor, list[Message]]] = []
+        while left > 0:
+            hand = Hand()
+            self._polled.append(hand)
+            seconds = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                cursor = self._next(self._cursors.next_rows, None, seconds, hand)
+            except KafkalogError:
+                if taken:
+                    break
+                raise
+            if cursor is None:
+                break
+            if rows := list(itertools.islice(cursor.left, left)):
+                taken.append((cursor, rows))
+                left -= len(rows)
+        # Only now: the lease may have ended while this thread waited for more.
+        return [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+
+    def _is_late(self, cursor: Cursor, message: Message) -> bool:
+        """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
+        if cursor.lease is None or not cursor.lease.has_ended():
+            return False
+        self._cursors.take_back(cursor, message)
+        return True
+
+    def _messages(self, part: Part, max_messages: int | None, timeout: float | None, hand: Hand) -> Iterator[Message]:
         self._check_open()
         arguments.seconds("timeout", timeout)
         if max_messages is not None:
             arguments.whole_number("max_messages", max_messages)
         try:
             if max_messages is None:
-                while (cursor := self._next_rows(only, timeout, hand)) is not None:
+                while (cursor := self._next(self._cursors.next_rows, part, timeout, hand)) is not None:
+                    lease = cursor.lease
+                    if lease is None:
+                        for message in cursor.left:
+                            hand.message = message
+                            yield message
+                        continue
+                    now = time.monotonic
                     for message in cursor.left:
+                        if now() >= lease.end and self._is_late(cursor, message):
+                            break
                         hand.message = message
                         yield message
                 return
             left = max_messages
             while left > 0:
-                cursor = self._next_rows(only, timeout, hand)
+                cursor = self._next(self._cursors.next_rows, part, timeout, hand)
                 if cursor is None:
                     return
-                # A seek may end the rows early, and another iterator may take some: count only those returned here.
-                for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
+                if cursor.lease is None:
+                    # A seek may end the rows early, and another iterator may take some: count those returned here.
+                    for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
+                        hand.message = message
+                        yield message
+                    continue
+                for message in cursor.left:
+                    if self._is_late(cursor, message):
+                        break
                     hand.message = message
+                    left -= 1
                     yield message
+                    if not left:
+                        break
             with self._fetcher.lock:
-                hand.put_down()
+                self._cursors.put_hand_down(hand)
         finally:
-            hand.given_up = next(_moments)
+            hand.give_up()
+
+    def _next(
+        self, take: Callable[[Part, float | None, Hand], _Taken | None], part: Part, timeout: float | None, hand: Hand
+    ) -> _Taken | None:
+        """What `take` returns, a method of the cursors. Callbacks of the subscription run in between."""
+        if self._polled and hand not in self._polled and self._polled_by == threading.get_ident():
+            self._put_polled_down()  # this thread has gone over to an iterator
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            membership = self._membership
+            if membership is not None:
+                membership.serve()
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                with nullcontext() if membership is None else membership.reading():
+                    return take(part, left, hand)
+            except Called:
+                continue
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they arrive, as Arrow batches, each of one partition, in order.
@@ -480,120 +581,32 @@ class Consumer:
         Raises:
             KafkalogError: as `messages`.
         """
-        return self._arrow_batches(timeout, _Hand())
+        return self._arrow_batches(timeout, Hand())
 
-    def _arrow_batches(self, timeout: float | None, hand: _Hand) -> Iterator[pa.RecordBatch]:
+    def _arrow_batches(self, timeout: float | None, hand: Hand) -> Iterator[pa.RecordBatch]:
         self._check_open()
         arguments.seconds("timeout", timeout)
         try:
-            while (batch := self._next_arrow(timeout, hand)) is not None:
+            while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
+                cursor = hand.cursor
+                if cursor is None or (cursor.lease is not None and cursor.lease.has_ended()):
+                    hand.give_up()  # unseen: it is fetched again
+                    hand = Hand()
+                    continue
                 hand.is_unseen = False
                 yield batch
         finally:
-            hand.given_up = next(_moments)
-
-    def _wanted(self, only: TopicPartition | None) -> Sequence[Source]:
-        """Lock held: the sources to take from, as they are assigned now. Raises InvalidArgument if there is none."""
-        for cursor in self._cursors.values():
-            cursor.restart()
-        if only is not None:
-            return [self._cursor(only).source]
-        if not self._cursors:
-            raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
-        return self._fetcher.sources
-
-    def _next_rows(self, only: TopicPartition | None, timeout: float | None, hand: _Hand) -> _Cursor | None:
-        """Wait for messages and return their cursor; `hand` has put down what it had, and is at the first of them."""
-        with self._fetcher.lock:
-            hand.put_down()
-            cursors = [self._cursor(only)] if only is not None else list(self._cursors.values())
-            for cursor in cursors:
-                cursor.forget_given_up(hand)
-            for cursor in cursors:
-                if not cursor.is_through():
-                    hand.take_from(cursor, cursor.next_offset())
-                    return cursor
-        return self._fetcher.next(partial(self._wanted, only), timeout, partial(self._take_rows, hand))
-
-    def _take_rows(self, hand: _Hand, source: Source) -> _Cursor:
-        """Lock held: make messages of what has arrived, for a hand."""
-        cursor = self._by_source[source]
-        cursor.settle()
-        cursor.resume = cursor.next_offset()
-        batches = source.take(_ROWS_AT_ONCE, _ANY)
-        end_offset = batches[-1].header.end_offset
-        # Only a part of a large batch: messages by the thousand stay in the processor's cache; all at once take 1.5
-        # times as long. Opening the batch again for the rest costs 10 us.
-        is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * _ROWS_AT_ONCE
-        if is_part:
-            end_offset = batches[0].start_offset + _ROWS_AT_ONCE
-        rows: list[Message] = []
-        for decoded in self._decoded(source, batches, end_offset):
-            rows += messages(source.topic_partition, decoded)
-        if is_part:
-            source.put_back([batches[0]._replace(start_offset=end_offset)])
-        end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)
-        cursor.rows, cursor.left, cursor.batches, cursor.end_offset, cursor.resume = (
-            rows,
-            left,
-            batches,
-            end_offset,
-            None,
-        )
-        hand.take_from(cursor, cursor.next_offset())
-        return cursor
-
-    def _next_arrow(self, timeout: float | None, hand: _Hand) -> pa.RecordBatch | None:
-        with self._fetcher.lock:
-            hand.put_down()
-            for cursor in self._cursors.values():
-                cursor.forget_given_up(hand)
-                cursor.settle()
-        return self._fetcher.next(partial(self._wanted, None), timeout, partial(self._take_arrow, hand))
-
-    def _take_arrow(self, hand: _Hand, source: Source) -> pa.RecordBatch:
-        """Lock held: one Arrow batch of what has arrived, for a hand."""
-        cursor = self._by_source[source]
-        cursor.settle()
-        cursor.resume = cursor.next_offset()
-        batches = source.take(_ARROW_ROWS, _ARROW_BYTES)
-        decoded = list(self._decoded(source, batches))
-        built = cursor.builder.build(decoded)
-        hand.take_from(cursor, cursor.offset)
-        cursor.offset, cursor.resume, hand.is_unseen = batches[-1].header.end_offset, None, True
-        return built
-
-    def _decoded(self, source: Source, batches: list[FetchedBatch], end_offset: int | None = None) -> Iterator[Decoded]:
-        """Lock held: the batches' columns up to an offset. A damaged batch ends them; it and the rest are fetched
-        again.
-
-        Raises:
-            CorruptBatch: the first one is damaged.
-        """
-        for number, batch in enumerate(batches):
-            try:
-                columns = decode(batch, source.topic_partition, end_offset)
-            except CorruptBatch as error:
-                source.put_back(batches[number:])
-                del batches[number:]
-                if number == 0:
-                    source.failure = error
-                    raise
-                return
-            yield Decoded(batch.header, columns, batch.start_offset)
-
-    def _restart(self) -> None:
-        """Lock held: restart all cursors, after the fetching thread was interrupted."""
-        for cursor in self._cursors.values():
-            cursor.resume = cursor.next_offset()
-            cursor.restart()
+            hand.give_up()
 
     def _check_open(self) -> None:
         if self._fetcher.closed:
             raise Closed(what="consumer")
 
     def _after_fork_in_child(self) -> None:
+        membership, self._membership = self._membership, None
         self._fetcher.after_fork_in_child()
+        if membership is not None:
+            membership.abandon()
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
@@ -606,6 +619,30 @@ def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
         )
     last = batch.slice(batch.num_rows - 1).select(["topic", "partition", "offset"]).to_pylist()
     return {TopicPartition(each["topic"], each["partition"]): each["offset"] + 1 for each in last}
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if arguments.whole_number(name, value) < 1:
+        raise InvalidArgument(reason=f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _topics_or_pattern(topics: str | re.Pattern[str] | Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """The names to subscribe to, or a regular expression that a whole name matches. Raises InvalidArgument."""
+    if isinstance(topics, re.Pattern):
+        return (), topics.pattern
+    names = (topics,) if isinstance(topics, str) else arguments.texts("topics", topics)
+    if not names:
+        raise InvalidArgument(reason="topics is empty: name at least one to subscribe to")
+    if not any(name.startswith("^") for name in names):
+        return tuple(sorted(set(names))), ""
+    parts = [f"{name}.*" if name.startswith("^") else re.escape(name) for name in names]
+    pattern = parts[0] if len(parts) == 1 else "|".join(f"(?:{part})" for part in parts)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InvalidArgument(reason=f"'{pattern}' is not a regular expression: {error}") from None
+    return (), pattern
 
 
 def _check_starts(starts: Mapping[TopicPartition, Any]) -> None:

@@ -441,18 +441,17 @@ class Fetcher:
         except LeaderNotAvailable as error:
             source.broker_id = error.facts["broker_id"]
             return self._without_leader(source, error)
-        except UnknownPartition as error:
-            source.error = error
-            self._found_error = True
-            return None
+        except UnknownPartition as error:  # new, and the metadata is older: it was there when it was assigned
+            source.broker_id = NO_LEADER
+            return self._without_leader(source, error)
         if source.broker_id != broker_id:
             source.broker_id, source.trouble = broker_id, None
         return broker_id
 
-    def _without_leader(self, source: Source, error: LeaderNotAvailable) -> int | None:
+    def _without_leader(self, source: Source, error: KafkalogError) -> int | None:
         """The metadata has no leader for a source. Refresh it, if it is older than the time at which this try was due.
-        A log that no broker has opened is the partition's trouble; an absent broker is the trouble of all its
-        partitions."""
+        A log that no broker has opened, or a partition that is not known yet, is the partition's trouble; an absent
+        broker is the trouble of all its partitions."""
         unopened = source.broker_id == NO_LEADER
         trouble = source.trouble if unopened else self._troubles.get(source.broker_id)
         if trouble is not None:
@@ -681,6 +680,11 @@ class Fetcher:
 
     # --- waking, closing
 
+    def call(self) -> None:
+        """Lock held: make the waiting threads ask again which sources they want."""
+        self._arrival.notify_all()
+        self.wake()
+
     def wake(self) -> None:
         """Make the driving thread check again; callable from any thread."""
         try:
@@ -693,6 +697,11 @@ class Fetcher:
             self._wake_receiver.recv(4096)
         except OSError:
             pass
+
+    def is_interrupted(self) -> bool:
+        """Whether this is a signal handler above a thread that has the lock. To be called without it."""
+        is_owned: bool = self.lock._is_owned()  # type: ignore[attr-defined]
+        return is_owned
 
     def close(self, on_closed: Callable[[], None] | None = None, timeout: float = 2.0) -> None:
         """Release everything; waiting threads get None.
@@ -707,7 +716,7 @@ class Fetcher:
             timeout: seconds to wait at most for the driving thread to stop driving.
         """
         me = threading.get_ident()
-        interrupting = self.lock._is_owned()  # type: ignore[attr-defined]
+        interrupting = self.is_interrupted()
         with self.lock:
             if not self.closed:
                 self.closed = True

@@ -34,6 +34,11 @@ class Accumulator:
         address: of the cluster, for errors.
         hurry: called with the lock held: sends a queue's open batch without lingering.
         repair: called with the lock held, when an operation under it was interrupted.
+
+    Attributes:
+        own_threads: the producer's, which may wait neither for room nor for acks.
+        may_not_wait: other threads that may not wait for room: those of event loops.
+        on_room: called once each, with the lock held, when there is room again, or the producer is closed.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class Accumulator:
         self.buffered = 0
         self.closed: KafkalogError | None = None
         self.own_threads: set[int] = set()
+        self.may_not_wait: set[int] = set()
+        self.on_room: deque[Callable[[], object]] = deque()
         self.hurry = hurry
         self._address = address
         self._max_block_ms = max_block_ms
@@ -88,10 +95,11 @@ class Accumulator:
         """Lock held: wait until `charge` bytes fit, or nothing is buffered.
 
         Raises:
-            BufferExhausted: they did not fit within max.block.ms; at once, if called from a callback.
+            BufferExhausted: they did not fit within max.block.ms; at once, if this thread may not wait.
             Closed: the producer was closed meanwhile.
         """
-        limit_ms = 0 if threading.get_ident() in self.own_threads else self._max_block_ms
+        me = threading.get_ident()
+        limit_ms = 0 if me in self.own_threads or me in self.may_not_wait else self._max_block_ms
         started = time.monotonic()
         self._blocked += 1
         try:
@@ -125,9 +133,15 @@ class Accumulator:
             batch.values, batch.keys, batch.headers, batch.columns, batch.body = [], None, None, None, None
         if awaited:
             self._delivered.notify_all()
-        if self._blocked and self.buffered <= self.memory * _ROOM_SHARE:
-            self._room.notify_all()
+        if (self._blocked or self.on_room) and self.buffered <= self.memory * _ROOM_SHARE:
+            self._announce_room()
         return called
+
+    def _announce_room(self) -> None:
+        """Lock held."""
+        self._room.notify_all()
+        while self.on_room:
+            self.on_room.popleft()()
 
     @staticmethod
     def call_back(batches: Iterable[Batch]) -> None:
@@ -176,4 +190,4 @@ class Accumulator:
     def close(self) -> None:
         """Lock held: accept no more records, and wake the callers that wait for room."""
         self.closed = Closed(what="producer")
-        self._room.notify_all()
+        self._announce_room()

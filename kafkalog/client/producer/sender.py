@@ -169,13 +169,20 @@ class Sender:
 
     def _run(self) -> None:
         self._accumulator.own_threads.add(threading.get_ident())
-        while True:
-            try:
-                if not self._send_due():
-                    return
-            except Exception as error:  # a defect of ours: raised to the callers that wait, and logged
-                log.exception("producer_sender_failed", broker_id=self.broker_id)
-                self._fail_everything(InternalError.of(error))
+        try:
+            while self._passed():
+                pass
+        finally:
+            self._accumulator.own_threads.discard(threading.get_ident())  # a later thread may get the same
+
+    def _passed(self) -> bool:
+        """Make one pass; returns whether there is a next one."""
+        try:
+            return self._send_due()
+        except Exception as error:  # a defect of ours: raised to the callers that wait, and logged
+            log.exception("producer_sender_failed", broker_id=self.broker_id)
+            self._fail_everything(InternalError.of(error))
+            return True
 
     def _send_due(self) -> bool:
         """Wait for work and do it; returns whether there is a next pass."""

@@ -18,7 +18,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.cluster import BrokerInfo, Cluster
-from kafkalog.client.consumer import consumer as consumer_module
+from kafkalog.client.consumer import cursors as cursors_module
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer import partition_fetch
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
@@ -607,7 +607,7 @@ def test_an_offset_out_of_range_is_reset_as_the_setting_says(
     with Consumer(cluster.bootstrap_servers, auto_offset_reset=policy) as consumer:
         consumer.assign({gone: offset})
         assert len(list(consumer.messages(max_messages=100 - first, timeout=30))) == 100 - first
-        while consumer._cursors[gone].source.reader.offset != 100:
+        while consumer._cursors.by_partition[gone].source.reader.offset != 100:
             assert list(consumer.messages(timeout=0.02)) == []
         with Producer(cluster.bootstrap_servers) as producer:
             producer.send(topic, b"100", partition=0)
@@ -641,7 +641,7 @@ def test_a_reset_is_over_with_the_first_batch_from_where_it_went(
     if first is not None:
         header: Any = SimpleNamespace(length=1)
         source.put_back([FetchedBatch(header, memoryview(b""), first)])
-    cursor = consumer_module._Cursor(source)
+    cursor = cursors_module.Cursor(source)
     assert cursor.next_offset() == next_offset
     assert (source.reset_to is None) is is_there
 
@@ -725,8 +725,8 @@ def test_an_interrupt_anywhere_loses_no_record(
     cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Each place of some messages or batches once; the next iterator goes on where that one was left."""
-    monkeypatch.setattr(consumer_module, "_ROWS_AT_ONCE", 4)  # of a batch of ten records
-    monkeypatch.setattr(consumer_module, "_ARROW_ROWS", 25)
+    monkeypatch.setattr(cursors_module, "_ROWS_AT_ONCE", 4)  # of a batch of ten records
+    monkeypatch.setattr(cursors_module, "_ARROW_ROWS", 25)
     for place in count():
         seen: list[int] = []
         with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=700, retry_timeout_ms=30_000) as consumer:
@@ -809,7 +809,7 @@ def test_a_batch_that_lies_under_right_checksums_is_a_failure_of_its_partition(
             raise CorruptBatch(partition=where, offset=40, reason="its columns are of unlike lengths")
         return decode(batch, where, end_offset)
 
-    monkeypatch.setattr(consumer_module, "decode", lies)
+    monkeypatch.setattr(cursors_module, "decode", lies)
     consumer.assign({filled: "earliest"})
     seen: list[int] = []
     for _ in range(2):
@@ -899,7 +899,7 @@ def test_a_stream_that_nobody_reads_delays_no_other(cluster: LocalCluster, admin
         consumer.assign({TopicPartition(topic, p): "earliest" for p in range(2)})
         first, second = consumer.streams()
         assert numbers(second.messages(max_messages=2000, timeout=30)) == list(range(1, 4000, 2))
-        assert consumer._cursors[first.topic_partition].source.arrived_bytes < 10_000
+        assert consumer._cursors.by_partition[TopicPartition(topic, 0)].source.arrived_bytes < 10_000
         assert numbers(first.messages(max_messages=2000, timeout=30)) == list(range(0, 4000, 2))
 
 
@@ -950,13 +950,13 @@ def test_closing_in_a_signal_handler_ends_what_it_interrupts(
             threading.Thread(target=interrupt).start()
             assert list(consumer) == []
         else:
-            take = consumer._take_rows
+            take = consumer._cursors._take_rows
 
             def interrupted(*given: Any) -> Any:
                 signal.raise_signal(signal.SIGUSR1)
                 return take(*given)
 
-            consumer._take_rows = interrupted  # type: ignore[method-assign, assignment]
+            consumer._cursors._take_rows = interrupted  # type: ignore[method-assign, assignment]
             assert len(list(consumer)) <= 100
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -498,7 +498,8 @@ def test_that_nobody_says_who_leads_is_the_error_of_what_is_not_known(clock: Clo
     waiting.close()
 
 
-def test_a_partition_that_a_topic_has_not_is_the_error_of_that_one() -> None:
+def test_a_partition_that_a_topic_has_not_for_long_is_the_error_of_that_one(clock: Clock) -> None:
+    """It may be new, and the metadata older."""
     cluster: Any = Opening(0)
 
     def leader(topic: object, number: int) -> SimpleNamespace:
@@ -507,10 +508,15 @@ def test_a_partition_that_a_topic_has_not_is_the_error_of_that_one() -> None:
         return SimpleNamespace(broker_id=1)
 
     cluster.leader = leader
-    waiting = fetching(cluster)
+    cluster.refresh = lambda names, *, patient: None
+    waiting = fetching(cluster, retry_timeout_ms=1000)
     waiting._ask_all()
-    assert errors(waiting) == [None, UnknownPartition]
+    assert errors(waiting) == [None, None]
     assert waiting.sources[0].asked is not None
+    while clock.now < 10 and waiting.sources[1].error is None:
+        clock.now += 0.05
+        waiting._ask_all()
+    assert errors(waiting) == [None, UnknownPartition]
     waiting.close()
 
 

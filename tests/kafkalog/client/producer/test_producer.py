@@ -16,6 +16,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
 from kafkalog.client.producer.partitioner import partition_for_key
@@ -669,6 +670,16 @@ def test_a_closed_producer_says_so(cluster: LocalCluster, made: str) -> None:
     for send in (lambda: producer.send(made, b"x"), lambda: producer.send_arrow(made, pa.table({"value": [b"x"]}))):
         with pytest.raises(Closed, match="this producer is closed"):
             send()
+
+
+def test_a_thread_that_gets_the_number_of_an_ended_sender_may_close(cluster: LocalCluster, made: str) -> None:
+    producer = Producer(cluster.bootstrap_servers)
+    producer.send(made, b"x").result()
+    assert producer._accumulator.own_threads
+    producer.close()
+    assert producer._accumulator.own_threads == set()
+    again = in_background(producer.close)  # the system gives it such a number more often than not
+    assert again.result(30) is None
 
 
 # --- topics that go --------------------------------------------------------------------------------------------------

@@ -1,0 +1,465 @@
+"""Cursors: how far the records of the assigned partitions were handed out, to which iterators. Knows no group.
+
+A message that an iterator returned counts as processed when that iterator is asked for the next one. Until then it is
+in the iterator's hand, and the partition's position stays before it.
+
+A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
+set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
+call comes, the move was interrupted, and fetching restarts from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Flag, auto
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
+from kafkalog.client.consumer.fetcher import Fetcher, Source
+from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
+from kafkalog.errors import CorruptBatch, InvalidArgument
+from kafkalog.records import Message, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_AT_ONCE = 1000  # messages made at once
+_ARROW_ROWS = 10_000  # small batches are joined up to here
+_ARROW_BYTES = 2 << 20
+_ANY = 1 << 62
+
+_moments = itertools.count()  # an order of events without a lock: an iterator may be closed at any point
+
+
+class Hold(Flag):
+    """Why nothing is fetched or handed out of a partition."""
+
+    NONE = 0
+    PAUSED = auto()
+    ASSIGNED = auto()  # `on_assigned` has not been called yet
+    REVOKED = auto()  # another member of the group is to read it
+
+
+class Lease:
+    """Until when records may be handed out.
+
+    Attributes:
+        end: by the monotonic clock. Once it has passed it stays so: another membership has another lease.
+    """
+
+    __slots__ = ("end",)
+
+    def __init__(self, end: float = -1.0) -> None:
+        self.end = end
+
+    def has_ended(self) -> bool:
+        return time.monotonic() >= self.end
+
+
+class Hand:
+    """The message or Arrow batch that one iterator has handed out last, and that is still being processed.
+
+    Attributes:
+        cursor: of its partition; None: the hand is empty.
+        message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
+            begins there.
+        is_unseen: the Arrow batch was made and not handed out.
+        made: when its iterator was made, by `_moments`.
+        given_up: when the iterator was closed with this in hand; None: it was not closed.
+    """
+
+    __slots__ = ("cursor", "given_up", "is_unseen", "made", "message", "offset")
+
+    def __init__(self) -> None:
+        self.cursor: Cursor | None = None
+        self.message: Message | None = None
+        self.offset = -1
+        self.is_unseen = False
+        self.made = next(_moments)
+        self.given_up: int | None = None
+
+    def take_from(self, cursor: Cursor, offset: int) -> None:
+        """Lock held: the iterator hands out records of that partition next, from that offset on."""
+        self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
+        cursor.hands.add(self)
+
+    def put_down(self) -> None:
+        """Lock held: mark as processed what is in hand."""
+        if self.cursor is not None:
+            self.cursor.hands.discard(self)
+            self.cursor = None
+
+    def give_up(self) -> None:
+        """Note that its iterator is closed."""
+        self.given_up = next(_moments)
+
+    def first_offset(self) -> int:
+        message = self.message
+        return self.offset if message is None else message.offset
+
+
+class Cursor:
+    """The progress of handing out one partition's records. Guarded by the fetcher's lock.
+
+    Attributes:
+        offset: the next to hand out, if there are no `rows`.
+        rows: messages being handed out; `left` are those not handed out yet; `batches` are what they were made from.
+        end_offset: the next offset after `rows`.
+        hands: those of the iterators that have a record of it in hand.
+        hold: why nothing of it is handed out.
+        lease: nothing of it is handed out after its end; None: it has none.
+        resume: the offset to restart from, while records are being moved; None: none are.
+    """
+
+    __slots__ = (
+        "batches",
+        "builder",
+        "end_offset",
+        "hands",
+        "hold",
+        "lease",
+        "left",
+        "offset",
+        "resume",
+        "rows",
+        "source",
+    )
+
+    def __init__(self, source: Source, lease: Lease | None = None) -> None:
+        self.source = source
+        self.lease = lease
+        self.builder = ArrowBuilder(source.topic_partition)
+        self.offset = self.end_offset = source.reader.offset
+        self.rows: list[Message] = []
+        self.left: Iterator[Message] = iter(self.rows)
+        self.batches: Sequence[FetchedBatch] = ()
+        self.hands: set[Hand] = set()
+        self.hold = Hold.NONE
+        self.resume: int | None = None
+
+    def next_offset(self) -> int:
+        """The offset of the message to be handed out next. An iterator may take that message at the same time."""
+        if self.resume is not None:
+            return self.resume
+        if not self.rows:
+            source = self.source
+            at = source.reset_to
+            if at is not None and (not source.arrived or source.arrived[0].start_offset >= at):
+                self.offset, source.reset_to = at, None
+            return self.offset
+        left = self.left.__length_hint__()  # type: ignore[attr-defined]
+        return self.rows[-left].offset if left else self.end_offset
+
+    def position(self) -> int:
+        """The offset before which every record is processed."""
+        hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in a hand
+        return min([self.next_offset(), *hands])
+
+    def is_through(self) -> bool:
+        """Whether all `rows` were handed out, or will be fetched again."""
+        return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
+
+    def settle(self) -> None:
+        """Stop handing out `rows`; those not handed out are fetched again."""
+        if self.rows and self.resume is None:
+            self.resume = self.next_offset()
+            rows = list(self.left)  # in one step: a running iterator gets none of these
+            if not rows:
+                self.offset = self.end_offset
+            else:
+                self.offset = at = rows[0].offset
+                left = [batch for batch in self.batches if batch.header.end_offset > at]
+                arrived = self.source.arrived
+                if arrived and arrived[0].data is left[-1].data:
+                    self.source.take(1, 1)  # the rest of the same batch, which comes along
+                self.source.put_back([batch._replace(start_offset=max(at, batch.start_offset)) for batch in left])
+            self._forget()
+            self.resume = None
+
+    def seek(self, offset: int) -> None:
+        self.resume = offset
+        self.hands.clear()
+        self.restart()
+
+    def restart(self) -> None:
+        """Fetch again from `resume`, if it is set: a move was interrupted, so what has arrived is unknown."""
+        at = self.resume
+        if at is not None:
+            self._forget()
+            self.source.go_to(at)
+            self.offset, self.resume = at, None
+
+    def forget_given_up(self, asking: Hand) -> None:
+        """`asking` wants a record: mark as processed what is in hands that were given up before it was made.
+
+        A hand that was given up later is kept: `asking` may be another thread's, and processing may have failed. A
+        record that was taken in hand and never handed out, because of an interrupt, is fetched again.
+        """
+        if self.hands:
+            left = [hand for hand in self.hands if hand.given_up is not None and hand.given_up <= asking.made]
+            unseen = [hand.offset for hand in left if hand.is_unseen]
+            if unseen:
+                self.resume = min([self.next_offset(), *unseen])
+            self.hands = self.hands.difference(left)
+
+    def _forget(self) -> None:
+        self.rows.clear()  # ends an iterator over them that another thread may hold
+        self.rows = []
+        self.left = iter(self.rows)
+        self.batches = ()
+
+
+class Called(Exception):
+    """Something has to be done by a thread that reads, before it waits."""
+
+
+class Share(NamedTuple):
+    """One of several streams over all partitions, each of which reads its own of them."""
+
+    number: int
+    of: int
+
+
+Part = TopicPartition | Share | None
+"""What an iterator reads: a partition, a stream's share, or all."""
+
+
+class Cursors:
+    """The cursors of a consumer, and its fetcher. Guarded by the fetcher's lock.
+
+    Attributes:
+        by_partition: replaced as a whole when partitions come or go.
+        is_late: whether nothing may be handed out any more, although partitions are assigned.
+        is_called: whether an iterator has to call back first, see `Called`.
+        put_down: called with the lock held when an iterator has put down what it had in hand.
+    """
+
+    def __init__(self, make_fetcher: Callable[[Callable[[], None]], Fetcher]) -> None:
+        self.fetcher = make_fetcher(self._restart)
+        self.by_partition: dict[TopicPartition, Cursor] = {}
+        self._by_source: dict[Source, Cursor] = {}
+        self.may_be_empty = False
+        self.is_late: Callable[[], bool] = bool
+        self.is_called: Callable[[], bool] = bool
+        self.put_down: Callable[[], object] = bool
+
+    # --- which partitions
+
+    def replace(self, cursors: Mapping[TopicPartition, Cursor]) -> None:
+        """Read these from now on, and no others. A cursor that is replaced by another one hands out nothing more."""
+        with self.fetcher.lock:
+            for partition, cursor in self.by_partition.items():
+                if cursors.get(partition) is not cursor:
+                    cursor.settle()
+            self._set(dict(cursors))
+
+    def add(self, cursors: Mapping[TopicPartition, Cursor]) -> None:
+        """Read these besides."""
+        with self.fetcher.lock:
+            self.replace({**self.by_partition, **cursors})
+
+    def remove(self, partitions: Collection[TopicPartition]) -> None:
+        """Read these no longer; those that are not read are ignored."""
+        gone = set(partitions)
+        with self.fetcher.lock:
+            self.replace({p: cursor for p, cursor in self.by_partition.items() if p not in gone})
+
+    def hold(self, partitions: Iterable[TopicPartition], why: Hold) -> None:
+        """Hand out nothing more of those of some partitions that are read. What was fetched is kept."""
+        with self.fetcher.lock:
+            for partition in partitions:
+                if (cursor := self.by_partition.get(partition)) is not None:
+                    cursor.settle()
+                    cursor.hold |= why
+            self._set(self.by_partition)
+
+    def let_go(self, cursors: Iterable[Cursor], why: Hold) -> None:
+        """Hand them out again, unless they are held for another reason."""
+        with self.fetcher.lock:
+            for cursor in cursors:
+                cursor.hold &= ~why
+            self._set(self.by_partition)
+
+    def _set(self, cursors: dict[TopicPartition, Cursor]) -> None:
+        """Lock held: fetch for these from now on, and for no others."""
+        by_source = {cursor.source: cursor for cursor in cursors.values()}
+        sources = [cursor.source for cursor in cursors.values() if not cursor.hold]
+        self.by_partition, self._by_source, self.fetcher.sources = cursors, by_source, sources
+        self.fetcher.call()
+
+    def of(self, partition: TopicPartition) -> Cursor:
+        """Raises InvalidArgument: the partition is not assigned."""
+        cursor = self.by_partition.get(partition)
+        if cursor is None:
+            raise InvalidArgument(reason=f"{partition} is not assigned to this consumer")
+        return cursor
+
+    def in_hand(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those of some partitions of which an iterator has a record in hand."""
+        with self.fetcher.lock:
+            return {p for p in partitions if (cursor := self.by_partition.get(p)) is not None and cursor.hands}
+
+    def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset before which every record is processed, of those of some partitions that are read."""
+        with self.fetcher.lock:
+            return {p: cursor.position() for p in partitions if (cursor := self.by_partition.get(p)) is not None}
+
+    # --- handing out
+
+    def _wanted(self, part: Part) -> Sequence[Source]:
+        """Lock held: the sources to take from, as they are now. Raises InvalidArgument if there is none, Called."""
+        if self.is_called():
+            raise Called
+        for cursor in self.by_partition.values():
+            cursor.restart()
+        if self.is_late():
+            return ()
+        if part is None:
+            if not self.by_partition and not self.may_be_empty:
+                raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
+            return self.fetcher.sources
+        return [cursor.source for cursor in self._cursors_of(part) if not cursor.hold]
+
+    def _cursors_of(self, part: Part) -> list[Cursor]:
+        """Lock held. Raises InvalidArgument: the partition is not assigned."""
+        if part is None:
+            return list(self.by_partition.values())
+        if isinstance(part, Share):
+            return [self.by_partition[each] for each in sorted(self.by_partition)[part.number :: part.of]]
+        return [self.of(part)]
+
+    def next_rows(self, part: Part, timeout: float | None, hand: Hand) -> Cursor | None:
+        """Wait for messages and return their cursor; `hand` has put down what it had, and is at the first of them.
+
+        Returns:
+            None after `timeout` seconds without a message, or when closed.
+
+        Raises:
+            Called: the caller has to serve first.
+            KafkalogError: as `Fetcher.next`.
+        """
+        with self.fetcher.lock:
+            self.put_hand_down(hand)
+            cursors = self._cursors_of(part)
+            for cursor in cursors:
+                cursor.forget_given_up(hand)
+            if not self.is_late():
+                for cursor in cursors:
+                    if not cursor.is_through():
+                        hand.take_from(cursor, cursor.next_offset())
+                        return cursor
+        return self.fetcher.next(partial(self._wanted, part), timeout, partial(self._take_rows, hand))
+
+    def take_back(self, cursor: Cursor, message: Message) -> None:
+        """Fetch again from a message that was taken out of its cursor, and not handed out."""
+        with self.fetcher.lock:
+            if self._by_source.get(cursor.source) is cursor:
+                cursor.resume = min(cursor.next_offset(), message.offset)
+                cursor.restart()
+
+    def give_back(self, hands: Iterable[Hand]) -> None:
+        """Fetch again what these have in hand: it was not handed out."""
+        with self.fetcher.lock:
+            for hand in hands:
+                cursor = hand.cursor
+                if cursor is not None and self._is_in(hand, cursor):
+                    cursor.resume = min(cursor.next_offset(), hand.first_offset())
+                    cursor.restart()
+                self.put_hand_down(hand)
+            self.fetcher.wake()
+
+    def is_current(self, hand: Hand) -> bool:
+        """Whether what is in hand may be handed out now: its partition was not sought, held or removed since, and its
+        lease has not ended."""
+        with self.fetcher.lock:
+            cursor = hand.cursor
+            if cursor is None or cursor.hold or (cursor.lease is not None and cursor.lease.has_ended()):
+                return False
+            return self._is_in(hand, cursor)
+
+    def _is_in(self, hand: Hand, cursor: Cursor) -> bool:
+        """Lock held: whether a cursor is still read, and not sought since the hand took from it."""
+        return hand in cursor.hands and self._by_source.get(cursor.source) is cursor
+
+    def put_hand_down(self, hand: Hand) -> None:
+        """Lock held: mark as processed what is in hand."""
+        if hand.cursor is not None:
+            hand.put_down()
+            self.put_down()
+
+    def _take_rows(self, hand: Hand, source: Source) -> Cursor:
+        """Lock held: make messages of what has arrived, for a hand."""
+        cursor = self._by_source[source]
+        cursor.settle()
+        cursor.resume = cursor.next_offset()
+        batches = source.take(_ROWS_AT_ONCE, _ANY)
+        end_offset = batches[-1].header.end_offset
+        # Only a part of a large batch: messages by the thousand stay in the processor's cache; all at once take 1.5
+        # times as long. Opening the batch again for the rest costs 10 us.
+        is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * _ROWS_AT_ONCE
+        if is_part:
+            end_offset = batches[0].start_offset + _ROWS_AT_ONCE
+        rows: list[Message] = []
+        for decoded in self._decoded(source, batches, end_offset):
+            rows += messages(source.topic_partition, decoded)
+        if is_part:
+            source.put_back([batches[0]._replace(start_offset=end_offset)])
+        end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)
+        cursor.rows, cursor.left, cursor.batches, cursor.end_offset, cursor.resume = (
+            rows,
+            left,
+            batches,
+            end_offset,
+            None,
+        )
+        hand.take_from(cursor, cursor.next_offset())
+        return cursor
+
+    def next_arrow(self, part: Part, timeout: float | None, hand: Hand) -> pa.RecordBatch | None:
+        """As `next_rows`: one Arrow batch, of one partition."""
+        with self.fetcher.lock:
+            self.put_hand_down(hand)
+            for cursor in self._cursors_of(part):
+                cursor.forget_given_up(hand)
+                cursor.settle()
+        return self.fetcher.next(partial(self._wanted, part), timeout, partial(self._take_arrow, hand))
+
+    def _take_arrow(self, hand: Hand, source: Source) -> pa.RecordBatch:
+        """Lock held: one Arrow batch of what has arrived, for a hand."""
+        cursor = self._by_source[source]
+        cursor.settle()
+        cursor.resume = cursor.next_offset()
+        batches = source.take(_ARROW_ROWS, _ARROW_BYTES)
+        decoded = list(self._decoded(source, batches))
+        built = cursor.builder.build(decoded)
+        hand.take_from(cursor, cursor.offset)
+        cursor.offset, cursor.resume, hand.is_unseen = batches[-1].header.end_offset, None, True
+        return built
+
+    def _decoded(self, source: Source, batches: list[FetchedBatch], end_offset: int | None = None) -> Iterator[Decoded]:
+        """Lock held: the batches' columns up to an offset. A damaged batch ends them; it and the rest are fetched
+        again.
+
+        Raises:
+            CorruptBatch: the first one is damaged.
+        """
+        for number, batch in enumerate(batches):
+            try:
+                columns = decode(batch, source.topic_partition, end_offset)
+            except CorruptBatch as error:
+                source.put_back(batches[number:])
+                del batches[number:]
+                if number == 0:
+                    source.failure = error
+                    raise
+                return
+            yield Decoded(batch.header, columns, batch.start_offset)
+
+    def _restart(self) -> None:
+        """Lock held: restart all cursors, after the fetching thread was interrupted."""
+        for cursor in self.by_partition.values():
+            cursor.resume = cursor.next_offset()
+            cursor.restart()

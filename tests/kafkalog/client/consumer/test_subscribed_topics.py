@@ -1,0 +1,66 @@
+"""Subscribed consumers whose topics are deleted, or have a broker that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.errors import UnknownTopicId
+from kafkalog.wire import broker_pb2 as pb
+from tests.waiting import waited_for
+
+
+def test_an_offset_of_a_deleted_topic_is_not_committed_to_the_one_that_has_its_name_now(
+    cluster: LocalCluster, new_topic: Callable[[], str]
+) -> None:
+    topic = group = new_topic()
+    where = TopicPartition(topic, 0)
+
+    def fill() -> bytes:
+        created = admin.create_topic(topic, partitions=1)
+        with Producer(cluster.bootstrap_servers) as producer:
+            for _ in range(5):
+                producer.send(topic, b"x")
+        return created.topic_id
+
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+    ):
+        fill()
+        consumer.subscribe(topic)
+        messages = consumer.messages()
+        next(messages)  # in hand, so the partition is not given back
+        admin.delete_topic(topic)
+        made_anew = fill()
+        membership = consumer._membership
+        assert membership is not None
+        news = pb.GroupNews(
+            generation=membership._generation + 1,
+            share=[pb.GroupShare(topic=topic, partitions=[0])],
+            topics=[pb.GroupTopic(topic=topic, topic_id=made_anew)],
+        )
+        with membership._changed:
+            membership._take_news(news)
+        with pytest.raises(UnknownTopicId):
+            consumer.commit({where: 1})
+        assert not admin.committed(group).get(where)
+        del messages
+        admin.delete_topic(topic)
+
+
+def test_a_broker_that_is_away_holds_up_no_other_one_s_partitions_of_a_new_group() -> None:
+    with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers) as admin:
+        away = admin.create_topic("t", partitions=2).partitions[1].leader
+        with Producer(own.bootstrap_servers) as producer:
+            producer.send("t", b"here", partition=0)
+        next(each for each in own.brokers if each.broker_id == away).stop()
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 1)
+        settings = {"auto_offset_reset": "earliest", "retry_timeout_ms": 3_000}
+        with Consumer(own.bootstrap_servers, "g", **settings) as consumer:
+            consumer.subscribe("t")
+            assert [message.value for message in consumer.messages(1, timeout=60)] == [b"here"]
+            assert consumer.awaited() == {TopicPartition("t", 1)}

@@ -1,0 +1,96 @@
+"""A query goes on where a group of consumers has stopped, and the consumers where the query has; never both at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kafkalog import Consumer
+from kafkalog.errors import GroupKindDiffers
+from kafkalog.records import Message
+from tests.pyspark_kafkalog.live import EVERYTHING, Live
+from tests.waiting import waited_for
+
+EACH = 30
+
+
+def consumed(live: Live, group: str, topic: str, count: int) -> list[tuple[int, int]]:
+    """(partition, offset) of the records that a subscribed consumer reads, and commits."""
+    with Consumer(live.servers, group=group, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(topic)
+        found = [(each.partition, each.offset) for each in consumer.consume(count, timeout=60)]
+        assert consumer.poll(0) is None, "and so what was read is handed back"
+    return found
+
+
+def queried(spark: SparkSession, live: Live, group: str, topic: str, folder: Path) -> list[tuple[int, int]]:
+    """(partition, offset) of the records that a query reads until the log's end, as a new query of the group."""
+    stream = (
+        spark.readStream.format("kafkalog")
+        .options(**live.options(subscribe=topic, startingOffsets="committed", kafkalog__group__id=group))
+        .load()
+    )
+    found: list[tuple[int, int]] = []
+    query = (
+        stream.select("partition", "offset")
+        .writeStream.foreachBatch(lambda rows, _: found.extend((row[0], row[1]) for row in rows.collect()))
+        .option("checkpointLocation", str(folder))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    waited_for(lambda: not live.admin.describe_group(group).members)
+    return found
+
+
+def test_a_query_and_a_group_of_consumers_go_on_where_the_other_has_stopped(
+    spark: SparkSession, live: Live, tmp_path: Path
+) -> None:
+    topic = live.topic(EACH, EACH)
+    group = f"handed-{topic}"
+    rounds = []
+    for number in range(4):
+        read = (
+            consumed(live, group, topic, 2 * EACH)
+            if number % 2 == 0
+            else queried(spark, live, group, topic, tmp_path / str(number))
+        )
+        rounds.append(sorted(read))
+        for partition in range(2):
+            live.append(topic, EACH, partition)
+    assert rounds == [
+        sorted((partition, offset) for partition in range(2) for offset in range(number * EACH, (number + 1) * EACH))
+        for number in range(4)
+    ]
+
+
+def test_a_group_has_members_of_one_kind_at_a_time(live: Live) -> None:
+    topic = live.topic(5)
+    group = f"both-{topic}"
+    stream = live.stream(subscribe=topic, startingOffsets="earliest", kafkalog__group__id=group)
+    stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    waited_for(lambda: group in {each.name for each in live.admin.groups()})
+    with Consumer(live.servers, group=group, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(topic)
+        with pytest.raises(GroupKindDiffers, match=f"group '{group}' has members of the kind stream"):
+            consumer.poll(60)
+        stream.stop()
+        waited_for(lambda: not live.admin.describe_group(group).members)
+        polled: list[Message] = []
+        waited_for(lambda: bool(polled.extend(_polled(consumer)) or polled))
+        assert polled[0].offset == 0
+        late = live.stream(subscribe=topic, startingOffsets="earliest", kafkalog__group__id=group)
+        end = late.latestOffset(late.initialOffset(), EVERYTHING)  # it reads all the same, and publishes nothing
+        assert json.loads(json.dumps(end)) == {topic: {"0": 5}}
+        assert len(live.admin.describe_group(group).members) == 1
+        late.stop()
+
+
+def _polled(consumer: Consumer) -> list[Message]:
+    try:
+        return consumer.consume(1, timeout=0.1)
+    except GroupKindDiffers:
+        return []
