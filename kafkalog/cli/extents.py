@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _OPENING_SECONDS = 5.0
 """That long a partition whose broker is there, and has not opened its log, is waited for."""
 _LOOK_SECONDS = 0.2
+_ALL_BYTES = 1 << 62
+_ANY_TIME = -1 << 63
 
 
 def extent_rows(
@@ -56,6 +58,28 @@ def extent_rows(
             row |= {"committed": reached, "lag": behind}
         rows[partition] = row | {"error": None if error is None else str(error)}
     return rows, failed
+
+
+def unread_bytes(admin: Admin, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """About how many bytes partitions have from their first unread records on, by their indexes. Partitions that are
+    not served any more are left out."""
+    from kafkalog.client.admin import AfterBytes
+
+    found = admin.list_offsets({p: AfterBytes(offset, _ALL_BYTES) for p, offset in unread.items()}, {})
+    return {partition: each.size_bytes for partition, each in found.items()}
+
+
+def unread_seconds(admin: Admin, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+    """The age of the first unread records of partitions. Partitions that are not served any more are left out."""
+    from kafkalog.client.admin import AtTimestamp
+
+    found = admin.list_offsets({p: AtTimestamp(_ANY_TIME, offset) for p, offset in unread.items()}, {})
+    now_us = time.time_ns() // 1000
+    return {
+        partition: max(0, now_us - each.timestamp_us) / 1_000_000
+        for partition, each in found.items()
+        if each.timestamp_us is not None
+    }
 
 
 def why_unserved(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from kafkalog.cli.command import (
     partitions_named,
     timestamp_us,
 )
-from kafkalog.cli.extents import extent_rows
-from kafkalog.cli.output import admin_of, end_with, print_json, print_rows, print_table
+from kafkalog.cli.extents import extent_rows, unread_bytes, unread_seconds
+from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_rows, print_table
+from kafkalog.records import by_topic, ranges
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin
+    from kafkalog.client.groups import GroupInfo
     from kafkalog.errors import KafkalogError
     from kafkalog.records import TopicPartition
 
@@ -29,7 +32,11 @@ _LOOK_SECONDS = 0.5
 _MILLISECOND = 0.001
 _RENEWED_SECONDS = 1.0
 """A lease that ends later by more than that was renewed: members renew it every few seconds."""
-_COLUMNS = ["topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "committed_at"]
+_COLUMNS = [
+    "topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "lag_bytes", "lag_seconds",
+    "committed_at", "owner",
+]  # fmt: skip
+_MEMBER_COLUMNS = ["member", "host", "client_id", "group_instance_id", "since", "subscription", "owned"]
 
 
 @click.group(cls=CommandGroup)
@@ -46,53 +53,80 @@ def groups() -> None:
 @bootstrap_option
 @json_option
 def list_groups(bootstrap: str, as_json: bool) -> None:
-    """List the groups: the topics for which each has offsets, and the number of live members."""
+    """List the groups: the kind of members of each (consumer or stream), the number of live ones, and the topics for
+    which the group has offsets."""
     with admin_of(bootstrap) as admin:
         rows = [
-            {"group": group.name, "topics": list(group.topics), "live_members": group.live_members}
+            {
+                "group": group.name,
+                "kind": group.kind or None,
+                "topics": list(group.topics),
+                "live_members": group.live_members,
+            }
             for group in admin.groups()
         ]
-    print_rows(rows, ["group", "live_members", "topics"], as_json, "there are no groups")
+    print_rows(rows, ["group", "kind", "live_members", "topics"], as_json, "there are no groups")
 
 
 @groups.command(
     "describe",
     examples=[
-        ("Offsets, lag and members", "kafkalog groups describe readers"),
+        ("Offsets, lag, owners and members", "kafkalog groups describe readers"),
+        ("Also for how long records have waited", "kafkalog groups describe readers --seconds"),
     ],
 )
 @click.argument("group")
+@click.option(
+    "--seconds",
+    is_flag=True,
+    help="Also the lag in seconds: the age of the first record not consumed. Reads a batch of each partition that has "
+    "a lag.",
+)
 @bootstrap_option
 @json_option
-def describe(group: str, bootstrap: str, as_json: bool) -> None:
-    """Describe GROUP: its offset and lag in each partition of its topics, and its live members."""
+def describe(group: str, seconds: bool, bootstrap: str, as_json: bool) -> None:
+    """Describe GROUP: its offset, lag and owner in each partition of its topics, its live members with what they read,
+    and who waits for a partition that another member still owns. The lag in bytes is the size of the batches from the
+    offset on."""
     with admin_of(bootstrap) as admin:
-        found, failed = _description(admin, group)
+        found, failed = _description(admin, group, seconds)
     if as_json:
         print_json(found)
         end_with(failed)
         return
     if found["partitions"]:
-        print_table(found["partitions"], _COLUMNS)
+        _print_columns(found["partitions"], _COLUMNS, always=_COLUMNS[:7])
     else:
         click.echo(f"group {group} has no offset in any topic that is there")
-    click.echo(f"\nlag {found['lag']}, of {found['size_bytes']} bytes in the log")
+    click.echo(
+        f"\nlag {counted(found['lag'], 'record')}, {found['lag_bytes']} of {found['size_bytes']} bytes in the log"
+    )
+    if found["kind"]:
+        by = f", assignor {found['assignor']}" if found["assignor"] else ""
+        click.echo(f"kind {found['kind']}, generation {found['generation']}{by}")
     if found["members"]:
         click.echo("")
-        print_table(found["members"], ["member", "host", "since", "subscription"])
+        rows = [row | {"owned": _listed(row["owned"])} for row in found["members"]]
+        _print_columns(rows, _MEMBER_COLUMNS, always=["member", "host", "since", "subscription"])
     else:
-        click.echo("no live member (only Spark streams are members)")
+        click.echo("no live member")
+    for each in found["waits"]:
+        whose = f", which {each['owner']} still owns" if each["owner"] else ", which nobody owns now"
+        click.echo(f"{each['member']} waits for {_listed(each['partitions'])}{whose}")
     end_with(failed)
 
 
-def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPartition, KafkalogError]]:
+def _description(
+    admin: Admin, group: str, with_seconds: bool
+) -> tuple[dict[str, Any], dict[TopicPartition, KafkalogError]]:
     """The group, and the errors of partitions that are not served, or have no lag; the sums are those of the others."""
     from kafkalog.errors import UnknownTopic
     from kafkalog.records import TopicPartition
 
     described = admin.describe_group(group)
+    owners = described.owners()
     partitions: list[TopicPartition] = []
-    for name in sorted({partition.topic for partition in described.offsets}):
+    for name in sorted({partition.topic for partition in [*described.offsets, *owners]}):
         try:
             [topic] = admin.describe_topics([name])
         except UnknownTopic:
@@ -100,28 +134,71 @@ def _description(admin: Admin, group: str) -> tuple[dict[str, Any], dict[TopicPa
         partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
     committed = {partition: reached.offset for partition, reached in described.offsets.items()}
     rows, failed = extent_rows(admin, partitions, committed)
+    unread = {
+        partition: max(committed.get(partition, 0), row["start_offset"])
+        for partition, row in rows.items()
+        if row["lag"]
+    }
+    sizes = unread_bytes(admin, unread)
+    ages = unread_seconds(admin, unread) if with_seconds else {}
+    for partition, row in rows.items():
+        is_known = row["lag"] is not None
+        reached = described.offsets.get(partition)
+        row |= {
+            "lag_bytes": sizes.get(partition, 0) if is_known else None,
+            "lag_seconds": ages.get(partition, 0.0) if is_known and with_seconds else None,
+            "committed_at": None if reached is None else _time(reached.committed_us),
+            "owner": owners.get(partition),
+        }
     return {
         "group": group,
+        "kind": described.kind or None,
+        "generation": described.generation,
+        "assignor": described.assignor or None,
         "lag": sum(row["lag"] or 0 for row in rows.values()),
+        "lag_bytes": sum(row["lag_bytes"] or 0 for row in rows.values()),
         "size_bytes": sum(row["size_bytes"] or 0 for row in rows.values()),
-        "partitions": [
-            {
-                "topic": partition.topic,
-                **row,
-                "committed_at": _time(reached.committed_us) if (reached := described.offsets.get(partition)) else None,
-            }
-            for partition, row in rows.items()
-        ],
+        "partitions": [{"topic": partition.topic, **row} for partition, row in rows.items()],
         "members": [
             {
                 "member": member.name,
                 "host": member.host,
+                "process": member.process,
+                "client_id": member.client_id or None,
+                "group_instance_id": member.instance_id or None,
                 "since": _time(member.since_us),
+                "lease_left_ms": member.left_ms,
                 "subscription": member.subscription,
+                "topics": list(member.topics),
+                "pattern": member.pattern or None,
+                "share": by_topic(member.share),
+                "owned": by_topic(member.owned),
             }
             for member in described.members
         ],
+        "waits": _waits(described),
     }, failed
+
+
+def _waits(described: GroupInfo) -> list[dict[str, Any]]:
+    """Who waits for which partitions of whom."""
+    waits: dict[tuple[str, str], list[TopicPartition]] = {}
+    for each in described.awaited():
+        waits.setdefault((each.member, each.owner), []).append(each.partition)
+    return [
+        {"member": member, "owner": owner or None, "partitions": by_topic(partitions)}
+        for (member, owner), partitions in waits.items()
+    ]
+
+
+def _listed(partitions: Mapping[str, Sequence[int]]) -> str:
+    """flights:0-3,7 delays:1"""
+    return " ".join(f"{topic}:{ranges(numbers)}" for topic, numbers in partitions.items())
+
+
+def _print_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], always: Collection[str]) -> None:
+    """A table without those columns that are empty."""
+    print_table(rows, [name for name in columns if name in always or any(row[name] not in (None, "") for row in rows)])
 
 
 def _time(time_us: int) -> str:
@@ -170,10 +247,16 @@ def _time(time_us: int) -> str:
 @click.option("--create", is_flag=True, help="Allow a group that does not exist yet.")
 @click.option("--dry-run", is_flag=True, help="Show what would be set, and set nothing.")
 @click.option(
-    "--force", is_flag=True, help="Reset although a member is live; a member that continues overwrites the reset."
+    "--force",
+    is_flag=True,
+    help="Reset although a Spark stream is live, which overwrites the reset when it continues. Refused while consumers "
+    "are live that subscribed: they own the offsets.",
 )
 @click.option(
-    "--wait", is_flag=True, help="Wait until no member is live; a stopped member counts as live for at most 10 s."
+    "--wait",
+    is_flag=True,
+    help="Wait until no member is live; a member that was killed counts as live until its lease ends, a Spark stream's "
+    "after at most 10 s, a consumer's after its session.timeout.ms.",
 )
 @bootstrap_option
 @json_option
@@ -191,9 +274,9 @@ def reset(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set the offsets at which GROUP continues. Stop its readers first. While a Spark stream of the group runs, the
-    reset is refused, because the stream is a member. A Consumer is not a member: its next commit overwrites the
-    reset."""
+    """Set the offsets at which GROUP continues. Stop its members first: while one is live, a Spark stream or a consumer
+    that subscribed, the reset is refused. A Consumer that assigns its partitions itself is no member: its next commit
+    overwrites the reset."""
     from kafkalog.client.admin import AtTimestamp, ShiftBy
     from kafkalog.client.groups import GroupInfo
     from kafkalog.errors import UnknownGroup
@@ -296,8 +379,8 @@ def _chosen(admin: Admin, named: dict[str, list[int]]) -> list[TopicPartition]:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required if stdin is not a terminal.")
 @bootstrap_option
 def delete(names: tuple[str, ...], yes: bool, bootstrap: str) -> None:
-    """Delete GROUPs with their offsets. Refused while a member is live. A Consumer is not a member: its next commit
-    creates its group again."""
+    """Delete GROUPs with their offsets. Refused while a member is live. A Consumer that assigns its partitions itself
+    is no member: its next commit creates its group again."""
     whose = f"group {names[0]} and its" if len(names) == 1 else f"groups {', '.join(names)} and their"
     confirm(f"delete {whose} offsets?", yes)
     with admin_of(bootstrap) as admin:

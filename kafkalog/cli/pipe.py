@@ -14,6 +14,7 @@ import stat
 import sys
 import termios
 from collections import deque
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -56,28 +57,28 @@ class WrittenPipe(io.FileIO):
     def has_reader(self) -> bool:
         return not self._reader.poll(0)
 
-    def wait_until_read(self) -> None:
-        """Return once everything is read, or no reader is left."""
+    def wait_until_read(self, meanwhile: Callable[[], object]) -> None:
+        """Return once everything is read, or no reader is left. Until then call `meanwhile` again and again."""
         # A reader that goes away ends the wait at once. A pipe does not announce that it is empty, so this looks.
         while self._unread() and not self._reader.poll(_LOOK_MS):
-            pass
+            meanwhile()
 
 
 class ReadLines:
     """The lines written into a pipe, and up to which offsets its reader has read them.
 
     Attributes:
-        offsets: of each partition, the one after its last line that is read; begins with those given.
-        count: of the lines that are read.
+        offsets: of each partition, the one after its last line that is read; to be set to where a partition begins.
     """
 
-    def __init__(self, pipe: WrittenPipe | None, offsets: dict[TopicPartition, int]) -> None:
+    def __init__(self, pipe: WrittenPipe | None) -> None:
         """`pipe`: None if lines go elsewhere: then they count as read once they are written."""
-        self.offsets = offsets
-        self.count = 0
+        self.offsets: dict[TopicPartition, int] = {}
         self._pipe = pipe
         self._end = 0
-        self._unread: deque[tuple[int, TopicPartition, int]] = deque()  # as many lines as a pipe holds, and a buffer
+        self._unread: deque[tuple[int, TopicPartition | None, int]] = (
+            deque()
+        )  # as many lines as a pipe holds, and a buffer
 
     def add(self, size: int, partition: TopicPartition, next_offset: int) -> None:
         """A line was written, or is in the buffer of the pipe."""
@@ -89,7 +90,13 @@ class ReadLines:
         read_to = self._end if self._pipe is None else self._pipe.read_to()
         unread = self._unread
         while unread and unread[0][0] <= read_to:
-            _, partition, self.offsets[partition] = unread[0]
-            self.count += 1
+            _, partition, offset = unread[0]
+            if partition is not None:
+                self.offsets[partition] = offset
             unread.popleft()  # last: Ctrl-C may come before it, and forgets no line
         return bool(unread)
+
+    def forget(self, partitions: Container[TopicPartition]) -> None:
+        """Keep no offsets of these: the lines of them that are not read by now will not count."""
+        self.offsets = {p: offset for p, offset in self.offsets.items() if p not in partitions}
+        self._unread = deque((end, None if p in partitions else p, offset) for end, p, offset in self._unread)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,11 @@ from kafkalog.errors import (
     BatchTooLarge,
     InvalidArgument,
     KafkalogError,
+    MemberFenced,
+    NotOwner,
+    OffsetOutOfRange,
     RecordTooLarge,
+    UnknownMember,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
@@ -42,7 +46,7 @@ from kafkalog.records import TopicPartition
 if TYPE_CHECKING:
     from types import FrameType
 
-    from kafkalog.client.admin import Admin, AtTimestamp
+    from kafkalog.client.admin import Admin, AtTimestamp, PartitionExtent
     from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.records import Message, RecordMetadata
 
@@ -405,7 +409,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
             "kafkalog consume flights delays --timestamp 2013-06-01T12:00 --exit-at-end",
         ),
         ("Every topic whose name begins with flights, as JSON", "kafkalog consume --pattern 'flights.*' --format json"),
-        ("Continue at a group's offsets", "kafkalog consume flights --group readers --from-beginning"),
+        ("Share the topic with others of a group", "kafkalog consume flights --group readers --from-beginning"),
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
@@ -413,14 +417,15 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     "--pattern",
     metavar="REGEX",
     callback=_expression,
-    help="Instead of TOPICs: all topics that exist at the start and whose whole name matches.",
+    help="Instead of TOPICs: all topics whose whole name matches and that exist at the start; with --group also those "
+    "that are created later.",
 )
 @click.option(
     "--partition",
     "numbers",
     type=click.IntRange(0),
     multiple=True,
-    help="Only this one; repeatable. With --pattern: of topics that have it.",
+    help="Only this one; repeatable. With --pattern: of topics that have it. Not with --group.",
 )
 @click.option(
     "--from-beginning",
@@ -439,18 +444,24 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     help="Start at the first record at or after this time: ISO-8601 (UTC unless a zone is given) or milliseconds "
     "since 1970; at the end of a partition without such a record.",
 )
-@click.option("--exit-at-end", is_flag=True, help="Stop at each partition's end as it was when the command started.")
+@click.option(
+    "--exit-at-end",
+    is_flag=True,
+    help="Stop at each partition's end as it was when the command started; with --group, when the group assigned the "
+    "partition to it.",
+)
 @click.option(
     "--max-messages", type=click.IntRange(1), help="Stop after this many records; default: continue until interrupted."
 )
 @click.option(
     "--group",
     callback=not_empty,
-    help="Continue at this group's committed offsets, and commit the records that were shown. Takes precedence over "
-    "--from-beginning; cannot be combined with --offset or --timestamp. Several commands with the same group each show "
-    "all records. Records written into a pipe are committed once its reader has read them, and the command ends only "
-    "then, or when the reader has ended; a second Ctrl-C ends it at once. If the reader fails after it has read them, "
-    "move the group back with `kafkalog groups reset GROUP --topic TOPIC --shift-by -N`.",
+    help="Join this group, whose members share the partitions. Continues at the group's committed offsets, and commits "
+    "the records that were shown. Takes precedence over --from-beginning; cannot be combined with --partition, "
+    "--offset or --timestamp. Records written into a pipe are committed once its reader has read them, and the command "
+    "ends only then, or when the reader has ended; a second Ctrl-C ends it at once. Records that a reader has not read "
+    "when their partition goes to another member are shown again by that one. If the reader fails after it has read "
+    "them, end all members and move the group back with `kafkalog groups reset GROUP --topic TOPIC --shift-by -N`.",
 )
 @click.option(
     "--format",
@@ -494,55 +505,54 @@ def consume(
         raise click.UsageError("say what to read: TOPICs, or a --pattern for their names")
     if layout == "json" and null is not None:
         raise click.UsageError("--format json shows null as JSON does: leave out --null")
+    if group and numbers:
+        raise click.UsageError("--group assigns the partitions to the group's members: leave out --partition")
     start = _start(from_beginning, place, since_us, group, exit_at_end)
     as_line = _line_of(layout, with_headers, (_NULL if null is None else null).encode())
-    fallback = "earliest" if from_beginning else "latest"
-    with admin_of(bootstrap) as admin, Consumer(bootstrap, group, committed_fallback=fallback) as consumer:
+    settings: dict[str, Any] = {}
+    if group:
+        settings = {"auto_offset_reset": "earliest" if from_beginning else "latest", "enable_auto_commit": False}
+    with admin_of(bootstrap) as admin, Consumer(bootstrap, group, **settings) as consumer:
         wanted = _wanted(admin, topics, pattern, numbers)
-        extents, failed = readable(admin, wanted)
-        consumer.assign(dict.fromkeys(extents, start))
-        if exit_at_end:  # now the consumer fails if a topic is created again, with other ends
-            extents, away = readable(admin, extents)
-            consumer.unassign(away)
-            failed |= away
-        for partition, error in failed.items():
-            say_failure(partition, error)
-        ends = {partition: extent.end_offset for partition, extent in extents.items()}
-        showing = _Showing(consumer, as_line, ends, exit_at_end, commits=bool(group), from_beginning=from_beginning)
+        showing = _Showing(admin, consumer, as_line, exit_at_end, group, from_beginning=from_beginning)
+        if group:
+            showing.subscribe(topics if pattern is None else pattern, wanted)
+        else:
+            showing.assign(dict.fromkeys(wanted, start))
         with _signals_to(showing.interrupt):
             showing.show(max_messages)
-    if failed or showing.has_failed:
+    if showing.has_failed:
         raise click.exceptions.Exit(1)
 
 
 class _Showing:
-    """Writes what a consumer reads to stdout, a line each. Commits what is written; into a pipe, what its reader has
-    read.
+    """Writes what a consumer reads to stdout, a line each. As a member of a group it commits what is written; into a
+    pipe, what its reader has read.
 
     Args:
-        ends: of the partitions that are read; where to stop in each, if `stops_at_end`.
-        commits: whether there is a group.
+        stops_at_end: whether to stop at each partition's end, as it is when the consumer gets the partition.
+        group: None: the partitions are assigned, and nothing is committed.
         from_beginning: the group begins at the start, so its start is committed before anything is shown.
 
     Attributes:
-        has_failed: a partition could not be read on, and was left out.
+        has_failed: a partition could not be read, and was left out.
     """
 
     def __init__(
         self,
+        admin: Admin,
         consumer: Consumer,
         as_line: Callable[[Message], bytes],
-        ends: Mapping[TopicPartition, int],
         stops_at_end: bool,
+        group: str | None,
         *,
-        commits: bool,
         from_beginning: bool,
     ) -> None:
+        self._admin = admin
         self._consumer = consumer
         self._as_line = as_line
-        self._ends = ends
         self._stops_at_end = stops_at_end
-        self._commits = commits
+        self._group = group
         self._from_beginning = from_beginning
         self._pipe = WrittenPipe(sys.stdout.fileno()) if is_pipe(sys.stdout) else None
         out = sys.stdout.buffer
@@ -554,17 +564,102 @@ class _Showing:
             else out
         )  # fmt: skip
         self._shown = self._looked_at = 0
-        self._committed = -1
         self._look_due = 0.0
         self._interrupts = 0
-        self._is_writing = False
+        self._is_writing = self._is_finishing = self._is_over = False
         self.has_failed = False
+        self._ends: dict[TopicPartition, int] = {}
+        self._reading: set[TopicPartition] = set()  # without those that are at their end
+        self._left_out: set[TopicPartition] = set()
         # Also of partitions without a record shown, or the next run would start at their ends.
-        starts = {partition: consumer.position(partition) for partition in ends}
-        self._read = ReadLines(self._pipe, starts)
+        self._read = ReadLines(self._pipe)
         self._has_unread = False
-        if stops_at_end:
-            consumer.unassign([partition for partition, end in ends.items() if starts[partition] == end])
+
+    def assign(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> None:
+        """Read those of these partitions that are served."""
+        extents, failed = readable(self._admin, starts)
+        self._consumer.assign({partition: starts[partition] for partition in extents})
+        if self._stops_at_end:  # now the consumer fails if a topic is created again, with other ends
+            extents, away = readable(self._admin, extents)
+            failed |= away
+        self._begin(extents, failed)
+
+    def subscribe(self, topics: Iterable[str] | re.Pattern[str], partitions: Iterable[TopicPartition]) -> None:
+        """Read what the group assigns of these partitions, and of those that come."""
+        _, failed = readable(self._admin, partitions)  # their starts may not be known, so they may never be assigned
+        self._leave_out(failed)
+        self._consumer.subscribe(
+            topics, on_assigned=self._assigned, on_revoked=self._revoked, on_lost=lambda _, lost: self._forget(lost)
+        )
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._is_finishing:
+            consumer.pause(partitions)
+            return
+        extents, failed = readable(self._admin, partitions)
+        for partition, (start, end, _size) in extents.items():
+            position = consumer.position(partition)
+            if not start <= position <= end:  # where to go on is for the user to say
+                failed[partition] = OffsetOutOfRange(
+                    offset=position, partition=str(partition), start_offset=start, end_offset=end
+                )
+        self._begin({partition: extent for partition, extent in extents.items() if partition not in failed}, failed)
+        if self._has_begun():
+            self._commit_offsets({p: at for p, at in self._read.offsets.items() if p in partitions})
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """Who reads them next begins at the last commit: also where nothing was shown, or it would begin at the end."""
+        if self._is_over:
+            return
+        if self._pipe is None:  # a pipe may be full
+            self._flush()
+        self._read.look()
+        offsets = {p: at for p, at in self._read.offsets.items() if p in partitions}
+        self._forget(partitions)  # first: after Ctrl-C the others are committed
+        self._commit_offsets(offsets)
+
+    def _begin(
+        self, extents: Mapping[TopicPartition, PartitionExtent], failed: Mapping[TopicPartition, KafkalogError]
+    ) -> None:
+        """Read partitions that the consumer has got, without those that failed."""
+        for partition, extent in extents.items():
+            self._ends[partition] = extent.end_offset
+            self._read.offsets[partition] = self._consumer.position(partition)
+        self._reading.update(extents)
+        self._left_out.difference_update(extents)
+        self._leave_out(failed)
+        if self._stops_at_end:
+            self._stop_reading([p for p in extents if self._read.offsets[p] == self._ends[p]])
+
+    def _leave_out(self, failed: Mapping[TopicPartition, KafkalogError]) -> None:
+        for partition, error in failed.items():
+            if partition not in self._left_out:
+                say_failure(partition, error)
+        self.has_failed = self.has_failed or bool(failed)
+        self._left_out.update(failed)
+        self._stop_reading(failed)
+
+    def _stop_reading(self, partitions: Collection[TopicPartition]) -> None:
+        self._reading.difference_update(partitions)
+        with suppress(InvalidArgument):  # the lease has ended meanwhile
+            self._consumer.pause([p for p in self._consumer.assignment() if p in partitions])
+
+    def _forget(self, partitions: Collection[TopicPartition]) -> None:
+        """The consumer does not have these any more."""
+        self._reading.difference_update(partitions)
+        self._left_out.difference_update(partitions)
+        self._read.forget(partitions)
+
+    def _goes_on(self) -> bool:
+        """Whether a partition is to be read on, or may come."""
+        if self._reading:
+            return True
+        if self._group is None:
+            return False
+        awaited = self._consumer.awaited()
+        if awaited is None or awaited - self._left_out:
+            return True
+        return not (self._stops_at_end or self._left_out.intersection([*awaited, *self._consumer.assignment()]))
 
     def show(self, max_messages: int | None) -> None:
         """Show records until the ends, the number of records, or Ctrl-C.
@@ -590,12 +685,12 @@ class _Showing:
                 self._commit()
             self._discard_output()
             raise
+        finally:
+            self._is_over = True
 
     def _show_all(self, max_messages: int | None) -> None:
-        consumer = self._consumer
-        self._commit()
         waits = False
-        while consumer.assignment() and not self._interrupts and (max_messages is None or self._shown < max_messages):
+        while self._goes_on() and not self._interrupts and (max_messages is None or self._shown < max_messages):
             before = self._shown
             try:
                 if waits:
@@ -603,7 +698,8 @@ class _Showing:
                 else:
                     self._show_some(None if max_messages is None else max_messages - before, 0.0)
             except KafkalogError as error:
-                self._leave_out(error)
+                self._flush()
+                self._leave_out(self._failures(error))
             self._flush()
             was_idle, waits = waits, self._shown == before
             is_due = (was_idle and waits) or time.monotonic() >= self._look_due
@@ -615,9 +711,20 @@ class _Showing:
     def _finish(self) -> None:
         """The last commit: who reads the pipe reads all of it, or goes away."""
         self._flush()
-        if self._commits and self._pipe:
-            self._pipe.wait_until_read()
+        if self._group is not None and self._pipe:
+            self._is_finishing = True
+            self._stop_reading(list(self._reading))
+            self._pipe.wait_until_read(self._hand_over)
         self._commit()
+        if self._group is not None and self._read.offsets and not self._has_begun():
+            others = len(self._admin.describe_group(self._group).members) > 1
+            if others:  # they are to go on here, not at the ends as they are then
+                self._commit_offsets(self._read.offsets)
+
+    def _hand_over(self) -> None:
+        """Let other members have the partitions that they are to read; the consumer calls back where it is asked."""
+        shown = next(self._consumer.messages(timeout=0.0), None)
+        assert shown is None, "every partition is paused"
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler: the first lets a line be written whole, which the reader would take for a record. The
@@ -643,12 +750,12 @@ class _Showing:
 
     def _show_some(self, left: int | None, timeout: float) -> None:
         """Show the records that have arrived, or arrive within a timeout after each."""
-        consumer, read, ends = self._consumer, self._read, self._ends
-        for message in consumer.messages(max_messages=left, timeout=timeout):
+        read, ends = self._read, self._ends
+        for message in self._consumer.messages(max_messages=left, timeout=timeout):
             line, partition = self._as_line(message), TopicPartition(message.topic, message.partition)
             self._is_writing = True
             self._out.write(line)
-            if self._commits:
+            if self._group is not None:
                 read.add(len(line), partition, message.offset + 1)
             self._shown += 1
             self._is_writing = False
@@ -658,32 +765,34 @@ class _Showing:
             if self._interrupts:
                 return
             if self._stops_at_end and message.offset + 1 >= ends[partition]:
-                consumer.unassign([partition])
-                if not consumer.assignment():
+                self._stop_reading([partition])
+                if not self._reading:
                     return
 
     def _commit(self) -> None:
-        """Commit what is read. Everything is flushed, or cannot be. A group that is to start at the ends, and was shown
-        nothing, gets no offsets: the next call may choose another start. Nothing is committed twice: the group may have
-        been reset meanwhile."""
-        if self._commits:
+        """Commit what is read. Everything is flushed, or cannot be."""
+        if self._group is not None:
             self._has_unread = self._read.look()
-            is_new = self._read.count > self._committed
-            if is_new and self._read.offsets and (self._shown or self._from_beginning):
-                self._consumer.commit(self._read.offsets)
-                self._committed = self._read.count
+            if self._has_begun():
+                self._commit_offsets(self._read.offsets)
         self._looked_at, self._look_due = self._shown, time.monotonic() + _COMMIT_SECONDS
 
-    def _leave_out(self, error: KafkalogError) -> None:
-        """Continue without the partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
-        self._flush()
-        found = self._consumer.failures()
+    def _has_begun(self) -> bool:
+        """Whether the group is to have offsets. One that is to start at the ends, and was shown nothing, gets none: the
+        next call may choose another start."""
+        return self._from_beginning or self._shown > 0
+
+    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        if offsets:
+            with suppress(NotOwner, UnknownMember, MemberFenced):  # the lease has ended: `on_lost` is called next
+                self._consumer.commit(offsets)
+
+    def _failures(self, error: KafkalogError) -> dict[TopicPartition, KafkalogError]:
+        """The partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
+        found = {partition: each for partition, each in self._consumer.failures().items() if partition in self._reading}
         if not found or isinstance(error, UnknownTopic | UnknownTopicId):
             raise error
-        for partition, reason in found.items():
-            say_failure(partition, reason)
-        self.has_failed = True
-        self._consumer.unassign(found)
+        return found
 
 
 def _start(
@@ -705,8 +814,6 @@ def _start(
         raise click.UsageError(
             "--exit-at-end shows nothing from the end on: give --from-beginning, --offset, --timestamp or --group"
         )
-    if group:
-        return "committed"
     if since_us is not None:
         return AtTimestamp(since_us)
     return place if place is not None else "earliest" if from_beginning else "latest"

@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Producer, TopicPartition
+from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.cli import groups
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, lag, leave_group
 from kafkalog.errors import GroupIsLive
 from tests.kafkalog.cli.command_line import Ran
+from tests.waiting import waited_for
 
 ME = GroupMember("me-1", "subscribe flights", "here", "")
 Run = Callable[..., str]
@@ -111,15 +113,16 @@ def test_a_group_is_listed_and_described_with_its_lag_and_its_members(
     assert group not in done("list")
     admin.commit(group, {TopicPartition(made, 0): 4})
     keep_member(client, group, ME, {TopicPartition(made, 0): 5})
-    assert {"group": group, "topics": [made], "live_members": 1} in json.loads(done("list", "--json"))
-    assert re.search(rf"^{re.escape(group)} +1 +{re.escape(made)}$", done("list"), re.MULTILINE)
+    assert {"group": group, "kind": "stream", "topics": [made], "live_members": 1} in json.loads(done("list", "--json"))
+    assert re.search(rf"^{re.escape(group)} +stream +1 +{re.escape(made)}$", done("list"), re.MULTILINE)
     found = described(done, group)
     assert (found["group"], found["lag"]) == (group, 10)
     sizes = [row.pop("size_bytes") for row in found["partitions"]]
     assert found["size_bytes"] == sum(sizes) and min(sizes) > 0
     moment = datetime.fromisoformat(found["partitions"][0].pop("committed_at"))
     assert abs((moment - datetime.now(moment.tzinfo)).total_seconds()) < 60
-    common = {"topic": made, "start_offset": 0, "error": None}
+    assert found["lag_bytes"] == sum(row.pop("lag_bytes") for row in found["partitions"]) <= found["size_bytes"]
+    common = {"topic": made, "start_offset": 0, "error": None, "owner": None, "lag_seconds": None}
     assert found["partitions"] == [
         {**common, "partition": 0, "end_offset": 10, "committed": 5, "lag": 5},
         {**common, "partition": 1, "end_offset": 5, "committed": None, "lag": 5, "committed_at": None},
@@ -127,11 +130,90 @@ def test_a_group_is_listed_and_described_with_its_lag_and_its_members(
     [member] = found["members"]
     assert (member["member"], member["host"], member["subscription"]) == ("me-1", "here", "subscribe flights")
     text = done("describe", group)
-    assert re.search(rf"^{re.escape(made)} +0 +0 +10 +\d+ +5 +5 +\S+$", text, re.MULTILINE)
-    assert re.search(r"^lag 10, of \d+ bytes in the log$", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(made)} +0 +0 +10 +\d+ +5 +5 +\d+ +\S+$", text, re.MULTILINE)
+    assert re.search(r"^lag 10 records, \d+ of \d+ bytes in the log$", text, re.MULTILINE)
     assert re.search(r"^me-1 +here +\S+ +subscribe flights$", text, re.MULTILINE)
     leave_group(client, group, "me-1")
-    assert done("describe", group).endswith("no live member (only Spark streams are members)\n")
+    assert done("describe", group).endswith("\nkind stream, generation 2\nno live member\n")
+
+
+def test_the_lag_in_bytes_and_seconds_begins_at_the_first_record_not_consumed(
+    admin: Admin, cluster: LocalCluster, made: str, done: Run
+) -> None:
+    """Records of one batch, with timestamps of their own; of another one, a byte index further; and none."""
+    zero, one = TopicPartition(made, 0), TopicPartition(made, 1)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for second in (1_000, 1_001):
+            value = os.urandom(100_000)
+            producer.send(made, value, partition=1, timestamp_us=second * 1_000_000).result(60)
+    for offset, seconds in ((4, 4), (0, 0), (9, 9)):
+        admin.commit(made, {zero: offset, one: 5})
+        found = json.loads(done("describe", made, "--seconds", "--json"))
+        first, second = found["partitions"]
+        now = time.time()
+        assert 0 <= now - seconds - first["lag_seconds"] < 60
+        assert 0 <= now - 1_000 - second["lag_seconds"] < 60
+        assert 200_000 < second["lag_bytes"] < 210_000
+        assert found["lag_bytes"] == first["lag_bytes"] + second["lag_bytes"] <= found["size_bytes"]
+    admin.commit(made, {zero: 10, one: 6})
+    first, second = json.loads(done("describe", made, "--seconds", "--json"))["partitions"]
+    assert (first["lag_bytes"], first["lag_seconds"]) == (0, 0)
+    assert 100_000 < second["lag_bytes"] < 110_000
+    assert 0 <= time.time() - 1_001 - second["lag_seconds"] < 60
+    assert "LAG SECONDS" in done("describe", made, "--seconds") and "LAG SECONDS" not in done("describe", made)
+
+
+def test_a_member_that_waits_is_described_with_what_it_waits_for_and_its_group_is_neither_reset_nor_deleted(
+    admin: Admin, cluster: LocalCluster, made: str, done: Run
+) -> None:
+    zero = TopicPartition(made, 0)
+    settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with (
+        Consumer(cluster.bootstrap_servers, made, client_id="first", **settings) as first,
+        Consumer(cluster.bootstrap_servers, made, client_id="second", group_instance_id="seat-2", **settings) as second,
+    ):
+        first.subscribe(made)
+        messages = first.messages()
+        while next(messages).partition != 1:  # it has a record of it in hand until it asks for the next one
+            pass
+        first.commit({zero: 3})
+        second.subscribe(re.compile(re.escape(made)))
+        waited_for(lambda: bool(described(done, made)["waits"]))
+        found = described(done, made)
+        names = [member["member"] for member in found["members"]]
+        assert (found["kind"], found["generation"], found["assignor"]) == ("consumer", 2, "sticky")
+        assert found["waits"] == [{"member": "seat-2", "owner": names[0], "partitions": {made: [1]}}]
+        assert [row["owner"] for row in found["partitions"]] == [names[0]] * 2
+        assert [(row["committed"], row["lag"]) for row in found["partitions"]] == [(3, 7), (None, 5)]
+        mine, other = found["members"]
+        assert names == [mine["member"], "seat-2"] and mine["member"].startswith("first-")
+        assert (mine["client_id"], mine["group_instance_id"], mine["topics"]) == ("first", None, [made])
+        assert (other["client_id"], other["group_instance_id"], other["pattern"]) == (
+            "second",
+            "seat-2",
+            re.escape(made),
+        )
+        assert (mine["share"], mine["owned"]) == ({made: [0]}, {made: [0, 1]})
+        assert (other["share"], other["owned"]) == ({made: [1]}, {})
+        assert {"group": made, "kind": "consumer", "topics": [made], "live_members": 2} in json.loads(
+            done("list", "--json")
+        )
+        text = done("describe", made)
+        assert text.endswith(f"\nseat-2 waits for {made}:1, which {names[0]} still owns\n")
+        assert "\nkind consumer, generation 2, assignor sticky\n" in text
+        assert re.search(
+            rf"^{re.escape(names[0])} +\S+ +first +- +\S+ +{re.escape(made)} +{re.escape(made)}:0-1$", text, re.M
+        )
+        says = done("reset", made, "--to", "earliest", code=1)
+        assert f"group '{made}' has a live member" in says and "--wait" in says and "--force" not in says
+        says = done("reset", made, "--to", "earliest", "--force", code=1)
+        assert f"the members of group '{made}' share its partitions" in says
+        assert f"group '{made}' has a live member" in done("delete", made, "--yes", code=1)
+        assert admin.committed(made) == {zero: 3}
+        del messages  # closed, so what it had in hand counts as handed back when more is asked for
+        first.poll(0)
+        waited_for(lambda: not described(done, made)["waits"])
+        assert [row["owner"] for row in described(done, made)["partitions"]] == names
 
 
 def test_only_the_first_live_member_s_offsets_are_written(admin: Admin, client: Cluster, made: str) -> None:
@@ -411,7 +493,7 @@ def test_a_partition_that_is_not_served_is_named_and_the_group_described_without
     for ran in (text, told):
         assert ran.code == 1
         assert "partition t-1 is lost" in ran.err
-    assert "\nlag 1, of " in text.out
+    assert "\nlag 1 record, " in text.out
     found = json.loads(told.out)
     assert found["lag"] == 1
     assert [row["error"] is None for row in found["partitions"]] == [True, False]

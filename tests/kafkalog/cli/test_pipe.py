@@ -38,8 +38,8 @@ def fill(cluster: LocalCluster, topic: str, numbers: range) -> None:
 
 @contextmanager
 def consuming(partition: TopicPartition, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`kafkalog consume` of a partition with a group of the topic's name: the process, and the pipe to read from."""
-    command = [*KAFKALOG, "consume", partition.topic, "--partition", "0", "--group", partition.topic]
+    """`kafkalog consume` of a topic, with a group of its name: the process, and the pipe to read from."""
+    command = [*KAFKALOG, "consume", partition.topic, "--group", partition.topic]
     with subprocess.Popen([*command, "--from-beginning", *arguments], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -244,7 +244,7 @@ def test_bytes_of_another_writer_are_not_taken_for_read_ones() -> None:
     try:
         os.write(writing, b"of another")
         pipe = WrittenPipe(writing)
-        lines = ReadLines(pipe, {})
+        lines = ReadLines(pipe)
         for number in range(3):
             pipe.write(b"line\n")
             lines.add(5, TopicPartition("t", number), 7)
@@ -252,11 +252,31 @@ def test_bytes_of_another_writer_are_not_taken_for_read_ones() -> None:
         os.read(reading, 10 + 5 + 4)
         assert lines.look() and lines.offsets == {TopicPartition("t", 0): 7}
         os.read(reading, 100)
-        assert not lines.look() and lines.count == 3 and len(lines.offsets) == 3
+        assert not lines.look() and len(lines.offsets) == 3
         assert pipe.has_reader()
         os.close(reading)
         assert not pipe.has_reader()
     finally:
+        os.close(writing)
+
+
+def test_lines_of_a_partition_that_another_member_got_count_no_more_also_once_it_is_back() -> None:
+    reading, writing = os.pipe()
+    gone, kept = TopicPartition("t", 0), TopicPartition("t", 1)
+    try:
+        pipe = WrittenPipe(writing)
+        lines = ReadLines(pipe)
+        for partition in (gone, kept):
+            pipe.write(b"line\n")
+            lines.add(5, partition, 7)
+        lines.forget([gone])
+        lines.offsets[gone] = 20  # where it goes on, when it comes back
+        os.read(reading, 10)
+        assert not lines.look() and lines.offsets == {gone: 20, kept: 7}
+        lines.forget([kept])
+        assert lines.offsets == {gone: 20}
+    finally:
+        os.close(reading)
         os.close(writing)
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import records
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.main import run
-from kafkalog.errors import BrokerUnreachable, InvalidArgument
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.groups import GroupMember, keep_member, leave_group
+from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument
 from kafkalog.net.control import ControlConnection
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
 from tests.threads import join_all
@@ -328,7 +330,7 @@ def test_a_broker_that_is_away_hides_no_other_ones_partitions(
                 producer.send("t", b"in %d" % partition, partition=partition)
         next(each for each in own.brokers if each.broker_id == away).stop()
         waited_for(lambda: len(admin.describe_cluster().brokers) == 1)
-        for until in (["--exit-at-end"], ["--max-messages", "1"]):
+        for until in (["--exit-at-end"], ["--max-messages", "1"], ["--exit-at-end", "--group", "readers"]):
             ran = Ran(capfdbinary, "consume", "t", "--from-beginning", *until)
             ran.fails_with(f"t-1: its leader, broker {away}, is not registered in the cluster")
             assert ran.out == "in 0\n"
@@ -642,23 +644,242 @@ def bytes_in(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_a_consume_that_ends_does_not_undo_a_reset(cluster: LocalCluster, topic: str) -> None:
+def test_the_group_of_a_consume_is_reset_once_it_has_ended(cluster: LocalCluster, topic: str) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         for _ in range(3):
             producer.send(topic, b"x", partition=0)
     where = TopicPartition(topic, 0)
-    command = [*KAFKALOG, "consume", topic, "--from-beginning", "--bootstrap", cluster.bootstrap_servers]
     with (
-        subprocess.Popen([*command, "--group", topic], stdout=subprocess.PIPE) as process,
+        running("consume", topic, "--from-beginning", "--group", topic) as process,
         Admin(cluster.bootstrap_servers) as admin,
     ):
         assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(3)] == [b"x\n"] * 3
+        assert [process.stdout.readline() for _ in range(3)] == ["x\n"] * 3
         waited_for(lambda: admin.committed(topic).get(where) == 3)
-        admin.reset_offsets(topic, {where: 1})
+        with pytest.raises(GroupIsLive, match="has a live member"):
+            admin.reset_offsets(topic, {where: 1})
+        with pytest.raises(GroupIsSubscribed):
+            admin.reset_offsets(topic, {where: 1}, force=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+        assert admin.committed(topic)[where] == 3
+        admin.reset_offsets(topic, {where: 1})  # it has left: nobody waits for its lease
         assert admin.committed(topic)[where] == 1
+
+
+# --- members of a group --------------------------------------------------------------------------------------------
+
+
+def send(cluster: LocalCluster, topic: str, numbers: Iterable[int], partition: int | None = None) -> None:
+    """Numbers as values, the even ones to partition 0, the odd ones to 1, unless to a given one."""
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in numbers:
+            producer.send(topic, b"%d" % number, partition=number % 2 if partition is None else partition)
+
+
+def owners(admin: Admin, group: str) -> list[int]:
+    """How many partitions each member owns, in the order in which they joined."""
+    return [len(member.owned) for member in admin.describe_group(group).members]
+
+
+def begun(admin: Admin, group: str, *counts: int) -> None:
+    """Wait until members own so many partitions."""
+    waited_for(
+        lambda: group in [each.name for each in admin.groups()] and owners(admin, group) == list(counts),
+        seconds=90,  # processes start slowly on a busy machine
+        otherwise=f"the members of {group} never owned {counts} partitions",
+    )
+
+
+def line_of(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_two_members_share_a_topic_and_one_that_ends_leaves_its_part_to_the_other(
+    topic: str, cluster: LocalCluster
+) -> None:
+    command = ["consume", topic, "--group", topic, "--from-beginning"]
+    send(cluster, topic, range(10))
+    with Admin(cluster.bootstrap_servers) as admin, running(*command) as first, running(*command) as second:
+        both = (first, second)
+        begun(admin, topic, 1, 1)
+        # Those from before may have been shown by whoever came first, or by both.
+        seen: list[set[int]] = [set(), set()]
+        send(cluster, topic, range(10, 30))
+        for process, numbers in zip(both, seen, strict=True):
+            while len({number for number in numbers if number >= 10}) < 10:
+                numbers.add(line_of(process))
+        for numbers in seen:
+            new = {number for number in numbers if number >= 10}
+            assert len({number % 2 for number in new}) == 1, seen
+        assert seen[0] | seen[1] == set(range(30))
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(60) == 0
+        begun(admin, topic, 2)
+        send(cluster, topic, range(30, 40))
+        assert {line_of(first) for _ in range(10)} == set(range(30, 40))  # nothing of the other's is shown again
+        first.send_signal(signal.SIGINT)
+        assert first.wait(60) == 0
+        assert admin.describe_group(topic).members == ()
+        assert admin.committed(topic) == {TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 20}
+
+
+def test_a_member_whose_reader_stops_keeps_its_part_until_it_ends_and_loses_no_line_of_it(
+    topic: str, cluster: LocalCluster
+) -> None:
+    """Its pipe is full, so it cannot come to the end of what it has in hand."""
+    count, width = 2_000, 200
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(count):
+            producer.send(topic, b"%0*d" % (width - 1, number), partition=number % 2)
+    command = ["consume", topic, "--group", topic, "--from-beginning"]
+    with Admin(cluster.bootstrap_servers) as admin, running(*command) as stopped:
+        assert stopped.stdout is not None and stopped.stderr is not None
+        pipe = stopped.stdout.fileno()
+        waited_for(lambda: bytes_in(pipe) > 60_000)
+        read = {int(line) for line in os.read(pipe, 10 * width).splitlines()}
+        assert len(read) == 10
+        with running(*command, "--exit-at-end") as other:
+            waited_for(lambda: len(admin.describe_group(topic).awaited()) == 1)
+            [waits] = admin.describe_group(topic).awaited()
+            assert [member.name for member in admin.describe_group(topic).members] == [waits.owner, waits.member]
+            with running(*command, "--exit-at-end") as third:  # there is no partition for it, so it is at the end
+                assert (*third.communicate(timeout=60), third.returncode) == ("", "", 0)
+            assert other.poll() is None
+            stopped.stdout.close()
+            assert (stopped.wait(60), stopped.stderr.read()) == (0, "")
+            out, err = other.communicate(timeout=60)
+            assert (other.returncode, err) == (0, "")
+        shown = [int(line) for line in out.splitlines()]
+        assert len(shown) == len(set(shown))
+        assert read | set(shown) == set(range(count))
+        assert not read & set(shown)  # what it has read was committed
+        assert sum(admin.committed(topic).values()) == count
+
+
+def test_a_member_exits_at_the_end_of_its_share_once_it_has_it(topic: str, cluster: LocalCluster) -> None:
+    send(cluster, topic, range(10))
+    group = ["consume", topic, "--group", topic, "--from-beginning"]
+    with Admin(cluster.bootstrap_servers) as admin, running(*group) as first:
+        assert {line_of(first) for _ in range(10)} == set(range(10))
+        waited_for(lambda: sum(admin.committed(topic).values()) == 10)
+        with running(*group, "--exit-at-end") as second:
+            out, err = second.communicate(timeout=60)
+            assert (second.returncode, out, err) == (0, "", "")
+        # Two joins and a leave: it had its share.
+        assert admin.describe_group(topic).generation == 3
+        begun(admin, topic, 2)
+        send(cluster, topic, range(10, 14))
+        assert {line_of(first) for _ in range(4)} == set(range(10, 14))
+
+
+def test_members_that_exit_at_the_end_show_every_record(topic: str, cluster: LocalCluster) -> None:
+    send(cluster, topic, range(1000))
+    command = ["consume", topic, "--group", topic, "--from-beginning", "--exit-at-end"]
+    with running(*command) as first, running(*command) as second, running(*command) as third:  # for two partitions
+        shown: list[str] = []
+        for process in (first, second, third):
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, err) == (0, "")
+            shown += out.split()
+    assert {int(number) for number in shown} == set(range(1000))
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(topic) == {TopicPartition(topic, 0): 500, TopicPartition(topic, 1): 500}
+
+
+def test_a_partition_is_handed_over_with_its_place_also_if_nothing_of_it_was_shown(
+    topic: str, cluster: LocalCluster
+) -> None:
+    """Or its next owner would begin at its end by then."""
+    send(cluster, topic, range(10))
+    with Admin(cluster.bootstrap_servers) as admin, running("consume", topic, "--group", topic) as first:
+        begun(admin, topic, 2)
+        with running("consume", topic, "--group", topic) as second:
+            begun(admin, topic, 1, 1)
+            assert list(admin.committed(topic).values()) == [5]
+            first.send_signal(signal.SIGINT)
+            assert first.wait(60) == 0
+            assert list(admin.committed(topic).values()) == [5, 5]
+            begun(admin, topic, 2)
+            send(cluster, topic, [10, 11])
+            assert {line_of(second) for _ in range(2)} == {10, 11}
+
+
+def test_what_was_shown_of_a_partition_is_committed_before_another_member_gets_it(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(10), partition=1)
+    lines = itertools.count(1)
+    found: list[Message] = []
+    with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers, topic) as other:
+
+        def read_and_send() -> None:
+            found.extend(other.messages(1, timeout=60))
+            send(cluster, topic, [10], partition=0)  # the command's last
+
+        reading = threading.Thread(target=read_and_send)
+
+        def joined(message: Message) -> bytes:
+            if next(lines) == 5:
+                other.subscribe(topic)
+                waited_for(lambda: len(admin.describe_group(topic).awaited()) == 1)
+                reading.start()
+            return b"%b\n" % (message.value or b"")
+
+        monkeypatch.setattr(records, "_line_of", lambda *_: joined)
+        monkeypatch.setattr(records, "_COMMIT_SECONDS", 1000.0)
+        ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--max-messages", "6")
+        join_all([reading], 60)
+    assert ran.out.split() == ["0", "1", "2", "3", "4", "10"]
+    assert [(message.partition, message.offset) for message in found] == [(1, 5)]
+
+
+def test_a_member_that_waits_for_the_reader_of_its_last_line_hands_partitions_over(
+    topic: str, cluster: LocalCluster
+) -> None:
+    send(cluster, topic, range(10))
+    command = ["consume", topic, "--group", topic, "--from-beginning"]
+    with Admin(cluster.bootstrap_servers) as admin, running(*command, "--exit-at-end") as first:
+        assert first.stdout is not None
+        pipe = first.stdout.fileno()
+        waited_for(lambda: bytes_in(pipe) == 20)
+        with running(*command) as second:
+            begun(admin, topic, 1, 1)
+            # Nobody has read the lines of the partition that moved: its new owner shows them too.
+            assert len({line_of(second) for _ in range(5)}) == 5
+            second.send_signal(signal.SIGINT)
+            assert second.wait(60) == 0
+        send(cluster, topic, range(10, 20))
+        begun(admin, topic, 2)
+        assert first.poll() is None
+        out, err = first.communicate(timeout=60)
+        assert (first.returncode, err, sorted(map(int, out.split()))) == (0, "", list(range(10)))
+        assert list(admin.committed(topic).values()) == [5, 5]
+
+
+def test_a_topic_that_comes_to_match_the_pattern_of_a_member_is_shown(topic: str, cluster: LocalCluster) -> None:
+    other = f"{topic}-other"
+    command = ["consume", "--pattern", f"{topic}.*", "--group", topic]
+    with Admin(cluster.bootstrap_servers) as admin, running(*command) as process:
+        begun(admin, topic, 2)
+        admin.create_topic(other, partitions=1)
+        send(cluster, other, range(3), partition=0)
+        assert [line_of(process) for _ in range(3)] == [0, 1, 2]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        admin.delete_topic(other)
+
+
+def test_a_stream_s_group_is_not_joined(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    client = Cluster(cluster.bootstrap_servers)
+    keep_member(client, topic, GroupMember("stream-1", "", "here", ""), {})
+    ran = Ran(capfdbinary, "consume", topic, "--group", topic)
+    ran.fails_with(f"group '{topic}' has members of the kind stream, among them stream-1 on here")
+    leave_group(client, topic, "stream-1")
+    client.close()
 
 
 def test_records_that_come_steadily_are_written_and_committed_in_time(cluster: LocalCluster, topic: str) -> None:
@@ -821,6 +1042,10 @@ def test_an_offset_outside_of_a_partition_leaves_it_out(
             "the group has committed, and --offset elsewhere",
         ),
         (["t", "--group", "g", "--timestamp", "0"], "and --timestamp elsewhere"),
+        (
+            ["t", "--group", "g", "--partition", "0"],
+            "--group assigns the partitions to the group's members: leave out --partition",
+        ),
         (["t", "--exit-at-end"], "--exit-at-end shows nothing from the end on"),
         (["t", "--exit-at-end", "--offset", "latest"], "--exit-at-end shows nothing from the end on"),
         (["t", "--offset", "-1"], "expected an offset from 0, earliest or latest, not '-1'"),

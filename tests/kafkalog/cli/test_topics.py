@@ -181,7 +181,7 @@ def test_commands_show_the_other_partitions_of_a_topic_and_say_which_is_lost(
         assert rows[0]["error"] is None and rows[1]["error"].startswith(sentence)
         ran = Ran(capfdbinary, "groups", "describe", "readers")
         ran.fails_with(sentence)
-        assert "\nlag 6, of " in ran.out
+        assert "\nlag 6 records, " in ran.out
         rows = json.loads(Ran(capfdbinary, "groups", "describe", "readers", "--json").out)["partitions"]
         assert [row["lag"] for row in rows] == [3, None, 3]
         assert rows[1]["error"].startswith(sentence) and rows[1]["committed"] == 1
