@@ -15,4 +15,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     home = (tmp_path / "index.html").read_text()
     assert 'href="tutorial/exactly-once.html"' in home and 'href="CONTRIBUTING.html"' in home
-    assert "send_arrow" in (tmp_path / "reference" / "python.html").read_text()
+    reference = (tmp_path / "reference" / "python.html").read_text()
+    assert "send_arrow" in reference and "send_and_wait" in reference

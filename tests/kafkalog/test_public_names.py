@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kafkalog
+from kafkalog import aio
 from kafkalog.client.consumer.consumer import MessageStream
 from kafkalog.client.producer.delivery import Delivery, TableDelivery
 
@@ -23,6 +24,14 @@ PUBLIC = {
 }
 
 
+AIO = {
+    "Producer": "close flush send send_and_wait send_arrow",
+    "Consumer": "arrow_batches assign assignment close commit committed consume failures pause paused poll position "
+    "resume seek subscribe unassign unsubscribe",
+    "Delivery": "done",
+}
+
+
 def public_names(thing: object) -> list[str]:
     return [name for name in dir(thing) if not name.startswith("_")]
 
@@ -34,6 +43,16 @@ def test_a_class_shows_what_is_public_and_nothing_else(name: str) -> None:
 
 def test_every_public_class_is_named_here() -> None:
     assert set(PUBLIC) | {"__version__"} == set(kafkalog.__all__)
+
+
+@pytest.mark.parametrize("name", AIO)
+def test_a_class_for_asyncio_shows_what_is_public_and_nothing_else(name: str) -> None:
+    assert public_names(getattr(kafkalog.aio, name)) == AIO[name].split()
+
+
+def test_every_class_for_asyncio_is_named_here() -> None:
+    assert set(AIO) == set(aio.__all__)
+    assert "aio" in dir(kafkalog)
 
 
 def test_what_is_handed_out_shows_what_is_public_and_nothing_else() -> None:
