@@ -168,11 +168,16 @@ class CorruptBatch(KafkalogError):
 
 
 class NoCommittedOffset(KafkalogError):
+    """Fact: `setting`, by which the reader can start elsewhere; a subscribed consumer's is auto.offset.reset."""
+
     code = 22
     message = (
         "group '{group}' has committed no offset for {partition}; "
-        "set committed.fallback to earliest or latest to start there instead"
+        "set {setting} to earliest or latest to start there instead"
     )
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(**{"setting": "committed.fallback", **facts})
 
 
 # Code 23 must not be used again: for older brokers and clients it is another error.

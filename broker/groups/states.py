@@ -92,6 +92,8 @@ class States:
                 except (BadVersion, NodeExists, NoNode, groups.GuardMoved):
                     self._forget(known)
             if attempt:
+                # Another broker was faster, twice. None knows of the others, and a watch would report only the change
+                # that has won: a random pause lets one of them through, outside of the lock, for 0.1 s at most.
                 time.sleep(random.random() * _PAUSE_SECONDS * min(attempt, 10))
         raise GroupBusy(group=group)
 

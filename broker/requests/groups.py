@@ -19,6 +19,7 @@ from kafkalog.errors import (
 )
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.shares import shares_of
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import Offset
@@ -100,8 +101,8 @@ def describe_group(request: pb.DescribeGroupRequest, host: Host, states: States)
     for member, lease in zip(described.values(), leases, strict=True):
         seat = state.seats[member.name]
         told = member_to_wire(member, lease, now_ms)
-        told.share.extend(to_wire(seat.share))
-        told.owned.extend(to_wire(seat.claims))
+        told.share.extend(shares_of(seat.share))
+        told.owned.extend(shares_of(seat.claims))
         reply.members.append(told)
     found = groups.committed(session, group, _topic_ids(host))
     for (topic, number), each in sorted(found.items()):
@@ -183,14 +184,6 @@ def claimant_of(given: pb.Membership) -> Claimant:
     if given.epoch < 0:  # ZooKeeper takes -1 for any version
         raise InvalidRequest(reason=f"epoch {given.epoch} of member {given.member} is negative")
     return Claimant(given.group, given.member, given.epoch)
-
-
-def to_wire(partitions: Iterable[TopicPartition]) -> list[pb.GroupShare]:
-    """Partitions by topic."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        by_topic.setdefault(topic, []).append(number)
-    return [pb.GroupShare(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
 
 
 def member_to_wire(member: Member, lease: Lease | None = None, now_ms: int = 0) -> pb.GroupMember:

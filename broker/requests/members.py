@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from broker.groups import claims
 from broker.groups.claims import Claimant, seat_of
 from broker.groups.membership import Groups
 from broker.replica.host import Host
-from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of, to_wire
+from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.errors import InvalidRequest, UnknownMember
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.shares import partitions_of, shares_of
 from kafkalog.zk import members
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import GroupState, Member
@@ -196,7 +197,7 @@ def _news(state: GroupState, name: str) -> pb.GroupNews:
     topics = sorted({partition.topic for partition in share})
     return pb.GroupNews(
         generation=state.generation,
-        share=to_wire(share),
+        share=shares_of(share),
         topics=[pb.GroupTopic(topic=topic, topic_id=state.topics[topic].topic_id) for topic in topics],
         claims=[
             pb.GroupClaim(topic=topic, partition=number, claim=claim)
@@ -205,13 +206,11 @@ def _news(state: GroupState, name: str) -> pb.GroupNews:
     )
 
 
-def from_wire(shares: Iterable[pb.GroupShare]) -> list[TopicPartition]:
+def from_wire(shares: Sequence[pb.GroupShare]) -> list[TopicPartition]:
     """Raises InvalidRequest."""
-    found = []
     for share in shares:
         check_name(share.topic, "topic")
-        found += [TopicPartition(share.topic, number) for number in share.partitions]
-    return found
+    return partitions_of(shares)
 
 
 def _member(given: pb.GroupMember) -> Member:

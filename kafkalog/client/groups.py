@@ -13,6 +13,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.shares import partitions_of
 
 _ANY: Mapping[str, bytes] = {}
 
@@ -228,13 +229,9 @@ def _member(told: pb.GroupMember) -> GroupMember:
         told.instance_id,
         tuple(told.topics),
         told.pattern,
-        _partitions(told.share),
-        _partitions(told.owned),
+        tuple(partitions_of(told.share)),
+        tuple(partitions_of(told.owned)),
     )
-
-
-def _partitions(shares: Iterable[pb.GroupShare]) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(share.topic, number) for share in shares for number in share.partitions)
 
 
 def _to_wire(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] = _ANY) -> list[pb.GroupOffset]:

@@ -109,7 +109,7 @@ class _Requests:
         raise RequestTimedOut(what=method, address="a broker", timeout_ms=0)
 
     def _execute_late(self, membership: Membership, method: str, request: Any, delay: float) -> None:
-        time.sleep(delay)
+        time.sleep(delay)  # this is the fault: a network that delivers late; nothing waits for it
         try:
             self._ask(membership, method, request)
         except Exception:  # nobody waits for it
@@ -179,7 +179,7 @@ def main() -> int:
         for number, runs in enumerate(_read(consumer, options, ended), 1):
             writer.write_all("out", runs)
             last = {partition: end_offset for partition, _, end_offset in runs}
-            time.sleep(dice.random() * options.pause_ms / 1000)
+            ended.wait(dice.random() * options.pause_ms / 1000)  # the application's work; a signal ends it
             if ended.is_set():
                 break
             if options.commit_every and number % options.commit_every == 0:

@@ -52,6 +52,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.wire.shares import partitions_of, shares_of
 
 log = get_logger(__name__)
 
@@ -258,11 +259,6 @@ class Membership:
 
     def _me(self) -> pb.Membership:
         return pb.Membership(group=self._group, member=self._name, epoch=self._epoch)
-
-    def membership(self) -> pb.Membership | None:
-        """What a commit of this member names; None: it is no member now."""
-        with self._changed:
-            return self._me() if self._is_member else None
 
     def awaited(self) -> set[TopicPartition] | None:
         """The partitions of its share that are not read yet; None: it is no member now."""
@@ -625,7 +621,8 @@ class Membership:
         """Find where partitions without an offset start, by `auto.offset.reset`, beside everything else."""
         reset = self._settings.auto_offset_reset
         if reset == "error":
-            self._fail(NoCommittedOffset(group=self._group, partition=str(partitions[0])))
+            where = str(partitions[0])
+            self._fail(NoCommittedOffset(group=self._group, partition=where, setting="auto.offset.reset"))
             return
         by_leader: dict[int, list[TopicPartition]] = {}  # so a broker that is away holds up no other one's
         for partition in partitions:
@@ -786,7 +783,9 @@ class Membership:
             except RetriableError:
                 if time.monotonic() >= until:
                     raise
-            time.sleep(_PAUSE_SECONDS)
+            # The thread that closes waits here, for as long as `close` may take. What failed (a broker that restarts, a
+            # connection to ZooKeeper) comes back inside brokers, which notify no client of it.
+            time.sleep(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
 
     def stop(self, timeout: float) -> None:
         """Hand out nothing more, call `on_revoked` in this thread, commit, and leave the group; a static member keeps
@@ -864,16 +863,3 @@ class Membership:
 def _new_name(settings: ConsumerSettings) -> str:
     readable = re.sub(r"[^a-zA-Z0-9._-]", "_", settings.client_id or socket.gethostname())[:200]
     return f"{readable}-{uuid.uuid4().hex}"
-
-
-def shares_of(partitions: Iterable[TopicPartition]) -> list[pb.GroupShare]:
-    """Partitions as the wire has them, by topic."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        by_topic.setdefault(topic, []).append(number)
-    return [pb.GroupShare(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
-
-
-def partitions_of(shares: Iterable[pb.GroupShare]) -> list[TopicPartition]:
-    """The inverse of `shares_of`."""
-    return [TopicPartition(share.topic, number) for share in shares for number in share.partitions]

@@ -25,7 +25,7 @@ def test_a_future_gets_the_result_or_the_error_and_reports_its_end() -> None:
 
 
 def test_the_end_of_the_process_waits_for_no_call() -> None:
-    program = "import time; from kafkalog.client.background import in_background as b; b(lambda: time.sleep(600))"
+    program = "import threading; from kafkalog.client.background import in_background as b; b(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
