@@ -1,4 +1,4 @@
-"""Subscribed consumers whose topics are deleted, or have a broker that is away."""
+"""Subscribed consumers whose topics are deleted, have a broker that is away, or were never read by the group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
-from kafkalog.errors import UnknownTopicId
+from kafkalog.errors import NoCommittedOffset, UnknownTopicId
 from kafkalog.wire import broker_pb2 as pb
 from tests.waiting import waited_for
 
@@ -64,3 +64,21 @@ def test_a_broker_that_is_away_holds_up_no_other_one_s_partitions_of_a_new_group
             consumer.subscribe("t")
             assert [message.value for message in consumer.messages(1, timeout=60)] == [b"here"]
             assert consumer.awaited() == {TopicPartition("t", 1)}
+
+
+def test_a_group_without_offsets_is_told_the_setting_of_subscriptions(
+    cluster: LocalCluster, new_topic: Callable[[], str]
+) -> None:
+    topic = group = new_topic()
+    with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers, group) as consumer:
+        admin.create_topic(topic, partitions=1)
+        consumer.subscribe(topic)
+        with pytest.raises(NoCommittedOffset, match=f"{topic}-0; set auto.offset.reset to earliest or latest"):
+            consumer.poll(60)
+        consumer.unsubscribe()
+        consumer_of_a_part = Consumer(cluster.bootstrap_servers, group)
+        with (
+            consumer_of_a_part,
+            pytest.raises(NoCommittedOffset, match=r"set committed\.fallback to earliest or latest"),
+        ):
+            consumer_of_a_part.assign({TopicPartition(topic, 0): "committed"})
