@@ -432,8 +432,9 @@ class Consumer:
             return self._poll(timeout)
         [hand] = self._polled
         cursor = hand.cursor
-        if cursor is not None and cursor.lease is not None and self._is_late(cursor, message):
-            return self._poll(timeout)
+        if cursor is not None and (lease := cursor.lease) is not None:
+            if time.monotonic() >= lease.end and self._is_late(cursor, message):
+                return self._poll(timeout)
         hand.message = message
         return message
 
@@ -532,20 +533,15 @@ class Consumer:
                 cursor = self._next(self._cursors.next_rows, part, timeout, hand)
                 if cursor is None:
                     return
-                if cursor.lease is None:
-                    # A seek may end the rows early, and another iterator may take some: count those returned here.
-                    for left, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):  # noqa: B007, B020
-                        hand.message = message
-                        yield message
-                    continue
-                for message in cursor.left:
-                    if self._is_late(cursor, message):
+                lease, now = cursor.lease, time.monotonic
+                # A seek may end the rows early, and another iterator may take some: count those returned here. The
+                # range is asked first: when it ends, no message is taken that nobody gets.
+                for after, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):
+                    if lease is not None and now() >= lease.end and self._is_late(cursor, message):
                         break
                     hand.message = message
-                    left -= 1
+                    left = after
                     yield message
-                    if not left:
-                        break
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)
         finally:

@@ -281,6 +281,7 @@ class Cursors:
         with self.fetcher.lock:
             for cursor in cursors:
                 cursor.hold &= ~why
+                cursor.source.is_dry = False  # records may have come since it was held
             self._set(self.by_partition)
 
     def _set(self, cursors: dict[TopicPartition, Cursor]) -> None:

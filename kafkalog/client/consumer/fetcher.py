@@ -64,6 +64,7 @@ class Source:
         asked: the unanswered request for it.
         trouble: set while only this partition cannot be read (no broker has opened its log, or none can); retried.
         reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
+        is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id: of its leader, as last reported.
     """
 
@@ -74,6 +75,7 @@ class Source:
         "broker_id",
         "error",
         "failure",
+        "is_dry",
         "reader",
         "reset_to",
         "topic_partition",
@@ -90,6 +92,7 @@ class Source:
         self.asked: _Asked | None = None
         self.trouble: _Trouble | None = None
         self.reset_to: int | None = None
+        self.is_dry = False
         self.broker_id = NO_LEADER
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
@@ -117,6 +120,7 @@ class Source:
         self.error = self.failure = self.trouble = None
         self.asked = None  # its answer is ignored
         self.reset_to = None
+        self.is_dry = False
         self.reader.offset = offset
 
 
@@ -391,8 +395,9 @@ class Fetcher:
                 link = self._link_to(broker_id)
                 if link is None:
                     continue
-                # A second request makes the broker answer the first at once: only for sources without records.
-                starving = any(not source.arrived for source in some)
+                # A second request makes the broker answer the first at once: only for sources that may get records by
+                # it. Two requests that end each other's wait would go round and round.
+                starving = any(not source.arrived and not source.is_dry for source in some)
                 if not link.count or (starving and link.count < _IN_FLIGHT_MAX):
                     self._ask(broker_id, link, some)
             except KafkalogError as error:
@@ -500,7 +505,8 @@ class Fetcher:
         settings = self._settings
         header = pb.RequestHeader(correlation_id=link.next_id())
         fetch = header.fetch
-        fetch.max_wait_ms = settings.fetch_max_wait_ms
+        # One that was sent behind another asks what there is now; then all sources come together in one that waits.
+        fetch.max_wait_ms = 0 if link.count else settings.fetch_max_wait_ms
         fetch.min_bytes = settings.fetch_min_bytes
         fetch.max_bytes = settings.fetch_max_bytes
         asked = _Asked()
@@ -589,6 +595,7 @@ class Fetcher:
                     source.error = error
                 else:
                     source.trouble = None
+                    source.is_dry = not found
                     source.arrived.extend(found)
                     source.arrived_bytes += sum(batch.header.length for batch in found)
         return trouble

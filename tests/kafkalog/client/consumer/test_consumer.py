@@ -487,6 +487,29 @@ def test_an_iterator_continues_with_what_is_assigned_or_left_to_it(
     assert [next(iterator)[:3] for _ in range(80)] == [(*left, offset) for offset in range(20, 100)]
 
 
+def test_partitions_that_came_to_be_asked_for_apart_wait_together_and_not_for_each_other(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    """A second request ends the wait of the first: two of them would go round and round."""
+    admin.create_topic(topic, partitions=2)
+    first, second = (TopicPartition(topic, number) for number in range(2))
+    with Consumer(cluster.bootstrap_servers, fetch_max_wait_ms=2000) as consumer:
+        consumer.assign({first: "earliest", second: "earliest"})
+        consumer.pause([second])
+        assert consumer.poll(0.5) is None
+        consumer.resume([second])
+        assert consumer.poll(0.5) is None
+        [link] = consumer._fetcher._links.values()
+        before = link.next_id()
+        assert consumer.poll(1.0) is None
+        assert link.next_id() - before < 5
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send(topic, b"x", partition=1).result(10)
+        begun = time.monotonic()
+        assert consumer.poll(20) is not None
+        assert time.monotonic() - begun < 1.0, "both are waited for"
+
+
 @pytest.mark.parametrize("how", ["seek", "assign", "unassign"])
 def test_a_wait_for_a_broker_ends_at_once_when_assignment_or_position_changes(
     cluster: LocalCluster, admin: Admin, filled: TopicPartition, how: str

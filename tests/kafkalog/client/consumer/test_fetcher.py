@@ -552,6 +552,11 @@ def test_only_one_who_has_nothing_asks_again_before_an_answer_and_who_has_least_
     first.asked = second.asked = None
     waiting._ask_all()
     assert len(asked) == 2, "two are enough"
+    waiting._links[1].lose()
+    waiting._ask_all()
+    second.asked, second.is_dry = None, True
+    waiting._ask_all()
+    assert len(asked) == 3, "its last answer brought nothing, so that another can wait"
     waiting.close()
 
 
@@ -648,6 +653,7 @@ def test_a_request_says_what_is_set_and_has_its_wait_and_the_timeout_to_be_answe
     assert [header.correlation_id for header in sent] == [1, 2]
     fetch = sent[0].fetch
     assert (fetch.min_bytes, fetch.max_bytes, fetch.max_wait_ms) == (5, 7000, 2000)
+    assert sent[1].fetch.max_wait_ms == 0, "behind another one it asks what there is now"
     assert [part.max_bytes for part in fetch.partitions] == [6000, 6000]
     assert deadlines == [12.5, 12.5]
     waiting.close()
