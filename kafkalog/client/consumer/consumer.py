@@ -431,9 +431,9 @@ class Consumer:
         if message is None:
             return self._poll(timeout)
         [hand] = self._polled
-        cursor = hand.cursor
-        if cursor is not None and (lease := cursor.lease) is not None:
-            if time.monotonic() >= lease.end and self._is_late(cursor, message):
+        if (cursor := hand.cursor) is not None:
+            lease = cursor.lease
+            if lease is not None and time.monotonic() >= lease.end and self._is_late(cursor, message):
                 return self._poll(timeout)
         hand.message = message
         return message
