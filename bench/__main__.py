@@ -16,7 +16,18 @@ from collections.abc import Iterable
 
 from bench.measure import NotAvailable
 
-BENCHMARKS = ("producer", "consumer", "spark_read", "spark_write", "spark_stream", "spark_small", "spark_conf", "kafka")
+BENCHMARKS = (
+    "producer",
+    "consumer",
+    "groups",
+    "spark_read",
+    "spark_write",
+    "spark_stream",
+    "spark_small",
+    "spark_conf",
+    "kafka",
+    "confluent",
+)
 
 
 def machine() -> dict[str, object]:

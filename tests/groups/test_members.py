@@ -75,6 +75,30 @@ def test_a_member_gets_back_what_another_one_had(cluster: LocalCluster, tested: 
         waited_for(lambda: partitions_of(one) == [0, 1])
 
 
+def test_what_was_fetched_of_partitions_that_stay_is_kept_while_others_move(cluster: LocalCluster, topic: str) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=3)
+    with member(cluster, topic) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1, 2])
+        produce(cluster, topic, 1, 2)
+        empty = one.streams()[0]
+
+        def is_driven() -> bool:
+            """It fetches all partitions, and hands out nothing."""
+            return not any(empty.messages(timeout=0.05))
+
+        filled = {p: cursor for p, cursor in one._cursors.by_partition.items() if p.partition > 0}
+        waited_for(lambda: is_driven() and all(cursor.source.arrived for cursor in filled.values()))
+        arrived = {partition: cursor.source.arrived[0] for partition, cursor in filled.items()}
+        with member(cluster, topic) as other:
+            waited_for(lambda: is_driven() and len(one.assignment()) == 2 and len(partitions_of(other)) == 1)
+            stayed = filled.keys() & set(one.assignment())
+            assert stayed
+            for partition in stayed:
+                assert one._cursors.by_partition[partition] is filled[partition]
+                assert filled[partition].source.arrived[0] is arrived[partition]
+
+
 def test_a_partition_that_is_new_to_a_running_group_is_read(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested) as one, Admin(cluster.bootstrap_servers) as admin:
         assert {message.partition for message in one.messages(max_messages=2, timeout=30)} == {0, 1}

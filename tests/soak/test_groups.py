@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import groups
 from broker.local import LocalCluster
+from kafkalog import Admin
 from tests.groups.history import Reader
 from tests.groups.torture import Torture
 
@@ -35,3 +37,15 @@ def test_zookeeper_is_away_for_a_minute(tmp_path: Path) -> None:
         torture.check()
     meanwhile = [event for event in Reader(tmp_path).news() if lapsed < event.time_ns < back]
     assert [event for event in meanwhile if event.event in ("assigned", "out")] == []
+
+
+def test_nine_hundred_partitions_have_their_owners_at_once() -> None:
+    with LocalCluster(brokers=1) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        for number in range(groups.TOPICS):
+            admin.create_topic(f"settled-{number}", partitions=groups.PARTITIONS)
+        settling = groups.Settling(cluster, groups.TOPICS * groups.PARTITIONS, groups.MEMBERS)
+        settling.run()
+    limits = {"10 join at once": 5, "one more joins": 5, "one leaves": 2}
+    for name, limit in limits.items():
+        [change] = settling.found[name]
+        assert change.seconds <= limit, name
