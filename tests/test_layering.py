@@ -18,7 +18,7 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 LAYERS = {
     "kafkalog": [
         ["errors", "config", "clock", "records", "events", "retry", "threads"],
-        ["assignors"],
+        ["assignors", "patterns"],
         ["format"],
         ["wire"],
         ["zk"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 
@@ -12,7 +11,8 @@ from broker.groups.membership import Groups
 from broker.replica.host import Host
 from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of
 from kafkalog.assignors import ASSIGNORS
-from kafkalog.errors import InvalidRequest, UnknownMember
+from kafkalog.errors import InvalidArgument, InvalidRequest, UnknownMember
+from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of, shares_of
@@ -56,9 +56,9 @@ def _check_pattern(pattern: str) -> None:
     if len(pattern) > _TEXT_MAX:
         raise InvalidRequest(reason=f"the pattern is longer than {_TEXT_MAX} characters")
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidRequest(reason=f"the pattern is not a regular expression: {error}") from None
+        matcher(pattern)
+    except InvalidArgument as error:
+        raise InvalidRequest(reason=error.facts["reason"]) from None
 
 
 def _check_topics(topics: Sequence[str]) -> None:

@@ -15,12 +15,12 @@ its session timeout (`broker/groups/monitor.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, to_json
@@ -66,7 +66,7 @@ class Member(NamedTuple):
     def reads(self, topics: Iterable[str]) -> list[str]:
         """Those of the topics to which it subscribes."""
         if self.pattern:
-            matches = re.compile(self.pattern).fullmatch
+            matches = matcher(self.pattern)
             return [topic for topic in topics if matches(topic)]
         wanted = set(self.topics)
         return [topic for topic in topics if topic in wanted]

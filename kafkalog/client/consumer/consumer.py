@@ -29,11 +29,13 @@ from kafkalog.client.consumer.membership import Callback, Membership, Subscripti
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset
 from kafkalog.net.forks import after_fork
+from kafkalog.patterns import matcher
 from kafkalog.records import Message, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_FLAGS = {re.IGNORECASE: "i", re.DOTALL: "s", re.MULTILINE: "m"}
 _STARTS = ("earliest", "latest", "committed")
 _Taken = TypeVar("_Taken")
 
@@ -187,7 +189,8 @@ class Consumer:
 
         Args:
             topics: names; or a compiled regular expression that a whole name matches. A name that begins with ^ is a
-                regular expression that the beginning of a name matches, as in Kafka's Python client.
+                regular expression that the beginning of a name matches, as in Kafka's Python client. Brokers match
+                them by RE2, see `patterns.py`.
             on_assigned: called with partitions before the first record of them is handed out.
             on_revoked: called with partitions that others are to read, after their last record was handed back. Their
                 offsets can still be committed.
@@ -626,7 +629,7 @@ def _at_least_one(name: str, value: int) -> int:
 def _topics_or_pattern(topics: str | re.Pattern[str] | Iterable[str]) -> tuple[tuple[str, ...], str]:
     """The names to subscribe to, or a regular expression that a whole name matches. Raises InvalidArgument."""
     if isinstance(topics, re.Pattern):
-        return (), topics.pattern
+        return (), _checked(_flags(topics) + topics.pattern)
     names = (topics,) if isinstance(topics, str) else arguments.texts("topics", topics)
     if not names:
         raise InvalidArgument(reason="topics is empty: name at least one to subscribe to")
@@ -634,11 +637,20 @@ def _topics_or_pattern(topics: str | re.Pattern[str] | Iterable[str]) -> tuple[t
         return tuple(sorted(set(names))), ""
     parts = [f"{name}.*" if name.startswith("^") else re.escape(name) for name in names]
     pattern = parts[0] if len(parts) == 1 else "|".join(f"(?:{part})" for part in parts)
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise InvalidArgument(reason=f"'{pattern}' is not a regular expression: {error}") from None
-    return (), pattern
+    return (), _checked(pattern)
+
+
+def _checked(pattern: str) -> str:
+    matcher(pattern)
+    return pattern
+
+
+def _flags(pattern: re.Pattern[str]) -> str:
+    """Those of a compiled expression, as a prefix."""
+    if pattern.flags & ~sum(_FLAGS, re.UNICODE):
+        raise InvalidArgument(reason="of a pattern's flags only IGNORECASE, DOTALL and MULTILINE can be used")
+    letters = "".join(letter for flag, letter in _FLAGS.items() if pattern.flags & flag)
+    return f"(?{letters})" if letters else ""
 
 
 def _check_starts(starts: Mapping[TopicPartition, Any]) -> None:

@@ -1,0 +1,28 @@
+"""Regular expressions that match the names of topics. Brokers match what clients send, so the time is linear in the
+length: by RE2, which has no look-around and no back-references. One that backtracks could hold a broker for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import re2
+
+from kafkalog.errors import InvalidArgument
+
+SYNTAX = "https://github.com/google/re2/wiki/Syntax"
+
+
+@lru_cache(maxsize=1000)
+def matcher(pattern: str) -> Callable[[str], object]:
+    """A function that says whether a whole name matches. Raises InvalidArgument: the pattern is none of RE2's."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        matches: Callable[[str], object] = re2.compile(pattern, options).fullmatch
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace")
+        raise InvalidArgument(
+            reason=f"'{pattern[:100]}' is not a regular expression as RE2 knows them ({SYNTAX}): {reason}"
+        ) from None
+    return matches
