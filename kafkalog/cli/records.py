@@ -27,6 +27,7 @@ from kafkalog.cli.extents import readable
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
 from kafkalog.cli.pipe import ReadLines, WrittenPipe, is_pipe
+from kafkalog.client.groups import commit_living
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     BatchTooLarge,
@@ -785,7 +786,7 @@ class _Showing:
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         if offsets:
             with suppress(NotOwner, UnknownMember, MemberFenced):  # the lease has ended: `on_lost` is called next
-                self._consumer.commit(offsets)
+                commit_living(self._consumer.commit, offsets)
 
     def _failures(self, error: KafkalogError) -> dict[TopicPartition, KafkalogError]:
         """The partitions that failed. Raises the error if it is not theirs, or the topic is gone."""

@@ -6,11 +6,11 @@ group while it lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kafkalog.client.cluster import Cluster
-from kafkalog.errors import InvalidArgument
+from kafkalog.errors import InvalidArgument, UnknownTopic, UnknownTopicId
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of
@@ -242,3 +242,18 @@ def _to_wire(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, byte
         pb.GroupOffset(topic=topic, partition=number, offset=offset, topic_id=topic_ids.get(topic))
         for (topic, number), offset in offsets.items()
     ]
+
+
+def commit_living(
+    commit: Callable[[Mapping[TopicPartition, int]], object], offsets: Mapping[TopicPartition, int]
+) -> None:
+    """Commit offsets by a function, except those of topics that were deleted meanwhile, perhaps made anew.
+
+    Raises KafkalogError: of `commit`, but for UnknownTopic and UnknownTopicId.
+    """
+    try:
+        commit(offsets)
+    except (UnknownTopic, UnknownTopicId):
+        if len(topics := {partition.topic for partition in offsets}) > 1:
+            for topic in topics:
+                commit_living(commit, {p: offset for p, offset in offsets.items() if p.topic == topic})

@@ -27,7 +27,7 @@ from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
-from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset
+from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
 from kafkalog.records import Message, TopicPartition
@@ -401,7 +401,7 @@ class Consumer:
                 its sentence), if it is known.
             PartitionLost, FileRefused: a partition is not served until an operator acts; `failures` returns it, like
                 all of these.
-            UnknownTopic, UnknownTopicId: the topic was deleted.
+            UnknownTopic, UnknownTopicId: the topic was deleted. A subscribed consumer is told by its group instead.
             BrokerUnreachable, LeaderNotAvailable: it lasted for retry.timeout.ms; may be tried again.
         """
         return self._messages(None, max_messages, timeout, Hand())
@@ -567,6 +567,9 @@ class Consumer:
                     return take(part, left, hand)
             except Called:
                 continue
+            except (UnknownTopic, UnknownTopicId) as error:
+                if membership is None or not membership.note_gone(error):
+                    raise
 
     def arrow_batches(self, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """The records of all assigned partitions as they arrive, as Arrow batches, each of one partition, in order.

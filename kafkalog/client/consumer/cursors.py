@@ -41,6 +41,7 @@ class Hold(Flag):
     PAUSED = auto()
     ASSIGNED = auto()  # `on_assigned` has not been called yet
     REVOKED = auto()  # another member of the group is to read it
+    GONE = auto()  # a broker says that its topic does not exist; its group will say the same, or the broker another
 
 
 class Lease:

@@ -66,6 +66,7 @@ class Source:
         reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id: of its leader, as last reported.
+        since: when it was begun. Older metadata does not say that its topic was deleted.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Source:
         "is_dry",
         "reader",
         "reset_to",
+        "since",
         "topic_partition",
         "trouble",
     )
@@ -94,6 +96,7 @@ class Source:
         self.reset_to: int | None = None
         self.is_dry = False
         self.broker_id = NO_LEADER
+        self.since = time.monotonic()
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
         """Remove and return the next arrived batches: one, and more until there are that many records or bytes."""
@@ -438,6 +441,11 @@ class Fetcher:
                 self._found_error = True
             return None
         if topic.topic_id != topic_id:
+            if self._refreshed_at <= source.since:
+                self._refresh()
+                if self._refreshed_at <= source.since:
+                    return None
+                return self._leader_of(source)
             source.error = UnknownTopicId(topic_id=f"{topic_id.hex()} ('{partition.topic}')")
             self._found_error = True
             return None

@@ -39,6 +39,7 @@ from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hold, Lease
 from kafkalog.client.consumer.fetcher import Source
+from kafkalog.client.groups import commit_living
 from kafkalog.errors import (
     Closed,
     KafkalogError,
@@ -220,6 +221,24 @@ class Membership:
                     if call in self._calls:
                         self._calls.remove(call)
                     self._changed.notify_all()
+
+    def note_gone(self, error: KafkalogError) -> bool:
+        """Hold the partitions that failed with this error, because their topic was deleted: the group will learn it, or
+        that the topic was made anew. Returns whether there are any."""
+        with self._cursors.fetcher.lock:
+            gone = [p for p, cursor in self._cursors.by_partition.items() if cursor.source.failure is error]
+            for partition in gone:
+                self._cursors.by_partition[partition].source.failure = None
+            self._cursors.hold(gone, Hold.GONE)
+        return bool(gone)
+
+    def _retry_gone(self) -> None:
+        """Ask again for what was held because its topic was deleted: the broker may not have heard of it then."""
+        gone = [cursor for cursor in self._cursors.by_partition.values() if cursor.hold & Hold.GONE]
+        for cursor in gone:
+            cursor.source.since = time.monotonic()
+        if gone:
+            self._cursors.let_go(gone, Hold.GONE)
 
     def _wake(self) -> None:
         """An iterator has put down what it had in hand."""
@@ -424,7 +443,9 @@ class Membership:
         with self._changed:
             if self._has_work():
                 return
-            self._changed.wait(min(_LOOK_SECONDS, max(0.0, self._commit_at - time.monotonic())))
+            is_quiet = not self._changed.wait(min(_LOOK_SECONDS, max(0.0, self._commit_at - time.monotonic())))
+        if is_quiet:
+            self._retry_gone()
         self._check_poll()
 
     def _has_work(self) -> bool:
@@ -703,7 +724,7 @@ class Membership:
             return
         self._commit_at = now + self._settings.auto_commit_interval_ms / 1000
         if self._settings.enable_auto_commit:
-            self.commit(self._cursors.positions(self._claims.keys() & self._cursors.by_partition.keys()))
+            commit_living(self.commit, self._cursors.positions(self._claims.keys() & self._cursors.by_partition.keys()))
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, patient: bool = False) -> None:
         """Commit offsets of what this member owns, those that are not committed already.
@@ -840,7 +861,7 @@ class Membership:
     def _commit_at_the_end(self, until: float) -> None:
         positions = self._cursors.positions(list(self._claims))
         try:
-            self._retrying(lambda: self.commit(positions), until)
+            self._retrying(lambda: commit_living(self.commit, positions), until)
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
