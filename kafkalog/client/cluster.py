@@ -354,6 +354,10 @@ class Cluster:
             return None
         return self._known_address(broker_id)
 
+    def addresses(self) -> list[str]:
+        """`host:port` of every broker that is known, and of the bootstrap servers."""
+        return [format_address(*address) for address in self._addresses()]
+
     def _addresses(self) -> list[tuple[str, int]]:
         with self._lock:
             known = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +14,11 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.membership import Membership
-from kafkalog.errors import NotOwner, RequestTimedOut
+from kafkalog.errors import BrokerUnreachable, Closed, MemberFenced, NotOwner, RequestTimedOut, StaleGeneration
+from kafkalog.wire import broker_pb2 as pb
+from tests.interrupts import interrupted_at
 from tests.waiting import waited_for
 
 Ask = Callable[..., Any]
@@ -40,6 +45,12 @@ def member(cluster: LocalCluster, topic: str, **settings: Any) -> Consumer:
     consumer = Consumer(cluster.bootstrap_servers, group=topic, **chosen | settings)
     consumer.subscribe(topic)
     return consumer
+
+
+def of(consumer: Consumer) -> Membership:
+    """Its membership."""
+    assert consumer._membership is not None
+    return consumer._membership
 
 
 def partitions_of(consumer: Consumer) -> list[int]:
@@ -205,3 +216,200 @@ def test_news_that_come_while_a_claim_is_refused_for_them_are_acted_upon(cluster
                 admin.alter_topic(tested, partitions=4)
                 waited_for(lambda: bool(partitions_of(one)))
             assert has_claimed.is_set()
+
+
+def test_a_slow_application_is_a_member_again_when_it_asks_for_a_record(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, max_poll_interval_ms=500, enable_auto_commit=False) as one:
+        assert one.poll(30)
+        waited_for(lambda: not of(one)._is_member)
+        assert one.poll(30)
+
+
+def test_a_share_is_claimed_again_after_a_broker_had_not_heard_of_its_generation(
+    cluster: LocalCluster, tested: str
+) -> None:
+    asked: list[str] = []
+
+    def be_behind(ask: Ask, method: str) -> Any:
+        asked.append(method)
+        if method == "ClaimPartitions" and asked.count(method) == 1:
+            raise StaleGeneration(group=tested, generation=0, expected=1)
+        return ask()
+
+    with requests(be_behind), member(cluster, tested) as one:
+        assert len(one.consume(2, 30)) == 2
+
+
+def test_a_lost_connection_makes_no_member_forget_what_it_has_to_claim(cluster: LocalCluster, tested: str) -> None:
+    """It joins again while it still waits for news of the membership before."""
+    asked: list[str] = []
+    is_armed, is_cut = threading.Event(), threading.Event()
+
+    def cut(ask: Ask, method: str) -> Any:
+        asked.append(method)
+        if method == "AwaitGroup" and not is_cut.is_set():
+            assert is_cut.wait(30)
+            raise BrokerUnreachable(address="a broker", reason="the connection was lost")
+        if method == "ClaimPartitions" and is_armed.is_set() and not is_cut.is_set():
+            is_cut.set()
+            raise BrokerUnreachable(address="a broker", reason="the connection was lost")
+        return ask()
+
+    with requests(cut), member(cluster, tested) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        waited_for(lambda: asked.count("AwaitGroup") == 1)
+        is_armed.set()
+        of(one)._lease.end = -1.0  # as if the process had been stopped
+        waited_for(lambda: is_cut.is_set() and partitions_of(one) == [0, 1])
+
+
+def test_news_of_a_broker_that_is_behind_are_not_asked_for_without_a_pause(cluster: LocalCluster, tested: str) -> None:
+    count = 0
+
+    def be_behind(ask: Ask, method: str) -> Any:
+        nonlocal count
+        if method != "AwaitGroup":
+            return ask()
+        count += 1
+        return pb.AwaitGroupReply(news=pb.GroupNews(generation=0))
+
+    with requests(be_behind), member(cluster, tested) as one:
+        assert one.poll(30)
+        before = count
+        assert one.consume(100, 1.0)
+        assert count - before < 30
+
+
+@pytest.mark.parametrize("error", ["deleted", "refused"])
+def test_an_auto_commit_that_fails_keeps_nobody_from_reading(cluster: LocalCluster, tested: str, error: str) -> None:
+    """What is deleted is not committed; of what is another one's the news come."""
+    other = f"{tested}.other"
+    is_failing = threading.Event()
+
+    def refuse(ask: Ask, method: str) -> Any:
+        if error == "refused" and method == "CommitOffsets" and not is_failing.is_set():
+            is_failing.set()
+            raise NotOwner(member="it", partition="one", group=tested, owner="")
+        return ask()
+
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        requests(refuse),
+        member(cluster, tested, auto_commit_interval_ms=50) as one,
+    ):
+        admin.create_topic(other, partitions=1)
+        one.subscribe([tested, other])
+        produce(cluster, other, 0)
+        assert len(one.consume(3, 30)) == 3
+        if error == "deleted":
+            admin.delete_topic(other)
+        assert one.poll(0) is None  # they count as processed
+        produce(cluster, tested, 0, 1)
+        assert len(one.consume(2, 30)) == 2
+        one.poll(0)
+        waited_for(lambda: admin.committed(tested).get(TopicPartition(tested, 0)) == 2)
+
+
+def test_a_commit_after_one_without_an_answer_is_sent_though_it_says_what_was_written_before(
+    cluster: LocalCluster, tested: str
+) -> None:
+    where = TopicPartition(tested, 0)
+    is_losing = threading.Event()
+
+    def lose(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "CommitOffsets" and is_losing.is_set():
+            raise lost()
+        return reply
+
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        one.commit({where: 0})
+        is_losing.set()
+        with requests(lose), pytest.raises(RequestTimedOut):
+            of(one).commit({where: 1})
+        assert admin.committed(tested)[where] == 1
+        one.commit({where: 0})
+        assert admin.committed(tested)[where] == 0
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_start_that_was_looked_up_is_the_next_owner_s_too(
+    cluster: LocalCluster, tested: str, auto_commit: bool
+) -> None:
+    settings = {"auto_offset_reset": "latest", "enable_auto_commit": auto_commit}
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, **settings) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        if auto_commit:  # so it need not even be given back
+            both = {TopicPartition(tested, number): 1 for number in (0, 1)}
+            waited_for(lambda: admin.committed(tested) == both)
+        one.pause(one.assignment())
+        produce(cluster, tested, 0, 1)
+        with member(cluster, tested, **settings) as other:
+            waited_for(lambda: one.poll(0) is None and len(partitions_of(other)) == 1)
+            assert other.position(other.assignment()[0]) == 1
+            message = other.poll(30)
+            assert message is not None
+            assert message.offset == 1
+
+
+def test_a_member_finds_brokers_that_it_did_not_know_when_it_joined(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        assert one.poll(30)
+        of(one)._registry = before = Cluster("127.0.0.1:1", connect_timeout_ms=100)
+        waited_for(lambda: of(one)._registry is not before)
+        until = of(one)._lease.end
+        waited_for(lambda: of(one)._lease.end > until, otherwise="its lease is not renewed")
+        assert of(one)._is_member
+
+
+def test_close_waits_no_longer_than_it_may_for_brokers_that_stand_still(cluster: LocalCluster, tested: str) -> None:
+    one = member(cluster, tested, session_timeout_ms=60_000)
+    assert one.poll(30)
+    assert one.poll(30)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        of(one)._registry = Cluster(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout_ms=30_000)
+        begun = time.monotonic()
+        one.close(timeout=0.5)
+        assert time.monotonic() - begun < 10
+
+
+def test_a_consumer_that_is_closed_while_it_subscribes_anew_is_no_member(cluster: LocalCluster, tested: str) -> None:
+    with closing(Cluster(cluster.bootstrap_servers)) as shared, Admin(cluster.bootstrap_servers) as admin:
+        one = Consumer(shared, group=tested, auto_offset_reset="earliest")
+        one.subscribe(tested, on_revoked=lambda consumer, _: consumer.close())
+        assert one.poll(30)
+        with pytest.raises(Closed):
+            one.subscribe(tested)
+        waited_for(lambda: not any(thread.is_alive() for thread in of(one)._threads))
+        waited_for(lambda: not admin.describe_group(tested).members)
+
+
+def test_a_static_member_that_was_replaced_is_told_what_it_lost(cluster: LocalCluster, tested: str) -> None:
+    told: list[int] = []
+    with Consumer(cluster.bootstrap_servers, tested, auto_offset_reset="earliest", group_instance_id="it") as one:
+        one.subscribe(tested, on_lost=lambda _, lost: told.extend(partition.partition for partition in lost))
+        assert one.poll(30)
+        with member(cluster, tested, group_instance_id="it") as other:
+            assert other.poll(30)
+            with pytest.raises(MemberFenced):
+                one.poll(30)
+            assert told == [0, 1]
+
+
+def test_an_interrupt_after_a_callback_leaves_no_partition_that_is_never_read(
+    cluster: LocalCluster, tested: str
+) -> None:
+    called: list[Any] = []
+    for number in range(1000):
+        group = f"{tested}.{number}"
+        with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest") as one:
+            one.subscribe(tested, on_assigned=lambda *given: called.append(given))
+            waited_for(lambda: bool(of(one)._calls))
+            called.clear()
+            was_interrupted = interrupted_at(number, of(one).serve, "consumer/membership.py", "consumer/cursors.py")
+            assert len(one.consume(2, 5)) == 2, number
+            assert len(called) == 1
+        if not was_interrupted:
+            return
+    raise AssertionError("there are more places than that")

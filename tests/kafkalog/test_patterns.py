@@ -31,3 +31,9 @@ def test_flags_of_a_compiled_expression_are_kept_or_refused() -> None:
     assert matcher(pattern)("LOGS1")
     with pytest.raises(InvalidArgument, match="only IGNORECASE, DOTALL and MULTILINE can be used"):
         _topics_or_pattern(re.compile("l o g s", re.VERBOSE))
+
+
+def test_a_pattern_of_several_parts_is_of_the_beginning_of_a_name_in_each() -> None:
+    _, pattern = _topics_or_pattern("^logs|^old")
+    assert all(matcher(pattern)(name) for name in ("logs", "logs-1", "old-logs"))
+    assert not matcher(pattern)("my-logs")

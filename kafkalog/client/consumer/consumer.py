@@ -123,7 +123,7 @@ class Consumer:
                 notices the close.
         """
         try:
-            if self._membership is not None and not self._fetcher.closed:
+            if self._membership is not None:
                 self._membership.stop(timeout)
         finally:
             self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
@@ -208,8 +208,13 @@ class Consumer:
             )
         self.unsubscribe()
         subscription = Subscription(names, pattern, on_assigned, on_revoked, on_lost)
-        self._membership = Membership(self._cluster, self._cursors, self, group, self._settings, subscription)
-        self._membership.start()
+        self._membership = membership = Membership(
+            self._cluster, self._cursors, self, group, self._settings, subscription
+        )
+        membership.start()
+        if self._fetcher.closed:  # meanwhile, by a callback, a signal's handler or another thread
+            membership.stop(0.0)
+            raise Closed(what="consumer")
 
     def unsubscribe(self) -> None:
         """Leave the group; as `close`, but the consumer stays open."""
@@ -638,7 +643,7 @@ def _topics_or_pattern(topics: str | re.Pattern[str] | Iterable[str]) -> tuple[t
         raise InvalidArgument(reason="topics is empty: name at least one to subscribe to")
     if not any(name.startswith("^") for name in names):
         return tuple(sorted(set(names))), ""
-    parts = [f"{name}.*" if name.startswith("^") else re.escape(name) for name in names]
+    parts = [f"(?:{name}).*" if name.startswith("^") else re.escape(name) for name in names]
     pattern = parts[0] if len(parts) == 1 else "|".join(f"(?:{part})" for part in parts)
     return (), _checked(pattern)
 

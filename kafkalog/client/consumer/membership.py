@@ -28,8 +28,9 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ from kafkalog.client.consumer.cursors import Cursor, Cursors, Hold, Lease
 from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.groups import commit_living
 from kafkalog.errors import (
+    BrokerUnreachable,
     Closed,
     KafkalogError,
     MemberFenced,
@@ -88,13 +90,24 @@ class Subscription(NamedTuple):
         return f"topics matching {self.pattern}" if self.pattern else ", ".join(self.topics)
 
 
-class _Call(NamedTuple):
-    """A callback that is due, until a lease has ended; None: whenever that is."""
+class _Call:
+    """A callback that is due, until a lease has ended; None: whenever that is.
 
-    callback: Callback
-    partitions: list[TopicPartition]
-    done: Callable[[], object]
-    lease: Lease | None
+    Attributes:
+        done: called after it; may be called twice, because an interrupt may end the first call.
+        was_called: it was begun.
+    """
+
+    __slots__ = ("callback", "done", "lease", "partitions", "was_called")
+
+    def __init__(
+        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
+    ) -> None:
+        self.callback = callback
+        self.partitions = partitions
+        self.done = done
+        self.lease = lease
+        self.was_called = False
 
 
 class Membership:
@@ -118,7 +131,8 @@ class Membership:
         self._cluster = cluster
         self._cursors = cursors
         self._consumer = weakref.ref(consumer)
-        weakref.finalize(consumer, self._close_threads)
+        self._finalizer = weakref.finalize(consumer, self._close_threads)
+        self._finalizer.atexit = False
         self._group = group
         self._settings = settings
         self._subscription = subscription
@@ -128,7 +142,10 @@ class Membership:
         self._registry: Cluster | None = None
         self._process = os.getpid()
         self._lease = Lease()  # of this membership; a later one has another
-        self._changed = threading.Condition()  # guards all below; held for no I/O
+        # Guards all below; held for no I/O. Threads of the application take it as it is: an interrupt may leave a
+        # condition's `with` block without its release.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._epoch = -1
         self._is_member = False
         self._lost: KafkalogError | None = None
@@ -147,15 +164,18 @@ class Membership:
         self._starting = {}
         self._freed = False
         self._calls: list[_Call] = []  # one at most is due at a time
-        self._is_serving = False
-        self._readers = 0
+        self._serving: object = None  # of the thread that runs a callback
+        self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: object = None
         self._order = 0
-        self._written: dict[TopicPartition, int] = {}
+        # The last commit of what is owned: its order, and its offset once it is known to be written.
+        self._written: dict[TopicPartition, tuple[int, int | None]] = {}
+        self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
         self._commit_at = 0.0
         self._error: KafkalogError | None = None
         self._stopping = False
+        self._stop_at: float | None = None
         self._is_idle = False  # the member's thread does nothing any more, because of `_stopping`
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -186,41 +206,56 @@ class Membership:
         return self._due_call() is not None or self._error is not None
 
     def _due_call(self) -> _Call | None:
-        calls = self._calls[:1] if not self._is_serving else ()
-        return next((call for call in calls if call.lease is None or not call.lease.has_ended()), None)
+        if self._serving is not None or not self._calls:
+            return None
+        call = self._calls[0]
+        return call if call.lease is None or not call.lease.has_ended() else None
 
     @contextmanager
     def reading(self) -> Any:
-        """During the `with` block a thread of the application waits for records."""
-        with self._changed:
-            self._readers += 1
+        """During the `with` block a thread of the application waits for records. Takes no lock, and may be left by an
+        interrupt anywhere."""
+        me = threading.get_ident()
+        self._asked_at = time.monotonic()
         try:
+            self._reading.add(me)
             yield
         finally:
-            with self._changed:
-                self._readers -= 1
-                self._asked_at = time.monotonic()
+            self._reading.discard(me)
+            self._asked_at = time.monotonic()
 
     def serve(self) -> None:
         """Run the callbacks that are due, in this thread. Raises what keeps the member from reading."""
+        mine = object()
         while True:
-            with self._changed:
-                error = self._error
-                if error is not None:
-                    raise error.fresh()
-                call = self._due_call()
-                if call is None:
-                    return
-                self._is_serving = True
             try:
-                call.callback(self._consumer(), list(call.partitions))
+                with self._lock:
+                    error = self._error
+                    if error is not None:
+                        raise error.fresh()
+                    call = self._due_call()
+                    if call is None:
+                        return
+                    self._serving = mine
+                self._serve(call)
             finally:
-                call.done()
-                with self._changed:
-                    self._is_serving = False
-                    if call in self._calls:
-                        self._calls.remove(call)
-                    self._changed.notify_all()
+                if self._serving is mine:
+                    self._serving = None
+                    with self._lock:
+                        self._changed.notify_all()
+
+    def _serve(self, call: _Call) -> None:
+        """Run a callback. If an interrupt ends what comes after it, the next thread that reads does that again."""
+        consumer, partitions = self._consumer(), list(call.partitions)
+        try:
+            if not call.was_called:
+                call.was_called = True
+                call.callback(consumer, partitions)
+        finally:
+            call.done()
+            with self._lock:
+                if call in self._calls:
+                    self._calls.remove(call)
 
     def note_gone(self, error: KafkalogError) -> bool:
         """Hold the partitions that failed with this error, because their topic was deleted: the group will learn it, or
@@ -243,7 +278,7 @@ class Membership:
     def _wake(self) -> None:
         """An iterator has put down what it had in hand."""
         if self._going:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     # --- requests
@@ -253,24 +288,40 @@ class Membership:
         registry = self._registry
         if registry is None:
             raise Closed(what="consumer")
-        timeout_ms = int((self._session_seconds / 4 if seconds is None else seconds) * 1000) + 1
-        return registry.call(method, request, patient=False, timeout_ms=timeout_ms)
+        if seconds is None:
+            seconds = self._session_seconds / 4
+        if self._stop_at is not None:  # a broker that hangs leaves time for another
+            seconds = min(seconds, max(_PAUSE_SECONDS, (self._stop_at - time.monotonic()) / 2))
+        try:
+            return registry.call(method, request, patient=False, timeout_ms=int(seconds * 1000) + 1)
+        except BrokerUnreachable:
+            if self._registry is registry and not self._is_ending():
+                self._registry = self._new_registry()  # brokers may have come that it does not know
+                registry.close()
+            raise
+        except Closed:
+            if self._registry is registry:
+                raise
+            raise BrokerUnreachable(address=registry.address, reason="it is asked by another connection now") from None
 
     def _connect(self) -> None:
+        """Raises KafkalogError."""
+        if self._registry is None:
+            self._registry = self._new_registry()
+
+    def _new_registry(self) -> Cluster:
         """Connections of its own to the brokers in another order for each member: a slow call of another thread delays
         no renewal, and members spread over the brokers. Raises KafkalogError."""
-        if self._registry is not None:
-            return
-        brokers = list(self._cluster.describe(patient=False).brokers)
-        random.shuffle(brokers)
+        self._cluster.describe(patient=False)
+        addresses = self._cluster.addresses()
+        random.shuffle(addresses)
         settings = self._settings
         patience_ms = max(200, settings.session_timeout_ms // 4)
-        self._registry = Cluster(
-            [f"{broker.host}:{broker.grpc_port}" if ":" not in broker.host else f"[{broker.host}]:{broker.grpc_port}"
-             for broker in brokers],
+        return Cluster(
+            addresses,
             connect_timeout_ms=min(settings.connect_timeout_ms, patience_ms),
             request_timeout_ms=patience_ms,
-        )  # fmt: skip
+        )
 
     def _is_me(self, me: pb.Membership) -> bool:
         """Lock held: whether this is the membership now, and it is not lost."""
@@ -282,7 +333,7 @@ class Membership:
     def awaited(self) -> set[TopicPartition] | None:
         """The partitions of its share that are not read yet; None: it is no member now."""
         cursors = self._cursors.by_partition
-        with self._changed:
+        with self._lock:
             if not self._is_member or self._lost is not None:
                 return None
             share = self._share
@@ -291,7 +342,7 @@ class Membership:
 
     def next_order(self) -> int:
         """The number of the next commit."""
-        with self._changed:
+        with self._lock:
             self._order += 1
             return self._order
 
@@ -301,7 +352,7 @@ class Membership:
         pause = _PAUSE_SECONDS
         wait = 0.0
         while not self._closing.wait(wait):
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: (self._is_member and self._lost is None) or self._closing.is_set())
                 if self._closing.is_set():
                     return
@@ -323,7 +374,7 @@ class Membership:
                 pause = _PAUSE_SECONDS
                 if self._lease.has_ended():  # who noticed it has dropped a record already
                     self._note_lost(me, UnknownMember(group=self._group, member=self._name))
-                with self._changed:
+                with self._lock:
                     if self._is_me(me) and not self._lease.has_ended():
                         self._lease.end = sent + self._session_seconds * (1 - _MARGIN)
                     if reply.generation != self._generation:
@@ -331,7 +382,7 @@ class Membership:
                         self._changed.notify_all()
 
     def _note_lost(self, me: pb.Membership, error: KafkalogError) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_me(me):
                 self._lease.end = -1.0
                 self._lost = error
@@ -342,7 +393,7 @@ class Membership:
     def _follow(self) -> None:
         pause = _PAUSE_SECONDS
         while not self._closing.is_set():
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(
                     lambda: (self._is_member and self._lost is None and not self._freed) or self._closing.is_set()
                 )
@@ -361,12 +412,14 @@ class Membership:
                 log.info("group_news_late", group=self._group, member=self._name, reason=str(error))
                 self._closing.wait(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
-                with self._changed:
-                    self._freed = bool(self._waiting)  # perhaps they are: nobody was asked
+                with self._lock:
+                    self._freed = self._freed or (self._is_me(me) and bool(self._waiting))  # nobody was asked
                     self._changed.notify_all()
             else:
+                if reply.news.generation < generation:  # the broker has not heard of it
+                    self._closing.wait(_PAUSE_SECONDS)
                 pause = _PAUSE_SECONDS
-                with self._changed:
+                with self._lock:
                     if self._is_me(me) and sorted(self._waiting) == waiting:
                         self._take_news(reply.news)
                         self._freed = self._freed or bool(waiting)
@@ -391,16 +444,21 @@ class Membership:
         try:
             self._follow_changes()
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_idle = True
                 self._changed.notify_all()
 
     def _follow_changes(self) -> None:
         pause = _PAUSE_SECONDS
+        failure: KafkalogError | None = None
         while not self._is_ending():
             try:
                 self._step()
                 pause = _PAUSE_SECONDS
+                with self._lock:
+                    if failure is not None and self._error is failure:
+                        self._error = None
+                failure = None
             except Closed:
                 return
             except _GONE as error:
@@ -410,11 +468,13 @@ class Membership:
                 self._pause(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             except KafkalogError as error:
-                self._fail(error)
+                failure = error
+                self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
             except Exception as error:  # a defect; the reader learns of it, and this thread goes on
                 log.exception("member_failed", group=self._group, member=self._name)
-                self._fail(KafkalogError(reason=f"{type(error).__name__}: {error}"))
+                failure = KafkalogError(reason=f"{type(error).__name__}: {error}")
+                self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
 
     def _is_ending(self) -> bool:
@@ -422,12 +482,12 @@ class Membership:
 
     def _pause(self, seconds: float | None) -> None:
         """Wait so long, or until the end."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(self._is_ending, seconds)
 
     def _fail(self, error: KafkalogError) -> None:
         """Raise an error to who reads."""
-        with self._changed:
+        with self._lock:
             self._error = error
         with self._cursors.fetcher.lock:
             self._cursors.fetcher.call()
@@ -440,7 +500,7 @@ class Membership:
             if self._is_ending():
                 return
             step()
-        with self._changed:
+        with self._lock:
             if self._has_work():
                 return
             is_quiet = not self._changed.wait(min(_LOOK_SECONDS, max(0.0, self._commit_at - time.monotonic())))
@@ -472,7 +532,7 @@ class Membership:
         request = pb.JoinGroupRequest(group=self._group, member=member, assignor=settings.partition_assignment_strategy)
         sent = time.monotonic()
         reply = self._ask("JoinGroup", request)
-        with self._changed:
+        with self._lock:
             self._error = None
             self._is_member, self._epoch = True, reply.epoch
             self._forget()
@@ -489,7 +549,7 @@ class Membership:
         self._lease.end = -1.0
         error, lost = self._lost, self._told()
         self._cursors.remove(list(self._cursors.by_partition))
-        with self._changed:
+        with self._lock:
             self._forget()
             self._calls.clear()
             self._is_member = False
@@ -497,29 +557,28 @@ class Membership:
             self._share = frozenset()
             self._changed.notify_all()
         log.warning("group_membership_lost", group=self._group, partitions=len(lost), reason=str(error))
+        if self._subscription.on_lost is not None and lost:
+            self._call(self._subscription.on_lost, lost, lambda: None, None)
+            self._wait_served()
         # A join of its own may have been executed late. If another process has the name, they would fence each other.
         is_replaced = isinstance(error, MemberFenced) and error.facts.get("process") != self._token
         if is_replaced and self._settings.group_instance_id:
             assert error is not None
             self._fail(error)
             self._pause(None)
-            return
-        if self._subscription.on_lost is not None and lost:
-            self._call(self._subscription.on_lost, lost, lambda: None, None)
-            self._wait_served()
 
     def _forget(self) -> None:
         """Lock held: nothing is claimed."""
         self._claims, self._unknown, self._waiting = {}, {}, {}
-        self._starting, self._written = {}, {}
+        self._starting, self._written, self._found = {}, {}, {}
         self._going, self._revoked = set(), set()
 
     # --- callbacks
 
     def _told(self) -> list[TopicPartition]:
         """The partitions that are the application's: `on_assigned` was called with them, and no other callback."""
-        with self._changed:
-            serving = set(self._calls[0].partitions) if self._is_serving and self._calls else set()
+        with self._lock:
+            serving = set(self._calls[0].partitions) if self._serving is not None and self._calls else set()
         with self._cursors.fetcher.lock:
             return sorted(
                 partition
@@ -530,20 +589,21 @@ class Membership:
     def _call(
         self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
     ) -> None:
-        with self._changed:
+        with self._lock:
             self._calls.append(_Call(callback, partitions, done, lease))
         with self._cursors.fetcher.lock:
             self._cursors.fetcher.call()
 
     def _wait_served(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._calls or self._is_ending())
+        with self._lock:
+            while self._calls and not self._is_ending():
+                self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
 
     # --- revoking
 
     def _revoke(self) -> None:
         """Give back what is no longer of the share, once nothing of it is in hand and `on_revoked` has returned."""
-        with self._changed:
+        with self._lock:
             self._going |= self._claims.keys() - self._share | self._made_anew()
             gone = set(self._going)
             unknown = {p: number for p, number in self._unknown.items() if p not in self._claims}
@@ -567,7 +627,7 @@ class Membership:
             for (topic, number), claim in unknown.items():
                 request.claims.add(topic=topic, partition=number, claim=claim)
             self._ask("ReleasePartitions", request)
-            with self._changed:
+            with self._lock:
                 self._unknown = {}
 
     def _made_anew(self) -> set[TopicPartition]:
@@ -582,8 +642,10 @@ class Membership:
     def _release(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit positions and end claims. Raises KafkalogError."""
         listed = sorted(partitions)
-        is_committing = self._settings.enable_auto_commit
-        positions = self._cursors.positions(listed) if is_committing else {}
+        if self._settings.enable_auto_commit:
+            positions = self._cursors.positions(listed)
+        else:  # who reads them next would look up a start of its own, perhaps a later one
+            positions = {p: self._found[p] for p in listed if p in self._found}
         request = pb.ReleasePartitionsRequest(member=self._me(), order=self.next_order())
         for partition in listed:
             claim = request.claims.add(
@@ -595,18 +657,19 @@ class Membership:
         self._ask("ReleasePartitions", request)
         self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in listed])
         self._cursors.remove(listed)
-        with self._changed:
+        with self._lock:
             self._freed = self._freed or bool(self._share & set(listed))
             for partition in listed:
                 self._claims.pop(partition, None)
                 self._going.discard(partition)
                 self._starting.pop(partition, None)
                 self._written.pop(partition, None)
+                self._found.pop(partition, None)
 
     # --- claiming
 
     def _claim(self) -> None:
-        with self._changed:
+        with self._lock:
             generation, topic_ids = self._generation, self._topic_ids
             wanted = sorted(self._share - self._claims.keys())
             if not wanted or not self._freed:
@@ -616,18 +679,17 @@ class Membership:
         try:
             reply = self._ask("ClaimPartitions", request)
         except StaleGeneration:
-            with self._changed:
-                if generation == self._generation:  # otherwise the news have come meanwhile
-                    self._have_looked()
+            if generation == self._generation:  # the broker has not heard of it, or the news are on their way
+                raise
             return
         claims = {TopicPartition(each.topic, each.partition): each for each in reply.claims}
-        with self._changed:
+        with self._lock:
             self._claims.update((partition, each.claim) for partition, each in claims.items())
             if generation == self._generation:
                 self._waiting = {TopicPartition(each.topic, each.partition): each.owner for each in reply.owners}
                 self._have_looked()
         starts = {partition: each.offset for partition, each in claims.items() if each.HasField("offset")}
-        self._written.update(starts)
+        self._written.update((partition, (0, offset)) for partition, offset in starts.items())
         self._add(starts, topic_ids)
         missing = [partition for partition in claims if partition not in starts]
         if missing:
@@ -645,6 +707,8 @@ class Membership:
             where = str(partitions[0])
             self._fail(NoCommittedOffset(group=self._group, partition=where, setting="auto.offset.reset"))
             return
+        with suppress(KafkalogError):
+            self._cluster.look_up({partition.topic for partition in partitions}, patient=False)
         by_leader: dict[int, list[TopicPartition]] = {}  # so a broker that is away holds up no other one's
         for partition in partitions:
             topic = self._cluster.known_topic(partition.topic)
@@ -653,7 +717,7 @@ class Membership:
             by_leader.setdefault(leader, []).append(partition)
         for some in by_leader.values():
             begun = in_background(partial(self._listed, some, reset), self._looked_up)
-            with self._changed:
+            with self._lock:
                 self._starting.update(dict.fromkeys(some, (begun, topic_ids)))
 
     def _listed(self, partitions: list[TopicPartition], reset: str) -> dict[TopicPartition, ListedOffset]:
@@ -667,12 +731,12 @@ class Membership:
         return found
 
     def _looked_up(self, _: Future[Any]) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _begin(self) -> None:
         """Read those partitions whose offsets were looked up."""
-        with self._changed:
+        with self._lock:
             done = {partition: each for partition, each in self._starting.items() if each[0].done()}
             for partition in done:
                 del self._starting[partition]
@@ -684,9 +748,10 @@ class Membership:
             error = future.exception()
             if error is None:
                 found = {partition: each.offset for partition, each in future.result().items()}
-                self._add(
-                    {p: at for p in partitions if p in self._claims and (at := found.get(p)) is not None}, topic_ids
-                )
+                starts = {p: at for p in partitions if p in self._claims and (at := found.get(p)) is not None}
+                self._found.update(starts)
+                self._commit_at = 0.0  # if the next owner looked it up, it could find a later one
+                self._add(starts, topic_ids)
                 again = [partition for partition in partitions if partition not in found]
                 if again:
                     self._look_up(again, topic_ids)
@@ -724,7 +789,11 @@ class Membership:
             return
         self._commit_at = now + self._settings.auto_commit_interval_ms / 1000
         if self._settings.enable_auto_commit:
-            commit_living(self.commit, self._cursors.positions(self._claims.keys() & self._cursors.by_partition.keys()))
+            positions = self._cursors.positions(self._claims.keys() & self._cursors.by_partition.keys())
+            try:
+                commit_living(self.commit, positions)
+            except NotOwner as error:  # news of that come
+                log.info("group_commit_refused", group=self._group, member=self._name, reason=str(error))
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, patient: bool = False) -> None:
         """Commit offsets of what this member owns, those that are not committed already.
@@ -732,15 +801,19 @@ class Membership:
         Raises:
             NotOwner: it does not own one of them (any more).
         """
-        with self._changed:
-            news = {p: offset for p, offset in offsets.items() if self._written.get(p) != offset}
+        with self._lock:
+            none = (0, None)
+            news = {p: offset for p, offset in offsets.items() if self._written.get(p, none)[1] != offset}
             if not news:
                 return
             if not self._is_member:
                 raise NotOwner(member=self._name, partition=str(min(news)), group=self._group, owner="")
             self._order += 1
+            order = self._order
+            # If no answer comes it is not known what is written, so a commit of what was written before is sent again.
+            self._written.update((p, (order, None)) for p in news if p in self._claims)
             me = self._me()
-            request = pb.CommitOffsetsRequest(group=self._group, member=me, order=self._order)
+            request = pb.CommitOffsetsRequest(group=self._group, member=me, order=order)
             cursors = self._cursors.by_partition
             for partition, offset in news.items():
                 cursor = cursors.get(partition)  # of what was read: a topic may have been created again under the name
@@ -760,8 +833,11 @@ class Membership:
                 raise NotOwner(member=me.member, partition=str(min(news)), group=self._group, owner="") from None
         else:
             self._ask("CommitOffsets", request)
-        with self._changed:
-            self._written.update((p, offset) for p, offset in news.items() if p in self._claims)
+        with self._lock:
+            for partition, offset in news.items():
+                if self._written.get(partition) == (order, None):
+                    self._written[partition] = order, offset
+                self._found.pop(partition, None)
 
     # --- slow applications
 
@@ -770,20 +846,21 @@ class Membership:
         now = time.monotonic()
         with self._cursors.fetcher.lock:
             progress = [cursor.position() for cursor in self._cursors.by_partition.values() if cursor.hands]
-        with self._changed:
-            if self._readers or not self._is_member or progress != self._progress:
+        with self._lock:
+            if self._reading or not self._is_member or progress != self._progress:
                 self._asked_at, self._progress = now, progress
             limit_ms = self._settings.max_poll_interval_ms
             is_slow = now - self._asked_at > limit_ms / 1000
         if is_slow and not self._is_ending():
+            left_at = time.monotonic()
             self._lease.end = -1.0
             log.warning("group_left_because_polls_are_slow", group=self._group, member=self._name, limit_ms=limit_ms)
             self._leave()
-            with self._changed:
+            with self._lock:
                 self._lost = UnknownMember(group=self._group, member=self._name)
             self._lose()
-            with self._changed:
-                self._changed.wait_for(lambda: self._readers > 0 or self._is_ending())
+            while self._asked_at < left_at and not self._is_ending():
+                self._pause(_PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
 
     # --- the end
 
@@ -814,10 +891,10 @@ class Membership:
         twice.
 
         Args:
-            timeout: seconds to wait at most for brokers and threads.
+            timeout: seconds to wait at most for brokers and threads, besides the callbacks' own.
         """
         end = time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             if self._stopping:
                 return
             self._stopping = True
@@ -826,19 +903,19 @@ class Membership:
                 return
             # What the member's thread does now may end a claim. It may not get on if this is a signal handler above a
             # thread that has the fetcher's lock.
-            patience = _PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else timeout
+            patience = _PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else timeout / 2
             self._changed.wait_for(lambda: self._is_idle or not self._threads[0].is_alive(), patience)
         is_valid = self._is_member and not self._lease.has_ended()
         self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
         self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
+        told_at = time.monotonic()
         try:
             self._tell_the_end(is_valid)
-            if is_valid and self._settings.enable_auto_commit:
-                self._commit_at_the_end(end)
         finally:
             self._close_threads()
-            if self._is_member and not self._settings.group_instance_id:
-                self._leave(end)
+            end += time.monotonic() - told_at
+            self._stop_at = end
+            self._part(is_valid, end)
             registry = self._registry
             if registry is not None:
                 registry.close()
@@ -851,15 +928,26 @@ class Membership:
     def _tell_the_end(self, is_valid: bool) -> None:
         """Call the callbacks that are left to call."""
         held, subscription = self._told(), self._subscription
-        for call in self._calls[self._is_serving :]:
+        for call in self._calls[self._serving is not None :]:
             if call.callback is subscription.on_lost:
                 call.callback(self._consumer(), call.partitions)
         callback = subscription.on_revoked if is_valid else subscription.on_lost
         if callback is not None and held:
             callback(self._consumer(), held)
 
-    def _commit_at_the_end(self, until: float) -> None:
-        positions = self._cursors.positions(list(self._claims))
+    def _part(self, is_valid: bool, until: float) -> None:
+        """Commit and leave, until then: in a thread, because a broker that stands still holds up even connecting."""
+        is_committing = is_valid and self._settings.enable_auto_commit
+        positions = self._cursors.positions(list(self._claims)) if is_committing else {}
+
+        def ask() -> None:
+            self._commit_at_the_end(positions, until)
+            if self._is_member and not self._settings.group_instance_id:
+                self._leave(until)
+
+        futures.wait([in_background(ask, here_if_need_be=True)], max(0.0, until - time.monotonic()))
+
+    def _commit_at_the_end(self, positions: Mapping[TopicPartition, int], until: float) -> None:
         try:
             self._retrying(lambda: commit_living(self.commit, positions), until)
         except KafkalogError as error:
@@ -867,16 +955,17 @@ class Membership:
 
     def _close_threads(self) -> None:
         self._closing.set()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """In a forked child: it is no member, and has none of the threads."""
+        """In a forked child: it is no member, and has none of the threads; one of them may have the lock."""
         self._detach()
         self._cursors.may_be_empty = False
         self._cursors.replace({})
 
     def _detach(self) -> None:
+        self._finalizer.detach()
         self._cursors.is_called = self._cursors.is_late = bool
         self._cursors.put_down = lambda: None
 
