@@ -27,7 +27,6 @@ from kafkalog.cli.extents import readable
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
 from kafkalog.cli.pipe import ReadLines, WrittenPipe, is_pipe
-from kafkalog.client.groups import commit_living
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     BatchTooLarge,
@@ -784,6 +783,8 @@ class _Showing:
         return self._from_beginning or self._shown > 0
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        from kafkalog.client.groups import commit_living
+
         if offsets:
             with suppress(NotOwner, UnknownMember, MemberFenced):  # the lease has ended: `on_lost` is called next
                 commit_living(self._consumer.commit, offsets)
