@@ -42,6 +42,7 @@ from kafkalog.client.consumer.fetcher import Source
 from kafkalog.errors import (
     Closed,
     KafkalogError,
+    LeaderNotAvailable,
     MemberFenced,
     NoCommittedOffset,
     NotOwner,
@@ -591,6 +592,7 @@ class Membership:
             if not wanted or not self._freed:
                 self._have_looked()
                 return
+        self._know(wanted, topic_ids)
         request = pb.ClaimPartitionsRequest(member=self._me(), generation=generation, partitions=shares_of(wanted))
         try:
             reply = self._ask("ClaimPartitions", request)
@@ -611,6 +613,20 @@ class Membership:
         missing = [partition for partition in claims if partition not in starts]
         if missing:
             self._look_up(missing, topic_ids)
+
+    def _know(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
+        """Have the cluster know the topics by the generation's ids: of one that was created again it may know the one
+        before, and what reads the new one would fail with UnknownTopicId until the metadata is old. Raises
+        KafkalogError."""
+
+        def is_of_before(partition: TopicPartition) -> bool:
+            topic = self._cluster.known_topic(partition.topic)
+            return topic is not None and topic.topic_id != topic_ids[partition.topic]
+
+        if others := [partition for partition in partitions if is_of_before(partition)]:
+            self._cluster.refresh({partition.topic for partition in others}, patient=False)
+            for partition in filter(is_of_before, others):  # the broker that was asked does not know of it yet
+                raise LeaderNotAvailable(partition=str(partition), broker_id=NO_LEADER)
 
     def _have_looked(self) -> None:
         """Lock held: claims were made as far as is known; the next news are waited for."""
