@@ -615,17 +615,20 @@ class Membership:
             self._look_up(missing, topic_ids)
 
     def _know(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
-        """Have the cluster know the topics by the generation's ids: of one that was created again it may know the one
-        before, and what reads the new one would fail with UnknownTopicId until the metadata is old. Raises
-        KafkalogError."""
+        """Have the cluster know the topics by the generation's ids, and so their leaders: starts are looked up at each
+        by itself. Of a topic that was created again it may know the one before, and what reads the new one would fail
+        with UnknownTopicId until the metadata is old. Raises KafkalogError."""
 
-        def is_of_before(partition: TopicPartition) -> bool:
-            topic = self._cluster.known_topic(partition.topic)
-            return topic is not None and topic.topic_id != topic_ids[partition.topic]
+        def known_id(topic: str) -> bytes | None:
+            known = self._cluster.known_topic(topic)
+            return None if known is None else known.topic_id
 
-        if others := [partition for partition in partitions if is_of_before(partition)]:
-            self._cluster.refresh({partition.topic for partition in others}, patient=False)
-            for partition in filter(is_of_before, others):  # the broker that was asked does not know of it yet
+        topics = sorted({partition.topic for partition in partitions})
+        if unknown := [topic for topic in topics if known_id(topic) != topic_ids[topic]]:
+            self._cluster.refresh(unknown, patient=False)
+        for partition in partitions:
+            if known_id(partition.topic) not in (None, topic_ids[partition.topic]):
+                # The broker that was asked does not know of it yet.
                 raise LeaderNotAvailable(partition=str(partition), broker_id=NO_LEADER)
 
     def _have_looked(self) -> None:
