@@ -599,6 +599,71 @@ def test_two_consumers_of_a_group_in_one_event_loop_share_a_topic(
     assert told["b"] == ["assigned 2", "revoked 2"]
 
 
+@pytest.mark.parametrize("way", ["poll", "iterate", "consume", "arrow"])
+def test_nothing_more_is_returned_once_the_lease_has_ended(
+    cluster: LocalCluster, admin: Admin, topic: str, way: str
+) -> None:
+    """What comes next is of the next membership, and begins at the last commit."""
+    filled_with(10, cluster, admin, topic, partitions=1)
+    quick = {**GROUP, "session_timeout_ms": 2000, "heartbeat_interval_ms": 100}
+
+    async def main() -> None:
+        async def next_offset() -> int:
+            if way == "arrow":
+                batch = await anext(consumer.arrow_batches(30))
+                return int(batch["offset"][0].as_py())
+            if way == "consume":
+                while not (found := await consumer.consume(1, 30)):
+                    pass
+                return found[0].offset
+            message = await anext(consumer) if way == "iterate" else await consumer.poll(30)
+            assert message is not None
+            return message.offset
+
+        def end_the_lease() -> None:
+            membership = consumer._consumer._membership
+            assert membership is not None
+            epochs.append(membership._epoch)
+            membership._lease.end = -1.0
+
+        epochs: list[int] = []
+        async with aio.Consumer(cluster.bootstrap_servers, group=topic, **quick) as consumer:
+            await consumer.subscribe(topic)
+            if way == "arrow":  # all in one batch: the lease ends before that is returned
+                cursors: Any = consumer._cursors
+                take = cursors.next_arrow
+
+                def and_then_it_ends(*given: Any) -> Any:
+                    cursors.next_arrow = take
+                    found = take(*given)
+                    end_the_lease()
+                    return found
+
+                cursors.next_arrow = and_then_it_ends
+            else:
+                assert [await next_offset() for _ in range(3)] == [0, 1, 2]
+                end_the_lease()
+            assert await next_offset() == 0
+            membership = consumer._consumer._membership
+            assert membership is not None and membership._epoch > epochs[0]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_nobody_has_any_more_leaves_its_group(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    filled_with(1, cluster, admin, topic)
+
+    async def main() -> None:
+        consumer = aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP)
+        await consumer.subscribe(topic)
+        assert len(await consumer.consume(2)) == 2
+        assert len(admin.describe_group(topic).members) == 1
+
+    asyncio.run(main())
+    gc.collect()
+    waited_for(lambda: not admin.describe_group(topic).members, 5, "its session has not ended by then")
+
+
 def test_an_error_of_a_callback_is_raised_to_who_reads(cluster: LocalCluster, filled: list[TopicPartition]) -> None:
     async def main() -> None:
         async def on_assigned(consumer: aio.Consumer, partitions: list[TopicPartition]) -> None:
