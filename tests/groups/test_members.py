@@ -113,6 +113,18 @@ def test_a_partition_that_is_new_to_a_running_group_is_read(cluster: LocalCluste
         assert {message.partition for message in one.messages(max_messages=1, timeout=30)} == {2}
 
 
+def test_a_partition_that_comes_back_while_it_is_in_hand_is_read_on(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        assert len(one.consume(2, 30)) == 2
+        membership = membership_of(one)
+        with member(cluster, tested):
+            waited_for(lambda: len(membership._going) == 1)
+        waited_for(lambda: len(membership._share) == 2 and not membership._freed)
+        assert len(membership._going) == 1, "it is in hand"
+        produce(cluster, tested, 0, 1)
+        assert {message.partition for message in one.messages(max_messages=2, timeout=30)} == {0, 1}
+
+
 def test_the_offsets_that_on_revoked_commits_are_where_the_next_member_begins(
     cluster: LocalCluster, tested: str
 ) -> None:
@@ -420,6 +432,15 @@ def test_partitions_that_were_never_announced_are_neither_revoked_nor_lost(clust
     with member(cluster, tested, noting(told)) as one:
         waited_for(lambda: bool(membership_of(one)._calls))
     assert told == []
+
+
+def test_partitions_are_not_announced_once_the_lease_has_ended(cluster: LocalCluster, tested: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told)) as one:
+        waited_for(lambda: bool(membership_of(one)._calls))
+        membership_of(one)._lease.end = -1.0
+        membership_of(one).serve()
+        assert told == []
 
 
 # --- static members
