@@ -161,8 +161,11 @@ def test_the_position_is_before_what_is_being_processed(cluster: LocalCluster, f
             assert await consumer.position(where) == 2103
             await consumer.commit(message)
             assert await consumer.committed([where]) == {where: 2104}
+            assert len(await consumer.consume(1500)) == 1500
+            message = await anext(consumer)
+            assert await consumer.position(where) == message.offset == 3604
             async for batch in consumer.arrow_batches():
-                assert batch["offset"][0].as_py() == await consumer.position(where) == 2104
+                assert batch["offset"][0].as_py() == await consumer.position(where) == 3605
                 break
 
     asyncio.run(main())
