@@ -232,6 +232,24 @@ def test_a_wait_that_a_call_left_knows_of_a_seek_and_of_an_assignment(
     asyncio.run(main())
 
 
+def test_what_came_to_a_wait_that_a_call_of_another_kind_left_is_returned(
+    cluster: LocalCluster, filled: list[TopicPartition]
+) -> None:
+    where = filled[0]
+
+    async def main() -> None:
+        async with aio.Consumer(cluster.bootstrap_servers) as consumer:
+            await consumer.assign({where: "latest"})
+            assert [batch async for batch in consumer.arrow_batches(0.05)] == []
+            fill(cluster, where.topic, range(3))
+            assert consumer._wait is not None
+            await until(consumer._wait.found.done)
+            message = await consumer.poll(30)
+            assert message is not None and message.offset == await consumer.position(where) == 5000
+
+    asyncio.run(main())
+
+
 # --- cancelled calls
 
 
