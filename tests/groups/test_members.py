@@ -235,7 +235,7 @@ def test_consume_returns_nothing_of_a_lease_that_ended_while_it_waited(cluster: 
     with member(cluster, tested, session_timeout_ms=1000) as one:
         waited_for(lambda: partitions_of(one) == [0, 1])
         with requests(refuse):
-            assert one.consume(3, 3) == []
+            assert one.consume(3, 1.5) == []
         found = [(message.partition, message.offset) for message in one.consume(2, 30)]
         assert sorted(found) == [(0, 0), (1, 0)], "they are handed out by the next membership"
 
